@@ -1,0 +1,44 @@
+# Every target sets up what it needs by itself: Python 3.11+ and make are enough.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+JOBS   ?= 2
+
+.PHONY: help setup demo test test-slow test-gpu lint format docs clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 14
+
+setup: $(READY)  ## make .venv with the pinned dependencies
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "altup needs Python 3.11 or newer; set PYTHON=/path/to/python3"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## train dense, AltUp and Recycled-AltUp side by side on this machine (a few minutes, CPU)
+	$(BIN)/altup demo
+
+test: $(READY) lint  ## lint, type check and the default test suite
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-slow: $(READY)  ## the checks that take minutes: kills, over-fitting, full disks
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(READY)  ## the checks that need a CUDA GPU
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(READY)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,54 @@
+"""`altup` and `python -m altup`: collects the verbs and turns user errors into one clear line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+import altup
+from altup.errors import UserError
+
+# In the order of a model's life. Each module has a function `command`; heavy imports live inside it.
+VERBS = ("params", "upcycle", "doctor")
+
+app = typer.Typer(
+    name="altup",
+    help="Wider transformers at the same speed: Alternating Updates for T5 and friends.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"altup {altup.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+for _verb in VERBS:
+    app.command(name=_verb)(importlib.import_module(f"altup.cli.{_verb}").command)
+
+
+def main() -> None:
+    try:
+        app()
+    except UserError as error:
+        if os.environ.get("ALTUP_TRACEBACK"):
+            raise
+        typer.secho(f"altup: {error}", err=True, fg="red")
+        sys.exit(2)

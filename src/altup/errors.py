@@ -1,0 +1,27 @@
+"""Errors that are the user's to fix: the command line prints their text alone, without a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Bad input, with a message that names what is wrong and what to do."""
+
+
+def check_choice(field: str, value: object, choices: Iterable[object]) -> None:
+    choices = list(choices)
+    if value not in choices:
+        raise UserError(f"{field}={value!r} is not known; choose one of {', '.join(map(repr, choices))}")
+
+
+def check_whole(field: str, value: object, least: int) -> None:
+    """`value` must be a whole number that is at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{field}={value!r} makes no sense; give a whole number of at least {least}")
+
+
+def check_range(field: str, value: object, low: float, high: float) -> None:
+    """`value` must be a number in [low, high)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < high:
+        raise UserError(f"{field}={value!r} makes no sense; give a number from {low} to below {high}")

@@ -1,0 +1,146 @@
+"""What every model family shares: the three choices (widening, sequence, experts) and their presets."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from transformers import PreTrainedConfig
+
+from altup.errors import UserError, check_choice, check_range, check_whole
+
+WIDENINGS = ("none", "altup", "recycled", "sum", "wide")
+SEQUENCES = ("none", "altup", "skip", "pool")
+SELECTIONS = ("alternating", "same")
+
+# The paper's names over the three choices. Names joined by "+" combine: "altup+moe".
+PRESETS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "altup": {"widening": "altup", "selection": "alternating"},
+    "sameup": {"widening": "altup", "selection": "same"},
+    "recycled": {"widening": "recycled", "selection": "alternating"},
+    "sum": {"widening": "sum"},
+    "dense-wide": {"widening": "wide"},
+    "sequence-altup": {"sequence": "altup"},
+    "stride-and-skip": {"sequence": "skip"},
+    "average-pooling": {"sequence": "pool"},
+    "moe": {"experts": 128},
+}
+METHODS = (*PRESETS, "altup+moe")
+
+
+def preset_fields(
+    method: str, k: int | None = None, stride: int | None = None, experts: int | None = None
+) -> dict[str, Any]:
+    """Config fields of a preset such as `altup`, `recycled` or `altup+moe`."""
+    fields: dict[str, Any] = {}
+    for name in method.split("+"):
+        if name not in PRESETS:
+            raise UserError(
+                f"method={method!r}: {name!r} is not known; choose one of {', '.join(METHODS)}, "
+                "or join several with '+'"
+            )
+        clash = fields.keys() & PRESETS[name].keys()
+        if clash:
+            raise UserError(f"method={method!r} sets {', '.join(sorted(clash))} twice; leave one part out")
+        fields |= PRESETS[name]
+    if "widening" in fields:
+        fields["num_blocks"] = 2 if k is None else k
+    elif k not in (None, 1):
+        raise UserError(f"k={k} does not fit method={method!r}, which widens nothing; try method 'altup'")
+    if "sequence" in fields:
+        fields["stride"] = 4 if stride is None else stride
+    elif stride not in (None, 1):
+        raise UserError(f"stride={stride} does not fit method={method!r}; try method 'sequence-altup'")
+    if experts is not None:
+        fields["experts"] = experts
+    return fields
+
+
+class AltUpConfig(PreTrainedConfig):
+    """The fields that say how a stack of layers is widened, strided and given experts.
+
+    - `widening`: `none`, `altup`, `recycled`, `sum` or `wide`, with `num_blocks` K and, for the two that
+      select a block, `selection`: `alternating`, `same` or a list with one block a layer.
+    - `sequence`: `none`, `altup`, `skip` or `pool` with `stride`.
+    - `experts`: 0 or a number of partial experts beside each feed-forward.
+    """
+
+    has_no_defaults_at_init: ClassVar[bool] = False
+
+    widening: str = "none"
+    num_blocks: int = 1
+    selection: str | list[int] | None = None
+    sequence: str = "none"
+    stride: int = 1
+    experts: int = 0
+    expert_hidden: int = 16
+    expert_top_k: int = 1
+    expert_jitter: float = 0.01
+    expert_balance: float = 0.0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.selects_blocks and self.num_blocks > 1 and self.selection is None:
+            self.selection = "alternating"
+        self.validate_choices()
+
+    @property
+    def selects_blocks(self) -> bool:
+        return self.widening in ("altup", "recycled")
+
+    def validate_choices(self) -> None:
+        check_choice("widening", self.widening, WIDENINGS)
+        check_whole("num_blocks", self.num_blocks, 1)
+        if self.widening == "none" and self.num_blocks != 1:
+            raise UserError(
+                f"num_blocks={self.num_blocks} needs a widening; set widening to one of "
+                f"{', '.join(map(repr, WIDENINGS[1:]))}, or num_blocks to 1"
+            )
+        if self.selection is not None:
+            if not self.selects_blocks:
+                raise UserError(
+                    f"selection={self.selection!r} does not fit widening={self.widening!r}, which has no block "
+                    "to select; leave selection unset"
+                )
+            if isinstance(self.selection, str):
+                check_choice("selection", self.selection, SELECTIONS)
+            else:
+                self._validate_block_list()
+        check_choice("sequence", self.sequence, SEQUENCES)
+        check_whole("stride", self.stride, 1)
+        if self.sequence == "none" and self.stride != 1:
+            raise UserError(
+                f"stride={self.stride} needs sequence to be one of {', '.join(map(repr, SEQUENCES[1:]))}; "
+                "set it, or stride to 1"
+            )
+        check_whole("experts", self.experts, 0)
+        if self.experts:
+            check_whole("expert_hidden", self.expert_hidden, 1)
+            check_whole("expert_top_k", self.expert_top_k, 1)
+            if self.expert_top_k > self.experts:
+                raise UserError(
+                    f"expert_top_k={self.expert_top_k} is more than experts={self.experts}; lower one"
+                )
+            check_range("expert_jitter", self.expert_jitter, 0, 1)
+            check_range("expert_balance", self.expert_balance, 0, float("inf"))
+
+    def _validate_block_list(self) -> None:
+        selection = self.selection
+        ok = isinstance(selection, list | tuple) and all(
+            isinstance(block, int) and not isinstance(block, bool) and 0 <= block < self.num_blocks
+            for block in selection
+        )
+        if not ok:
+            raise UserError(
+                f"selection={selection!r} must be 'alternating', 'same' or a list of blocks from 0 to "
+                f"{self.num_blocks - 1}, one a layer"
+            )
+        self.selection = list(selection)
+
+    def _validate_selection_length(self, **layers: int) -> None:
+        """A list of blocks must fit every stack it is used in."""
+        for field, number in layers.items():
+            if isinstance(self.selection, list) and len(self.selection) != number:
+                raise UserError(
+                    f"selection has {len(self.selection)} blocks but {field}={number}; give one block a layer"
+                )

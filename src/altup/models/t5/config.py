@@ -1,0 +1,129 @@
+"""The configuration of T5 1.1 with every update rule."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from altup.errors import UserError, check_choice, check_range, check_whole
+from altup.models.config import AltUpConfig, preset_fields
+
+# The shapes behind the paper's parameter tables. `small` is the paper's own, shallower than T5 1.1's;
+# `tiny` is ours, for tests and for machines without a GPU.
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"d_model": 128, "d_ff": 256, "d_kv": 32, "num_heads": 4, "num_layers": 4},
+    "small": {"d_model": 512, "d_ff": 2048, "d_kv": 64, "num_heads": 8, "num_layers": 4},
+    "base": {"d_model": 768, "d_ff": 2048, "d_kv": 64, "num_heads": 12, "num_layers": 12},
+    "large": {"d_model": 1024, "d_ff": 2816, "d_kv": 64, "num_heads": 16, "num_layers": 24},
+    "xl": {"d_model": 2048, "d_ff": 5120, "d_kv": 64, "num_heads": 32, "num_layers": 24},
+}
+
+
+class AltUpT5Config(AltUpConfig):
+    """T5 1.1: gated GELU, RMS pre-norm, no biases, relative-position bias, untied head.
+
+    `d_model` is the width of a layer. With `widening="wide"` (the paper's Dense2X) the layers themselves are
+    `num_blocks` times as wide; with `altup` only the representation between them is.
+    `extra_layers` adds that many layers to both stacks (the paper's T5L+4) and is not stored.
+    """
+
+    model_type = "altup_t5"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    attribute_map: ClassVar[dict[str, str]] = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    }
+
+    vocab_size: int = 32128
+    d_model: int = 768
+    d_kv: int = 64
+    d_ff: int = 2048
+    num_layers: int = 12
+    num_decoder_layers: int | None = None
+    num_heads: int = 12
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    dropout_rate: float = 0.0
+    layer_norm_epsilon: float = 1e-6
+    initializer_factor: float = 1.0
+    feed_forward_proj: str = "gated-gelu"
+    tie_word_embeddings: bool = False
+    scale_decoder_outputs: bool = False
+    z_loss: float = 0.0
+    is_encoder_decoder: bool = True
+    use_cache: bool = True
+    pad_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 1
+    decoder_start_token_id: int | None = 0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        extra_layers = kwargs.pop("extra_layers", 0)
+        super().__post_init__(**kwargs)
+        check_whole("extra_layers", extra_layers, 0)
+        check_whole("num_layers", self.num_layers, 1)
+        if self.num_decoder_layers is None:
+            self.num_decoder_layers = self.num_layers
+        check_whole("num_decoder_layers", self.num_decoder_layers, 1)
+        self.num_layers += extra_layers
+        self.num_decoder_layers += extra_layers
+        self._validate_shape()
+
+    @classmethod
+    def from_preset(
+        cls,
+        size: str = "base",
+        method: str = "dense",
+        k: int | None = None,
+        stride: int | None = None,
+        experts: int | None = None,
+        **fields: Any,
+    ) -> AltUpT5Config:
+        """The paper's models by name; any field can be set beside them."""
+        check_choice("size", size, SIZES)
+        return cls(**{**SIZES[size], **preset_fields(method, k, stride, experts), **fields})
+
+    @property
+    def layer_width(self) -> int:
+        """Width of a layer's input and output."""
+        return self.d_model * self.num_blocks if self.widening == "wide" else self.d_model
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of a row of the input table."""
+        return self.d_model if self.widening in ("none", "recycled") else self.d_model * self.num_blocks
+
+    @property
+    def output_width(self) -> int:
+        """Width of a stack's output: what the head and cross-attention read."""
+        return self.d_model * self.num_blocks if self.widening in ("altup", "wide") else self.d_model
+
+    @property
+    def strided_layers(self) -> range:
+        """The encoder layers that a strided method wraps: all but the first and the last."""
+        return range(1, self.num_layers - 1) if self.sequence in ("altup", "skip") else range(0)
+
+    def _validate_shape(self) -> None:
+        for field in ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads"):
+            check_whole(field, getattr(self, field), 1)
+        if self.relative_attention_num_buckets < 4 or self.relative_attention_num_buckets % 2:
+            raise UserError(
+                f"relative_attention_num_buckets={self.relative_attention_num_buckets} makes no sense; "
+                "give an even number of at least 4"
+            )
+        if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
+            raise UserError(
+                f"relative_attention_max_distance={self.relative_attention_max_distance} must be more than half of "
+                f"relative_attention_num_buckets={self.relative_attention_num_buckets}"
+            )
+        check_choice("feed_forward_proj", self.feed_forward_proj, ("gated-gelu",))
+        check_range("dropout_rate", self.dropout_rate, 0, 1)
+        check_range("z_loss", self.z_loss, 0, float("inf"))
+        self._validate_selection_length(
+            num_layers=self.num_layers, num_decoder_layers=self.num_decoder_layers
+        )
+        if self.tie_word_embeddings and self.embedding_width != self.output_width:
+            raise UserError(
+                f"tie_word_embeddings=True does not fit widening={self.widening!r}: the input table is "
+                f"{self.embedding_width} wide and the head {self.output_width}; set tie_word_embeddings=False"
+            )
