@@ -1,0 +1,8 @@
+"""Optimizers whose step can be skipped on the device, and their state as tensors by parameter name."""
+
+from __future__ import annotations
+
+from altup.training.optimizers.build import OPTIMIZERS, build_optimizer
+from altup.training.optimizers.state import load_state_tensors, state_tensors
+
+__all__ = ["OPTIMIZERS", "build_optimizer", "load_state_tensors", "state_tensors"]

@@ -1,0 +1,58 @@
+"""An optimizer by its name."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor, nn
+
+from altup.errors import UserError, check_choice, check_range
+from altup.training.optimizers.adafactor import Adafactor
+from altup.training.optimizers.adamw import AdamW
+from altup.training.optimizers.sharding import kind
+
+OPTIMIZERS = ("adafactor", "adamw")
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Whether weight decay applies: to matrices, but not to the coefficients of an update rule."""
+    return parameter.ndim >= 2 and ".rule." not in f".{name}"
+
+
+def build_optimizer(
+    name: str,
+    model: nn.Module,
+    *,
+    lr: float | Tensor,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> torch.optim.Optimizer:
+    """The optimizer `name` over the parameters of `model` that ask for gradients.
+
+    `optimizer.step(skip=flag)` leaves every weight and all state as they are where the bool tensor `flag`, on
+    the parameters' device, is true; the host never waits for it. Write the learning rate of a step into
+    `group["lr"]`, as a float or a 0-dim tensor. Shard the model (`fully_shard`) before this call.
+    """
+    check_choice("optimizer", name, OPTIMIZERS)
+    check_range("weight_decay", weight_decay, 0, float("inf"))
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not named:
+        raise UserError("the model has no parameter that asks for gradients; nothing to optimize")
+    if name == "adafactor":
+        if weight_decay:
+            raise UserError(
+                f"weight_decay={weight_decay} does not go with optimizer='adafactor', which is T5's and has none; "
+                "leave it at 0 or choose 'adamw'"
+            )
+        return Adafactor(named.values(), lr=lr)
+    groups = defaultdict(list)
+    for n, p in named.items():
+        groups[decays(n, p), kind(p).sharding].append(p)
+    return AdamW(
+        [{"params": ps, "weight_decay": weight_decay * decay} for (decay, _), ps in groups.items()],
+        lr=lr,
+        betas=betas,
+        eps=eps,
+    )

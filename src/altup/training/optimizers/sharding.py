@@ -1,0 +1,80 @@
+"""Parameters that live on one device or, under FSDP2, in pieces on many: both seen as local tensors and sums."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, zeros
+
+from altup.errors import UserError
+
+# Parameters of one kind are worked on together, up to this many elements (128 MiB in float32): few kernel
+# launches for the many small tensors, bounded scratch memory for the large ones.
+STACK_ELEMENTS = 2**25
+
+
+class Kind(NamedTuple):
+    """What parameters must share to be stacked. `sharding` is None for an ordinary tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    sharding: tuple[DeviceMesh, tuple[Placement, ...]] | None
+
+    @property
+    def working_dtype(self) -> torch.dtype:
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Zeros whose first dimension is the parameter's and is sharded as it is."""
+        if self.sharding is None:
+            return torch.zeros(shape, dtype=self.working_dtype, device=self.device)
+        mesh, placements = self.sharding
+        return zeros(*shape, dtype=self.working_dtype, device_mesh=mesh, placements=placements)
+
+    def total(self, *parts: Tensor) -> list[Tensor]:
+        """Each of `parts` summed over the processes that share the parameter, in one message."""
+        if self.sharding is None:
+            return list(parts)
+        flat = torch.cat([part.flatten() for part in parts])
+        mesh, placements = self.sharding
+        for i, placement in enumerate(placements):
+            if placement.is_shard():
+                dist.all_reduce(flat, group=mesh.get_group(i))
+        pieces = flat.split([part.numel() for part in parts])
+        return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def kind(parameter: Tensor) -> Kind:
+    sharding = None
+    if isinstance(parameter, DTensor):
+        sharding = (parameter.device_mesh, tuple(parameter.placements))
+        if not all(placement in (Shard(0), Replicate()) for placement in parameter.placements):
+            raise UserError(
+                f"a parameter of shape {tuple(parameter.shape)} is placed as {parameter.placements}; "
+                "the optimizers know parameters sharded along dimension 0 only, as fully_shard does"
+            )
+    return Kind(parameter.shape, parameter.dtype, parameter.device, sharding)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's piece. Cheap and without a graph only under no_grad."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def stacks(parameters: Iterable[Tensor]) -> Iterator[tuple[Kind, list[Tensor]]]:
+    """The parameters that have a gradient, in lists of one kind; the same lists on every process."""
+    kinds = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            kinds[kind(parameter)].append(parameter)
+    for what, alike in kinds.items():
+        most = max(1, STACK_ELEMENTS // max(1, what.shape.numel()))
+        for start in range(0, len(alike), most):
+            yield what, alike[start : start + most]
