@@ -7,20 +7,24 @@ the next start. Tensors are stored as safetensors, all else as JSON: no file is 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import logging
 import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from altup.errors import UserError, check_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MANIFEST = "SHA256SUMS.json"
 UNFINISHED = ".unfinished-"
@@ -47,14 +51,14 @@ def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
         write(temporary)
         _seal(temporary)
         _replace(target, temporary)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise UserError(
-            f"could not save {target}: {error}. Earlier checkpoints are whole; "
-            "free space or mend the disk, then resume"
-        ) from error
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            remove_leftovers(folder)
+        if isinstance(error, OSError | SafetensorError):
+            raise UserError(
+                f"could not save {target}: {error}. The checkpoints before it are untouched; "
+                "free space or mend the disk, then resume"
+            ) from error
         raise
     return target
 
@@ -69,6 +73,8 @@ def damage(checkpoint: Path) -> str | None:
         return f"{MANIFEST} cannot be read ({error.strerror})"
     except (ValueError, TypeError, KeyError, AttributeError):
         return f"{MANIFEST} is damaged"
+    if not expected:
+        return f"{MANIFEST} names no file"
     for path, (size, _) in expected.items():
         file = checkpoint / path
         if not file.is_file():
@@ -86,7 +92,7 @@ def damage(checkpoint: Path) -> str | None:
 
 def newest_whole(folder: Path) -> Path | None:
     """The checkpoint with the highest step whose manifest verifies; the log says which were passed over."""
-    for checkpoint in sorted(steps(folder), key=step_of, reverse=True):
+    for checkpoint in reversed(steps(folder)):
         problem = damage(checkpoint)
         if problem is None:
             return checkpoint
@@ -148,11 +154,15 @@ def remove_leftovers(folder: Path) -> list[str]:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes a safetensors file."""
+    from safetensors.torch import save_file
+
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Reads a safetensors file onto the CPU; anything else, a pickle above all, is refused."""
+    from safetensors.torch import load_file
+
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

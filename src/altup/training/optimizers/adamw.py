@@ -1,4 +1,4 @@
-"""torch's AdamW with a step that can be skipped on the device."""
+"""AdamW, torch's own and one with updates relative to the size of the parameter."""
 
 from __future__ import annotations
 
@@ -8,22 +8,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from altup.training.optimizers.relative import RelativeOptimizer, along
+from altup.training.optimizers.sharding import Kind
+
 
 class AdamW(torch.optim.AdamW):
-    """Fused AdamW. Its kernels leave weights and state alone where `found_inf` is 1, as torch's GradScaler
-    uses them; `skip` takes that way. State of a parameter: `step`, `exp_avg`, `exp_avg_sq`."""
+    """torch's fused AdamW. Its kernels leave weights and moments alone where `found_inf` is 1, made for torch's
+    GradScaler; `skip` takes that way. State of a parameter: `step`, `exp_avg`, `exp_avg_sq`."""
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
         super().__init__(params, fused=True, **options)
         for group in self.param_groups:
             for p in group["params"]:
-                self.state[p] = {
-                    "step": torch.zeros((), device=p.device),
-                    "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
-                    "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
-                }
+                step = torch.zeros((), device=p.device)
+                self.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
     def step(self, skip: Tensor | None = None) -> None:  # type: ignore[override]
         """One update; where the bool scalar `skip` is true, none of weights and state."""
         self.found_inf = None if skip is None else skip.float()
         super().step()
+
+
+class RelativeAdamW(RelativeOptimizer):
+    """AdamW that takes T5's learning rates, as nanoT5 does: U = m̂ / (√v̂ + eps), so that
+
+    p ← (1 - lr·weight_decay)·p - lr · max(1e-3, RMS(p)) · m̂ / (√v̂ + eps).
+    """
+
+    def initial_moments(self, what: Kind) -> dict[str, Tensor]:
+        return {"exp_avg": what.zeros(*what.shape), "exp_avg_sq": what.zeros(*what.shape)}
+
+    def direction(
+        self, what: Kind, state: dict[str, Tensor], grad: Tensor, group: dict[str, Any]
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        (beta1, beta2), step = group["betas"], state["step"].to(grad.dtype)
+        mean = state["exp_avg"].lerp(grad, 1 - beta1)
+        square = state["exp_avg_sq"].lerp(grad.square_(), 1 - beta2)
+        root = (square / along(1 - beta2**step, square)).sqrt_().add_(group["eps"])
+        return {"exp_avg": mean, "exp_avg_sq": square}, mean / root, 1 / (1 - beta1**step)

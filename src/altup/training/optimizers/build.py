@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from altup.errors import UserError, check_choice, check_range
 from altup.training.optimizers.adafactor import Adafactor
-from altup.training.optimizers.adamw import AdamW
+from altup.training.optimizers.adamw import AdamW, RelativeAdamW
 from altup.training.optimizers.sharding import kind
 
-OPTIMIZERS = ("adafactor", "adamw")
+OPTIMIZERS = ("adafactor", "adamw", "adamw-rms")
 
 
 def decays(name: str, parameter: Tensor) -> bool:
@@ -50,7 +51,8 @@ def build_optimizer(
     groups = defaultdict(list)
     for n, p in named.items():
         groups[decays(n, p), kind(p).sharding].append(p)
-    return AdamW(
+    adamw: Any = AdamW if name == "adamw" else RelativeAdamW
+    return adamw(
         [{"params": ps, "weight_decay": weight_decay * decay} for (decay, _), ps in groups.items()],
         lr=lr,
         betas=betas,
