@@ -1,0 +1,99 @@
+"""One training step: forward, backward, skip or update. The host only queues work; it waits for no result."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from altup.training.config import TrainConfig
+from altup.training.determinism import seed_forward
+from altup.training.heldout import output_sums
+from altup.training.metrics import Meter
+from altup.training.optimizers import build_optimizer
+from altup.training.parallel import Processes, gradient_sync, spread, unwrap, whole
+from altup.training.prefetch import StepBatch
+from altup.training.schedules import build_schedule
+
+
+class Engine:
+    """A model spread over the processes, its optimizer, and the step that joins them.
+
+    The loss of a step is Σ loss_sum / (labels that count in the whole global batch), so that neither the
+    number of processes nor that of micro-batches changes the update.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainConfig, mine: Processes) -> None:
+        self.config, self.mine = config, mine
+        if config.activation_checkpointing:
+            model.gradient_checkpointing_enable()  # type: ignore[operator]
+        model.train()
+        if config.compile and mine.device.type == "cuda":
+            compile_parts(model, by_layer=config.parallel == "fsdp" and mine.world > 1)
+        self.model = spread(model, config.parallel, config.precision, mine)
+        self.plain = unwrap(self.model)
+        self._lr = torch.zeros((), device=mine.device)
+        assert config.lr is not None
+        assert config.schedule is not None
+        assert config.warmup_steps is not None
+        self.optimizer = build_optimizer(
+            config.optimizer, self.plain, lr=self._lr, weight_decay=config.weight_decay or 0.0
+        )
+        self.schedule = build_schedule(
+            config.schedule,
+            lr=config.lr,
+            warmup_steps=config.warmup_steps,
+            total_steps=config.steps,
+            decay_fraction=config.decay_fraction or 0.0,
+        )
+        self.meter = Meter(mine.device)
+        self.tokens_per_example = 0
+
+    def autocast(self) -> Any:
+        """bf16 where it is safe, over float32 masters."""
+        if self.config.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.mine.device.type, dtype=torch.bfloat16)
+
+    def step(self, step: int, batch: StepBatch, tokens: float) -> None:
+        """Global step `step` (from 0) on this process's share; `tokens` counts the labels of all shares."""
+        sums = torch.zeros(4, dtype=torch.float64, device=self.mine.device)
+        self.tokens_per_example = self._count_tokens(batch.micro[0])
+        last = len(batch.micro) - 1
+        for i, micro in enumerate(batch.micro):
+            inputs = {name: t.to(self.mine.device, non_blocking=True) for name, t in micro.items()}
+            seed_forward(self.config.seed, step, i, self.mine.rank)
+            with gradient_sync(self.model, i == last):
+                with self.autocast():
+                    out = self.model(**inputs, return_logits=False)
+                (out.loss_sum * (self.mine.world / tokens)).backward()
+            sums += output_sums(out)
+        parameters = [p for p in self.plain.parameters() if p.grad is not None]
+        norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        skip = ~torch.isfinite(norm)
+        if self.config.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.clip_norm, norm)
+        self._lr.fill_(self.schedule(step))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr
+        self.optimizer.step(skip=skip)  # type: ignore[call-arg]
+        self.optimizer.zero_grad(set_to_none=True)
+        self.meter.add(sums, norm, skip)
+
+    def _count_tokens(self, micro: dict[str, torch.Tensor]) -> int:
+        """Tokens the model reads of one example: inputs, and targets where these go through a decoder."""
+        both = bool(getattr(getattr(self.plain, "config", None), "is_encoder_decoder", False))
+        return micro["input_ids"].shape[1] + both * micro["labels"].shape[1]
+
+
+def compile_parts(model: nn.Module, by_layer: bool) -> None:
+    """Compile the model in place: as a whole, or layer by layer where each layer is gathered for itself."""
+    if not by_layer:
+        model.compile(dynamic=False)
+        return
+    layers = set(getattr(model, "_no_split_modules", None) or ())
+    for module in model.modules():
+        if type(module).__name__ in layers:
+            module.compile(dynamic=False)

@@ -1,0 +1,203 @@
+"""The training loop, one for pretraining and fine-tuning: it knows a model, batches and a folder, no task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from altup.errors import UserError
+from altup.training import checkpoints
+from altup.training.config import TrainConfig
+from altup.training.determinism import configure
+from altup.training.engine import Engine
+from altup.training.hardware import peak_flops
+from altup.training.heldout import Evaluate
+from altup.training.metrics import JsonLines, cut_after, means
+from altup.training.parallel import Processes, check_share
+from altup.training.prefetch import prefetch
+from altup.training.progress import Clock, Console, Sink, tracker
+from altup.training.run import RunFolder, read_state
+from altup.training.signals import StopRequest
+from altup.training.state import load_optimizer, save_checkpoint, save_final
+
+if TYPE_CHECKING:
+    from altup.data.batches import Batches
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: `finished`, or stopped on request after `step` steps with everything saved."""
+
+    step: int
+    finished: bool
+    evaluation: dict[str, float] | None
+
+
+@dataclass
+class Loop:
+    """A run in a folder.
+
+    `build_model(checkpoint)` gives the model: fresh for None, else that checkpoint's. `make_evaluate(engine)`
+    gives the callback that measures it on held-out data, called on every process; its `loss` chooses the
+    best checkpoint. `flops` is the cost of one training example, for the share of the device's peak.
+    """
+
+    config: TrainConfig
+    folder: RunFolder
+    mine: Processes
+    batches: Batches
+    build_model: Callable[[Path | None], nn.Module]
+    make_evaluate: Callable[[Engine], Evaluate] | None = None
+    tokenizer: Any = None
+    flops: float | None = None
+    sinks: Sequence[Sink] = ()
+
+    def run(self, resume: bool = False) -> Outcome:
+        """Train to the end, or until a signal asks to stop."""
+        assert self.config.micro_batch is not None
+        check_share(self.config.micro_batch, self.mine.world)
+        configure(self.config.deterministic, self.config.precision)
+        checkpoint = self.folder.open(self.config, resume, self.mine)
+        state: dict[str, Any] = read_state(checkpoint) if checkpoint else {"step": 0, "best": None}
+        if checkpoint and self.folder.final.exists() and state["step"] >= self.config.steps:
+            return Outcome(state["step"], True, state.get("evaluation"))
+        torch.manual_seed(self.config.seed)
+        self.engine = Engine(self.build_model(checkpoint), self.config, self.mine)
+        self.evaluate = self.make_evaluate(self.engine) if self.make_evaluate else None
+        if checkpoint:
+            load_optimizer(self.engine, checkpoint)
+            self.engine.meter.restore(state["meter"], self.mine)
+        self.state = state
+        self._saved_at = state["step"] if checkpoint else None
+        with StopRequest() as stop:
+            self._open_sinks(checkpoint)
+            try:
+                finished = self._train(stop)
+            finally:
+                for sink in self._all_sinks:
+                    sink.close()
+        return Outcome(self.state["step"], finished, self.state.get("evaluation"))
+
+    def _open_sinks(self, checkpoint: Path | None) -> None:
+        step = self.state["step"]
+        self._all_sinks: list[Any] = []
+        if not self.mine.is_first:
+            return
+        cut_after(self.folder.metrics, step)
+        self.records = JsonLines(self.folder.metrics)
+        self.console = Console(self.config.steps, step)
+        self._all_sinks = [self.records, self.console, *self.sinks]
+        for name in self.config.trackers:
+            self._all_sinks.append(tracker(name, self.folder.path, step, asdict(self.config)))
+        if checkpoint:
+            self.console.say(f"resuming from {checkpoint}")
+
+    def _train(self, stop: StopRequest) -> bool:
+        config, mine = self.config, self.mine
+        first = self.state["step"]
+        assert config.micro_batch is not None
+        data = prefetch(
+            self.batches,
+            range(first, config.steps),
+            micro_batch=config.micro_batch,
+            rank=mine.rank,
+            world=mine.world,
+            pin=mine.device.type == "cuda",
+        )
+        self.clock, self._logged_at = Clock(), first
+        try:
+            for step, batch in enumerate(data, start=first):
+                # One small message between hosts: the processes agree on the number of labels and on stopping.
+                tokens, asked = mine.add_up(torch.tensor([batch.tokens, stop.requested], dtype=torch.float64))
+                if asked:
+                    self._save()
+                    return False
+                self.engine.step(step, batch, max(float(tokens), 1.0))
+                self._after_step(step + 1)
+        finally:
+            data.close()  # type: ignore[attr-defined]
+        save_final(self.engine, self.folder, self.tokenizer)
+        return True
+
+    def _after_step(self, done: int) -> None:
+        """Log, evaluate and save, in this order, when `done` steps say so."""
+        config = self.config
+        self.state["step"] = done
+        last = done == config.steps
+        if done % config.log_every == 0 or last:
+            self._log(done)
+        if self.evaluate and (done % config.eval_every == 0 or last):
+            self._evaluate(done)
+        if done % config.save_every == 0 or last:
+            self._save()
+
+    def _log(self, done: int) -> None:
+        values = self.engine.meter.read(self.mine)
+        if values["longest"] >= self.config.max_skipped:
+            raise UserError(
+                f"{int(values['longest'])} steps in a row had a gradient that is not finite (max_skipped="
+                f"{self.config.max_skipped}), the last of them by step {done:,}; none of them changed a weight. "
+                "Start again with a lower lr or with clip_norm"
+            )
+        seconds = self.clock.lap()
+        per_second = (done - self._logged_at) * self.config.batch_size / seconds
+        record = {
+            "step": done,
+            "split": "train",
+            **means(values),
+            "grad_norm": values["grad_norm"] / values["steps"] if values["steps"] else None,
+            "lr": self.engine.schedule(done - 1),
+            "epoch": done * self.config.batch_size / self.batches.sequences_per_epoch,
+            "skipped": int(values["skipped"]),
+            "seconds": seconds,
+            "steps_per_s": (done - self._logged_at) / seconds,
+            "seq_per_s": per_second,
+            "tokens_per_s": per_second * self.engine.tokens_per_example,
+        }
+        peak = peak_flops(self.mine.device)
+        if self.flops and peak:
+            record["mfu"] = per_second * self.flops / (peak * self.mine.world)
+        self._record(record)
+        self.engine.meter.start_window()
+        self._logged_at = done
+
+    def _evaluate(self, done: int) -> None:
+        assert self.evaluate is not None
+        with self.clock.paused():
+            values = self.evaluate(self.engine.plain, done)
+        self._record({"step": done, "split": "validation", **values})
+        self.state["evaluation"] = {"step": done, **values}
+
+    def _record(self, record: dict[str, Any]) -> None:
+        for sink in self._all_sinks:
+            sink.record(record)
+
+    def _save(self) -> None:
+        """Publish a checkpoint of the present step, and remove those that nobody asked to keep."""
+        if self._saved_at == self.state["step"]:
+            return
+        with self.clock.paused():
+            self.state["meter"] = self.engine.meter.read(self.mine)
+            self._choose_best()
+            if self.mine.is_first:
+                self.records.sync()
+            save_checkpoint(self.engine, self.folder, self.tokenizer, self.state)
+            self._saved_at = self.state["step"]
+            if self.mine.is_first:
+                best = self.state["best"]
+                keep = [f"step-{best['step']}"] if best and self.config.keep_best else []
+                checkpoints.prune(self.folder.checkpoints, self.config.keep_last, keep)
+
+    def _choose_best(self) -> None:
+        """A checkpoint is the best if it was just measured and its held-out loss is the lowest so far."""
+        measured, best = self.state.get("evaluation"), self.state["best"]
+        if not measured or measured["step"] != self.state["step"] or not math.isfinite(measured["loss"]):
+            return
+        if best is None or measured["loss"] < best["loss"]:
+            self.state["best"] = {"step": measured["step"], "loss": measured["loss"]}

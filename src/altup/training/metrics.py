@@ -1,0 +1,122 @@
+"""What a run measures: sums that stay on the device until they are logged, and metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from altup.training.parallel import Processes
+
+# Fields that differ between two runs that computed the same.
+TIMING_FIELDS = ("seconds", "steps_per_s", "seq_per_s", "tokens_per_s", "mfu")
+
+_SUMS = ("loss_sum", "nll_sum", "num_correct", "num_tokens")
+_STEPS = ("steps", "grad_norm", "skipped", "in_a_row", "longest")
+
+
+class Meter:
+    """Sums over the steps since the last log, kept on the device so that no step waits for the host.
+
+    `sums` are this process's share, in float64, where sums of float32 numbers do not depend on their order;
+    `counts` are the same on every process: steps that counted, their gradient norms, skipped steps, how many
+    of these came last in a row, and the longest such row.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
+        self.counts = torch.zeros(len(_STEPS), dtype=torch.float64, device=device)
+
+    def add(self, sums: torch.Tensor, grad_norm: torch.Tensor, skip: torch.Tensor) -> None:
+        """One step: `sums` as in a model's output; a skipped step counts as skipped and nothing else."""
+        self.sums += torch.where(skip, 0.0, sums)
+        steps, norm, skipped, in_a_row, longest = self.counts
+        skip_number = skip.double()
+        in_a_row = (in_a_row + 1) * skip_number
+        self.counts = torch.stack(
+            [
+                steps + 1 - skip_number,
+                norm + torch.where(skip, 0.0, grad_norm.double()),
+                skipped + skip_number,
+                in_a_row,
+                torch.maximum(longest, in_a_row),
+            ]
+        )
+
+    def read(self, mine: Processes) -> dict[str, float]:
+        """Everything by name, added up over the processes; waits for the device."""
+        sums = mine.add_up(self.sums.clone())
+        values = torch.cat([sums, self.counts]).tolist()
+        return dict(zip((*_SUMS, *_STEPS), values, strict=True))
+
+    def start_window(self) -> None:
+        """After a log: begin new sums; the total of skipped steps and the present row go on."""
+        self.sums.zero_()
+        self.counts[:2] = 0
+
+    def restore(self, values: dict[str, float], mine: Processes) -> None:
+        """What `read` gave, taken up by the first process."""
+        if mine.is_first:
+            self.sums.copy_(torch.tensor([values[name] for name in _SUMS], dtype=torch.float64))
+        self.counts.copy_(torch.tensor([values[name] for name in _STEPS], dtype=torch.float64))
+
+
+def means(values: dict[str, float]) -> dict[str, float]:
+    """Per-token loss (cross-entropy, nats), accuracy and total loss (with z-loss and the like) of a window."""
+    tokens = values["num_tokens"]
+    if not tokens:
+        return {}
+    return {
+        "loss": values["nll_sum"] / tokens,
+        "accuracy": values["num_correct"] / tokens,
+        "total_loss": values["loss_sum"] / tokens,
+    }
+
+
+class JsonLines:
+    """metrics.jsonl, the record of a run: one JSON object a line, `step` and `split` in each."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def record(self, values: dict[str, Any]) -> None:
+        finite = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in values.items()}
+        self._file.write(json.dumps(finite) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """On disk before a checkpoint says that these steps are done."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The whole records of a metrics file; a half line at its end (a killed run) is left out."""
+    records: list[dict[str, Any]] = []
+    if not path.exists():
+        return records
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(record, dict) and "step" in record:
+            records.append(record)
+    return records
+
+
+def cut_after(path: Path, step: int) -> None:
+    """Drop the records after `step`, so that a resumed run writes them once."""
+    kept = [record for record in read_records(path) if record["step"] <= step]
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,154 @@
+"""Several processes: who am I, what do we add up, and how the model is spread (DDP or FSDP2).
+
+Started by `torchrun`, which sets RANK, LOCAL_RANK and WORLD_SIZE; without it there is one process and
+nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from altup.errors import UserError
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among all of them."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def add_up(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The sum of `numbers` over all processes (on CPU tensors through Gloo: no device is waited for)."""
+        if self.world > 1:
+            dist.all_reduce(numbers)
+        return numbers
+
+    def agree(self, text: str | None) -> str | None:
+        """The first process's `text`, on every process."""
+        if self.world == 1:
+            return text
+        data = b"" if text is None else b"+" + text.encode()
+        size = self.add_up(torch.tensor([len(data) if self.is_first else 0]))
+        box = torch.zeros(int(size), dtype=torch.uint8)
+        if self.is_first and data:
+            box.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        dist.broadcast(box, src=0)
+        received = bytes(box.tolist())
+        return received[1:].decode() if received else None
+
+    def wait_for_all(self) -> None:
+        if self.world > 1:
+            self.add_up(torch.zeros(1))
+
+
+@contextlib.contextmanager
+def processes() -> Iterator[Processes]:
+    """Join the process group that `torchrun` describes, and leave it at the end."""
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        if local >= torch.cuda.device_count():
+            raise UserError(
+                f"process {rank} is number {local} on a machine with {torch.cuda.device_count()} GPUs; "
+                "start at most one process a GPU (torchrun --nproc-per-node)"
+            )
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    if world == 1:
+        yield Processes(rank, world, device)
+        return
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(rank, world, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def check_share(micro_batch: int, world: int) -> None:
+    if micro_batch % world:
+        raise UserError(
+            f"micro_batch={micro_batch} cannot be shared by {world} processes; give a multiple of {world}"
+        )
+
+
+def spread(model: nn.Module, parallel: str, precision: str, mine: Processes) -> nn.Module:
+    """`model` on this process's device, wrapped for several processes.
+
+    Both kinds average gradients over processes, so the loop multiplies its loss by their number.
+    """
+    if mine.world == 1:
+        return model.to(mine.device)
+    if parallel == "fsdp":
+        return _shard(model, precision, mine)
+    model.to(mine.device)
+    ids = [mine.device.index] if mine.device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+
+
+def _shard(model: nn.Module, precision: str, mine: Processes) -> nn.Module:
+    """FSDP2: one group a layer and one for the rest; float32 masters, bf16 on the wire when asked for.
+
+    The coefficients of the update rules form groups of their own that stay float32.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    from altup.nn import AltUp, SequenceAltUp
+
+    mesh = init_device_mesh(mine.device.type, (mine.world,))
+    low = torch.bfloat16 if precision == "bf16" else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    layers = set(getattr(model, "_no_split_modules", None) or ())
+    for module in reversed(list(model.modules())):  # children before their parents
+        if isinstance(module, AltUp | SequenceAltUp) and any(True for _ in module.parameters(recurse=False)):
+            fully_shard(module, mesh=mesh, mp_policy=exact)
+        elif type(module).__name__ in layers:
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+@contextlib.contextmanager
+def gradient_sync(model: nn.Module, wanted: bool) -> Iterator[None]:
+    """Gradients are exchanged only in the last micro-batch of a step."""
+    if isinstance(model, nn.parallel.DistributedDataParallel) and not wanted:
+        with model.no_sync():
+            yield
+        return
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(wanted)
+    yield
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A sharded tensor's full value (a collective: every process must call it); others as they are."""
+    return tensor.full_tensor() if isinstance(tensor, dist.tensor.DTensor) else tensor
+
+
+def gather(tensors: dict[str, torch.Tensor], mine: Processes) -> dict[str, torch.Tensor]:
+    """Full values of `tensors` on the CPU of the first process; empty elsewhere."""
+    kept = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor.detach())
+        if mine.is_first:
+            kept[name] = full.cpu()
+    return kept

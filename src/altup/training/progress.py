@@ -1,0 +1,148 @@
+"""Watching a run: a live line in a terminal, plain lines in a log; and trackers that others wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from altup.errors import UserError
+
+
+class Sink(Protocol):
+    """Something that is given every record of a run."""
+
+    def record(self, values: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def describe(values: dict[str, Any], total: int) -> str:
+    """A record as people read it."""
+    parts = [f"step {values['step']:,}/{total:,}"]
+    if values["split"] != "train":
+        parts.append(values["split"])
+    for name, form in (
+        ("loss", ".4f"), ("accuracy", ".2%"), ("lr", ".2e"), ("grad_norm", ".3g"), ("seq_per_s", ",.0f"),
+        ("tokens_per_s", ",.0f"), ("mfu", ".1%"),
+    ):  # fmt: skip
+        if values.get(name) is not None:
+            parts.append(f"{name.replace('_per_s', '/s')} {values[name]:{form}}")
+    if values.get("skipped"):
+        parts.append(f"skipped {values['skipped']}")
+    if values.get("steps_per_s"):
+        parts.append(f"left {duration((total - values['step']) / values['steps_per_s'])}")
+    return " · ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
+class Clock:
+    """Seconds of training: evaluations and saves are taken out."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - begun
+
+    def lap(self) -> float:
+        """Seconds since the last lap."""
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        return max(seconds, 1e-9)
+
+
+class Console:
+    """A line that is rewritten at every record in a terminal, and a line a record elsewhere."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self.total = total
+        self._bar: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console as RichConsole
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            self._bar = Progress(
+                BarColumn(bar_width=20),
+                TextColumn("{task.percentage:>3.0f}% {task.description}"),
+                console=RichConsole(stderr=True),
+            )
+            self._task = self._bar.add_task(f"step {done:,}/{total:,}", total=total, completed=done)
+            self._bar.start()
+
+    def record(self, values: dict[str, Any]) -> None:
+        line = describe(values, self.total)
+        if self._bar is None:
+            print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+        elif values["split"] == "train":
+            self._bar.update(self._task, completed=values["step"], description=line)
+        else:
+            self._bar.console.print(line, highlight=False)
+
+    def say(self, text: str) -> None:
+        if self._bar is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self._bar.console.print(text, highlight=False)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class TensorBoard:
+    def __init__(self, folder: Path, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Events of steps that a resumed run repeats are hidden.
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+
+    def record(self, values: dict[str, Any]) -> None:
+        for name, value in numbers(values).items():
+            self._writer.add_scalar(f"{values['split']}/{name}", value, values["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Tracker:
+    """Weights & Biases or trackio, which share `init`, `log` and `finish`."""
+
+    def __init__(self, library: str, folder: Path, config: dict[str, Any]) -> None:
+        import importlib
+
+        self._library = importlib.import_module(library)
+        more = {"dir": str(folder), "id": folder.name, "resume": "allow"} if library == "wandb" else {}
+        self._library.init(project="altup", name=folder.name, config=config, **more)
+
+    def record(self, values: dict[str, Any]) -> None:
+        split = values["split"]
+        self._library.log({f"{split}/{n}": v for n, v in numbers(values).items()}, step=values["step"])
+
+    def close(self) -> None:
+        self._library.finish()
+
+
+def numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {n: v for n, v in values.items() if n != "step" and isinstance(v, int | float)}
+
+
+def tracker(name: str, folder: Path, first_step: int, config: dict[str, Any]) -> Sink:
+    """A tracker by name; a missing library is told before anything is trained."""
+    try:
+        return TensorBoard(folder, first_step) if name == "tensorboard" else Tracker(name, folder, config)
+    except ImportError as error:
+        raise UserError(f"trackers={name!r} needs the package {name!r}: pip install {name}") from error

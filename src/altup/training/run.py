@@ -1,0 +1,105 @@
+"""The folder of a run: its resolved config, metrics, checkpoints and final model, and whether it may go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from altup.errors import UserError
+from altup.training import checkpoints
+from altup.training.config import TrainConfig, read_yaml
+from altup.training.parallel import Processes
+
+ANY_CONFIG = TypeVar("ANY_CONFIG", bound=TrainConfig)
+STATE_FILE = "training_state.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Names of what lies in a run's folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def final(self) -> Path:
+        return self.path / "final"
+
+    @property
+    def card(self) -> Path:
+        return self.path / "README.md"
+
+    def read_config(self, kind: type[ANY_CONFIG]) -> ANY_CONFIG:
+        """The config with which the run was started."""
+        return kind.from_dict(read_yaml(self.config), str(self.config))
+
+    def open(self, config: TrainConfig, resume: bool, mine: Processes) -> Path | None:
+        """Make the folder or check that `config` may go on in it; the checkpoint to go on from, if any.
+
+        Only the first process looks and writes; the others learn what it found.
+        """
+        found = self._open(config, resume) if mine.is_first else None
+        name = mine.agree(found.name if found else None)
+        return self.checkpoints / name if name else None
+
+    def _open(self, config: TrainConfig, resume: bool) -> Path | None:
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file; choose another folder for the run")
+        checkpoint = None
+        if self.config.exists():
+            self._check_same(self.read_config(type(config)), config, resume)
+            checkpoint = checkpoints.newest_whole(self.checkpoints)
+        elif self.path.exists() and any(self.path.iterdir()) and not resume:
+            raise UserError(f"{self.path} is not empty and holds no run; choose another folder for the run")
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        temporary = self.config.with_suffix(".tmp")
+        temporary.write_text(config.to_yaml(), encoding="utf-8")
+        temporary.replace(self.config)
+        return checkpoint
+
+    def _check_same(self, before: TrainConfig, now: TrainConfig, resume: bool) -> None:
+        difference = before.difference(now)
+        lines = "\n".join(f"  {name}: {old!r} there, {new!r} now" for name, (old, new) in difference.items())
+        if difference:
+            raise UserError(
+                f"{self.path} holds a run with another config:\n{lines}\n"
+                "choose another folder, or resume it with the settings it has"
+            )
+        if not resume:
+            raise UserError(
+                f"{self.path} already holds this run; add --resume to go on with it, or choose another folder"
+            )
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint knows beside weights and optimizer."""
+    state: dict[str, Any] = checkpoints.load_json(checkpoint / STATE_FILE)
+    return state
+
+
+def newest_model(path: Path) -> Path:
+    """The model folder that `path` means: itself, or a run's final model, or its newest whole checkpoint."""
+    if (path / "config.json").exists():
+        return path
+    run = RunFolder(path)
+    if (run.final / "config.json").exists():
+        return run.final
+    found = checkpoints.newest_whole(run.checkpoints) if run.checkpoints.is_dir() else None
+    if found is None:
+        raise UserError(
+            f"{path}: neither a model folder (config.json) nor a run with a checkpoint (checkpoints/step-N)"
+        )
+    return found
