@@ -118,9 +118,7 @@ class AltUpConfig(PreTrainedConfig):
             check_whole("expert_hidden", self.expert_hidden, 1)
             check_whole("expert_top_k", self.expert_top_k, 1)
             if self.expert_top_k > self.experts:
-                raise UserError(
-                    f"expert_top_k={self.expert_top_k} is more than experts={self.experts}; lower one"
-                )
+                raise UserError(f"expert_top_k={self.expert_top_k} is more than experts={self.experts}; lower one")
             check_range("expert_jitter", self.expert_jitter, 0, 1)
             check_range("expert_balance", self.expert_balance, 0, float("inf"))
 

@@ -27,11 +27,17 @@ class AltUpT5Config(AltUpConfig):
     """
 
     model_type = "altup_t5"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        "past_key_values",
+        "loss_sum",
+        "nll_sum",
+        "num_correct",
+        "num_tokens",
+    ]
     attribute_map: ClassVar[dict[str, str]] = {
         "hidden_size": "d_model",
         "num_attention_heads": "num_heads",
-        "num_hidden_layers": "num_layers",
+        "num_hidden_layers": "num_decoder_layers",  # what generation builds its caches for
         "head_dim": "d_kv",
     }
 
@@ -40,7 +46,7 @@ class AltUpT5Config(AltUpConfig):
     d_kv: int = 64
     d_ff: int = 2048
     num_layers: int = 12
-    num_decoder_layers: int | None = None
+    num_decoder_layers: int = 0  # 0: as many as the encoder has
     num_heads: int = 12
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
@@ -62,8 +68,7 @@ class AltUpT5Config(AltUpConfig):
         super().__post_init__(**kwargs)
         check_whole("extra_layers", extra_layers, 0)
         check_whole("num_layers", self.num_layers, 1)
-        if self.num_decoder_layers is None:
-            self.num_decoder_layers = self.num_layers
+        self.num_decoder_layers = self.num_decoder_layers or self.num_layers
         check_whole("num_decoder_layers", self.num_decoder_layers, 1)
         self.num_layers += extra_layers
         self.num_decoder_layers += extra_layers
@@ -113,15 +118,13 @@ class AltUpT5Config(AltUpConfig):
             )
         if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
             raise UserError(
-                f"relative_attention_max_distance={self.relative_attention_max_distance} must be more than half of "
-                f"relative_attention_num_buckets={self.relative_attention_num_buckets}"
+                f"relative_attention_max_distance={self.relative_attention_max_distance} must be more than half "
+                f"of relative_attention_num_buckets={self.relative_attention_num_buckets}"
             )
         check_choice("feed_forward_proj", self.feed_forward_proj, ("gated-gelu",))
         check_range("dropout_rate", self.dropout_rate, 0, 1)
         check_range("z_loss", self.z_loss, 0, float("inf"))
-        self._validate_selection_length(
-            num_layers=self.num_layers, num_decoder_layers=self.num_decoder_layers
-        )
+        self._validate_selection_length(num_layers=self.num_layers, num_decoder_layers=self.num_decoder_layers)
         if self.tie_word_embeddings and self.embedding_width != self.output_width:
             raise UserError(
                 f"tie_word_embeddings=True does not fit widening={self.widening!r}: the input table is "

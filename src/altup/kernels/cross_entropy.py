@@ -1,0 +1,34 @@
+"""The loss over a batch's tokens: cross-entropy, z-loss and accuracy."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+
+
+class TokenSums(NamedTuple):
+    """Sums over the tokens that count, as float32 scalars. `loss` is what to differentiate."""
+
+    loss: Tensor
+    nll: Tensor
+    correct: Tensor
+    tokens: Tensor
+
+
+def token_sums(logits: Tensor, labels: Tensor, z_loss: float = 0.0) -> TokenSums:
+    """Sums of −log p(label) + z_loss·(log Σ exp logits)², computed in float32.
+
+    logits: [..., vocabulary]; labels: [...], with −100 where a token does not count.
+    """
+    counts = labels != IGNORED
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_z = torch.logsumexp(wide, dim=-1)
+    of_label = wide.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    nll = torch.where(counts, log_z - of_label, 0.0).sum()
+    loss = nll + z_loss * torch.where(counts, log_z.square(), 0.0).sum() if z_loss else nll
+    correct = ((logits.argmax(dim=-1) == labels) & counts).sum()
+    return TokenSums(loss, nll.detach(), correct.float(), counts.sum().float())

@@ -1,0 +1,27 @@
+"""Parameters that are too few and too important to round: they stay float32 in a half-precision model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+
+class CoefficientModule(nn.Module):
+    """A module whose own parameters `.to(torch.bfloat16)` and `.half()` leave in float32."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def keep_wide(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if moved.dtype in (torch.float16, torch.bfloat16) and tensor.is_floating_point():
+                return tensor.to(moved.device, torch.float32)
+            return moved
+
+        return super()._apply(keep_wide, recurse)
+
+
+def coefficient(*shape: int, fill: float = 0.0, **kwargs: Any) -> nn.Parameter:
+    """A float32 parameter, whatever the default dtype is."""
+    return nn.Parameter(torch.full(shape, fill, dtype=torch.float32, **kwargs))

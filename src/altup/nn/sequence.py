@@ -1,0 +1,103 @@
+"""Three ways to run layers on a shorter sequence. All expect padding, if any, on the right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from altup.errors import UserError, check_whole
+from altup.kernels import sequence_update
+from altup.nn.coefficients import CoefficientModule, coefficient
+
+
+def refuse_left_padding(mask: Tensor) -> None:
+    """Stop if a row of `mask` [batch, tokens] has padding before a real token.
+
+    A real token would then have padding for an anchor, and the result would depend on the padding.
+    Inside a compiled graph the check runs on the device.
+    """
+    real = mask.bool()
+    only_right = (real[:, 1:] <= real[:, :-1]).all()
+    message = "strided and pooled sequences need padding on the right; set tokenizer.padding_side = 'right'"
+    if torch.compiler.is_compiling():
+        torch._assert_async(only_right, message)
+    elif not bool(only_right):
+        raise UserError(f"attention_mask has padding before real tokens; {message}")
+
+
+class SequenceCoefficients(CoefficientModule):
+    """a₁ = 1, a₂ = 0, b = 1 at the start: skipped tokens move as their anchor does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.predict = coefficient(2)
+        self.correct = coefficient(1)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.predict.copy_(torch.tensor([1.0, 0.0]))
+        self.correct.fill_(1.0)
+
+
+class SequenceAltUp(nn.Module):
+    """Sequence-AltUp (Algorithm 2) around one layer: it sees every `stride`-th token, yet all tokens are updated.
+
+    Extra arguments go to the layer as they are: masks and positions must be those of the kept tokens.
+    """
+
+    def __init__(self, layer: nn.Module, stride: int) -> None:
+        super().__init__()
+        check_whole("stride", stride, 1)
+        self.layer = layer
+        self.stride = stride
+        self.coefficients = SequenceCoefficients()
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """x: [batch, tokens, d]."""
+        computed = self.layer(x[:, :: self.stride], *args, **kwargs)
+        return sequence_update(x, computed, self.coefficients.predict, self.coefficients.correct, self.stride)
+
+
+class StrideAndSkip(nn.Module):
+    """The baseline that leaves the skipped tokens as they were."""
+
+    def __init__(self, layer: nn.Module, stride: int) -> None:
+        super().__init__()
+        check_whole("stride", stride, 1)
+        self.layer = layer
+        self.stride = stride
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """x: [batch, tokens, d]."""
+        computed = self.layer(x[:, :: self.stride], *args, **kwargs)
+        return torch.slice_scatter(x, computed.to(x.dtype), dim=1, step=self.stride)
+
+
+class AveragePooling(nn.Module):
+    """The baseline that shortens the sequence once: the mean of each window of `stride` tokens."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        check_whole("stride", stride, 1)
+        self.stride = stride
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """[batch, tokens, d] → [batch, ⌈tokens/stride⌉, d]; padding takes no part in a mean."""
+        real = x.new_ones(x.shape[:2]) if mask is None else mask.to(x.dtype)
+        total = self._windows(x * real.unsqueeze(-1)).sum(dim=2)
+        number = self._windows(real).sum(dim=2).clamp(min=1)
+        return total / number.unsqueeze(-1)
+
+    def pool_mask(self, mask: Tensor) -> Tensor:
+        """[batch, tokens] → [batch, ⌈tokens/stride⌉]: a window is real if any of its tokens is."""
+        return self._windows(mask).amax(dim=2)
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """Split dimension 1 into windows of `stride`, the last one filled up with zeros."""
+        missing = -x.shape[1] % self.stride
+        if missing:
+            x = torch.cat([x, x.new_zeros(x.shape[0], missing, *x.shape[2:])], dim=1)
+        return x.unflatten(1, (-1, self.stride))
