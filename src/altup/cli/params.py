@@ -1,0 +1,157 @@
+"""`altup params`: parameters, FLOPs and activation memory, from the configuration alone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from altup.cli.options import ConfigFile, Experts, ExtraLayers, K, Method, Size, Stride, model_config
+
+if TYPE_CHECKING:
+    from altup.models.accounting import Accounting
+
+
+def command(
+    size: Size = None,
+    method: Method = None,
+    k: K = None,
+    stride: Stride = None,
+    experts: Experts = None,
+    extra_layers: ExtraLayers = None,
+    config: ConfigFile = None,
+    inputs: Annotated[int, typer.Option("--inputs", help="Encoder tokens of a sequence.")] = 512,
+    targets: Annotated[int, typer.Option("--targets", help="Decoder tokens of a sequence.")] = 114,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Count parameters, FLOPs and activation memory; without a model, the paper's tables beside our counts."""
+    from altup.models.accounting import account
+
+    chosen = (size, method, k, stride, experts, extra_layers, config)
+    if all(value is None for value in chosen):
+        rows = paper_rows(inputs, targets)
+        if as_json:
+            typer.echo(json.dumps({"inputs": inputs, "targets": targets, "rows": rows}))
+        else:
+            _print_paper(rows, inputs, targets)
+        return
+    result = account(model_config(*chosen, run_fields=_run_fields()), inputs, targets)
+    if as_json:
+        typer.echo(json.dumps(result.to_json()))
+    else:
+        _print_one(result)
+
+
+def paper_rows(inputs: int, targets: int) -> list[dict[str, Any]]:
+    """Every row of the paper's parameter tables with our counts, and costs relative to the dense model.
+
+    The paper's time is the inverse of its training speed.
+    """
+    from altup.models.accounting import account
+    from altup.studies.paper import table
+
+    rows = []
+    dense: dict[str, tuple[int, float]] = {}
+    for paper in table("parameters_and_speed"):
+        model, method, k = str(paper["model"]), str(paper["method"]), int(paper["k"])
+        ours = account(model_config(model, method, k), inputs, targets)
+        speed = float(paper["train_speed_examples_per_s_per_core"])
+        if method == "dense":
+            dense[model] = ours.flops_train, speed
+        dense_flops, dense_speed = dense[model]
+        rows.append(
+            {
+                "model": model,
+                "method": method,
+                "k": k,
+                "pretrain_steps": paper["pretrain_steps"],
+                "paper_embedding": float(paper["embedding_params"]),
+                "paper_non_embedding": float(paper["non_embedding_params"]),
+                **{name: value for name, value in ours.to_json().items() if isinstance(value, int)},
+                "flops_to_dense": ours.flops_train / dense_flops,
+                "paper_time_to_dense": dense_speed / speed,
+            }
+        )
+    return rows
+
+
+def _run_fields() -> set[str]:
+    """What else a run's file may hold."""
+    return set()
+
+
+def _print_paper(rows: list[dict[str, Any]], inputs: int, targets: int) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    title = "The paper's parameter tables and our counts"
+    view = Table(title=title, title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    view.add_column("\nmodel", no_wrap=True)
+    for name in ("embedding\npaper", "\nours", "non-emb.\npaper", "\nours", "\nFLOPs", "paper's\ntime"):
+        view.add_column(name, justify="right", no_wrap=True)
+    notes: list[str] = []
+    steps = None
+    for row in rows:
+        if steps not in (None, row["pretrain_steps"]):
+            view.add_section()
+        steps = row["pretrain_steps"]
+        name = f"{row['model']} {row['method']}" + (f" {row['k']}" if row["k"] > 1 else "")
+        cells = []
+        for part in ("embedding", "non_embedding"):
+            paper, ours = _digits(row[f"paper_{part}"], 2), _digits(row[part], 2)
+            if ours != paper:
+                ours = _digits(row[part], 3) + "*"
+                notes.append(f"* {name}: {row[part]:,} by our count, where the paper prints {paper}.")
+            cells += [paper, ours]
+        view.add_row(name, *cells, f"{row['flops_to_dense']:.3f}", f"{row['paper_time_to_dense']:.2f}")
+    console = Console(highlight=False)
+    console.print(view)
+    for note in notes:
+        console.print(note)
+    console.print(
+        f"FLOPs for {inputs} + {targets} tokens and the paper's time (on TPUs) are relative to dense.\n"
+        "One model in detail: altup params --size base --method altup --k 2"
+    )
+
+
+def _digits(number: float, places: int) -> str:
+    """3.29e7 rather than 3.29e+07: the paper's digits in few columns."""
+    return f"{number:.{places}e}".replace("e+0", "e")
+
+
+def _print_one(result: Accounting) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    config = result.config
+    rule = f"{config.widening}, K = {config.num_blocks}" if config.widening != "none" else "not widened"
+    title = (
+        f"d_model {config.d_model}, d_ff {config.d_ff}, {config.num_heads} heads of {config.d_kv}, "
+        f"{config.num_layers} + {config.num_decoder_layers} layers, vocabulary {config.vocab_size}; {rule}"
+    )
+    console = Console(highlight=False)
+    console.print(title, style="bold")
+    sections = (
+        ("parameters", result.parameters, result.total, "{:,.0f}", 1),
+        ("GFLOPs forward", result.flops, result.flops_forward, "{:,.3f}", 1e9),
+        ("activations, MiB", result.activations, result.activation_bytes, "{:,.2f}", 2**20),
+    )
+    for head, parts, total, form, unit in sections:
+        view = Table(head, "", "share", min_width=52)
+        view.columns[1].justify = view.columns[2].justify = "right"
+        for part, number in parts.items():
+            if number:
+                view.add_row(part.replace("_", " "), form.format(number / unit), f"{number / total:.1%}")
+        view.add_section()
+        if head == "parameters":
+            for part, number in (("embedding", result.embedding), ("non-embedding", result.non_embedding)):
+                view.add_row(part, form.format(number / unit), f"{number / total:.1%}")
+        view.add_row("total", form.format(total / unit), "", style="bold")
+        console.print(view)
+    console.print(
+        f"One sequence of {result.inputs} + {result.targets} tokens, 2 FLOPs a multiply-add, activations in "
+        f"bfloat16.\nTraining: {result.flops_train / 1e9:,.1f} GFLOPs (3 × forward). "
+        f"Activations by the paper's formula: {result.activation_bytes_paper / 2**20:,.2f} MiB."
+    )
