@@ -1,12 +1,17 @@
 """A run small enough for tests: a T5 of a few thousand weights on made-up text, through the real loop.
 
-`python tiny.py OUT '{"steps": 10}' [--resume]` runs it as a process of its own, under torchrun too.
+`torchrun … tiny.py '[{"out": …, "resume": …, "settings": {…}}, …]'` makes one run after the other.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import os
+import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +60,7 @@ class MadeUp:
         return {"made_up": True, "seed": self.seed}
 
 
-def build(checkpoint: Path | None, method: str = "altup", **fields: Any) -> torch.nn.Module:
+def build(checkpoint: Path | None = None, method: str = "altup", **fields: Any) -> torch.nn.Module:
     from altup.models.t5.config import AltUpT5Config
     from altup.models.t5.model import AltUpT5ForConditionalGeneration
 
@@ -66,15 +71,37 @@ def build(checkpoint: Path | None, method: str = "altup", **fields: Any) -> torc
     return AltUpT5ForConditionalGeneration(config)
 
 
-def tiny_loop(out: Path, mine: Processes = ALONE, **settings: Any) -> Loop:
+def stopping(after: int, **fields: Any) -> Callable[[Path | None], torch.nn.Module]:
+    """`build`, with a model that sends its own process SIGTERM in its `after`-th training forward pass.
+
+    Of several processes only the last one is sent the signal: all must stop together.
+    """
+    last = int(os.environ.get("RANK", 0)) + 1 == int(os.environ.get("WORLD_SIZE", 1))
+
+    def build_stopping(checkpoint: Path | None) -> torch.nn.Module:
+        model, passes = build(checkpoint, **fields), itertools.count(1)
+
+        def hook(module: torch.nn.Module, args: Any) -> None:
+            if module.training and next(passes) == after and last:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        model.register_forward_pre_hook(hook)
+        return model
+
+    return build_stopping
+
+
+def tiny_loop(out: Path, mine: Processes = ALONE, stop_after: int | None = None, **settings: Any) -> Loop:
     """The loop over `MadeUp`, with held-out evaluation on another seed's sequences."""
+    fields = settings.pop("model", {})
+    make = functools.partial(build, **fields) if stop_after is None else stopping(stop_after, **fields)
     config = TrainConfig(**{**SETTINGS, **settings})
     return Loop(
         config,
         RunFolder(out),
         mine,
         MadeUp(config.batch_size),
-        build,
+        make,
         lambda engine: held_out(MadeUp(8, seed=1), 2, 8, mine, engine.autocast),
     )
 
@@ -86,4 +113,6 @@ def run(out: Path, resume: bool = False, **settings: Any) -> Outcome:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with processes() as mine:
-        tiny_loop(Path(sys.argv[1]), mine, **json.loads(sys.argv[2])).run("--resume" in sys.argv)
+        for case in json.loads(sys.argv[1]):
+            loop = tiny_loop(Path(case.pop("out")), mine, **case.pop("settings"))
+            loop.run(**case)

@@ -22,6 +22,7 @@ PARALLEL = ("ddp", "fsdp")
 OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     "adafactor": {"schedule": "rsqrt", "lr": 0.01, "weight_decay": 0.0},
     "adamw": {"schedule": "cosine", "lr": 1e-3, "weight_decay": 0.01},
+    "adamw-rms": {"schedule": "cosine", "lr": 0.02, "weight_decay": 0.0},
 }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+from collections.abc import Iterator
 
 import torch
 
@@ -14,10 +16,19 @@ def seed_forward(seed: int, step: int, micro: int, rank: int) -> None:
     torch.manual_seed(int.from_bytes(key, "little") >> 1)
 
 
-def configure(deterministic: bool, precision: str) -> None:
-    """Global switches: TF32 for what stays float32 beside bf16, and PyTorch's deterministic algorithms."""
+@contextlib.contextmanager
+def numerics(deterministic: bool, precision: str) -> Iterator[None]:
+    """TF32 for what stays float32 beside bf16, and PyTorch's deterministic algorithms; put back at the end."""
+    before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.set_float32_matmul_precision("high" if precision == "bf16" else "highest")
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.use_deterministic_algorithms(before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]

@@ -78,7 +78,7 @@ class Engine:
         self._lr.fill_(self.schedule(step))
         for group in self.optimizer.param_groups:
             group["lr"] = self._lr
-        self.optimizer.step(skip=skip)  # type: ignore[call-arg]
+        self.optimizer.step(skip=skip)  # type: ignore[call-overload]
         self.optimizer.zero_grad(set_to_none=True)
         self.meter.add(sums, norm, skip)
 

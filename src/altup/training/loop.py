@@ -14,7 +14,7 @@ from torch import nn
 from altup.errors import UserError
 from altup.training import checkpoints
 from altup.training.config import TrainConfig
-from altup.training.determinism import configure
+from altup.training.determinism import numerics
 from altup.training.engine import Engine
 from altup.training.hardware import peak_flops
 from altup.training.heldout import Evaluate
@@ -62,27 +62,30 @@ class Loop:
         """Train to the end, or until a signal asks to stop."""
         assert self.config.micro_batch is not None
         check_share(self.config.micro_batch, self.mine.world)
-        configure(self.config.deterministic, self.config.precision)
         checkpoint = self.folder.open(self.config, resume, self.mine)
         state: dict[str, Any] = read_state(checkpoint) if checkpoint else {"step": 0, "best": None}
         if checkpoint and self.folder.final.exists() and state["step"] >= self.config.steps:
             return Outcome(state["step"], True, state.get("evaluation"))
+        self.state = state
+        self._saved_at = state["step"] if checkpoint else None
+        with numerics(self.config.deterministic, self.config.precision):
+            self._build(checkpoint)
+            self._open_sinks(checkpoint)
+            try:
+                with StopRequest() as stop:
+                    finished = self._train(stop)
+            finally:
+                for sink in self._all_sinks:
+                    sink.close()
+        return Outcome(self.state["step"], finished, self.state.get("evaluation"))
+
+    def _build(self, checkpoint: Path | None) -> None:
         torch.manual_seed(self.config.seed)
         self.engine = Engine(self.build_model(checkpoint), self.config, self.mine)
         self.evaluate = self.make_evaluate(self.engine) if self.make_evaluate else None
         if checkpoint:
             load_optimizer(self.engine, checkpoint)
-            self.engine.meter.restore(state["meter"], self.mine)
-        self.state = state
-        self._saved_at = state["step"] if checkpoint else None
-        with StopRequest() as stop:
-            self._open_sinks(checkpoint)
-            try:
-                finished = self._train(stop)
-            finally:
-                for sink in self._all_sinks:
-                    sink.close()
-        return Outcome(self.state["step"], finished, self.state.get("evaluation"))
+            self.engine.meter.restore(self.state["meter"], self.mine)
 
     def _open_sinks(self, checkpoint: Path | None) -> None:
         step = self.state["step"]

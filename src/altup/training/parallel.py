@@ -131,7 +131,7 @@ def gradient_sync(model: nn.Module, wanted: bool) -> Iterator[None]:
             yield
         return
     if hasattr(model, "set_requires_gradient_sync"):
-        model.set_requires_gradient_sync(wanted)
+        model.set_requires_gradient_sync(wanted)  # type: ignore[operator]
     yield
 
 

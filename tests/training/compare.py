@@ -1,0 +1,35 @@
+"""What two runs must share to count as the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from altup.training.metrics import TIMING_FIELDS, read_records
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what a clock says."""
+    kept = read_records(out / "metrics.jsonl")
+    return [{n: v for n, v in record.items() if n not in TIMING_FIELDS} for record in kept]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "final" / "model.safetensors")
+
+
+def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    different = [name for name in one if not torch.equal(one[name], other[name])]
+    assert not different
+
+
+def assert_same_run(one: Path, other: Path, step: int) -> None:
+    """Weights, optimizer and metrics agree to the last bit after `step` steps."""
+    assert_same_bits(weights(one), weights(other))
+    ours, theirs = (path / "checkpoints" / f"step-{step}" / "optimizer.safetensors" for path in (one, other))
+    assert_same_bits(load_file(ours), load_file(theirs))
+    assert records(one) == records(other)

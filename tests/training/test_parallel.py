@@ -1,0 +1,113 @@
+"""Two processes compute what one does. One launch of torchrun (Gloo, CPU) makes all the runs of this file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_same_run, records, weights
+from tiny import build, run
+
+from altup.errors import UserError
+from altup.training.parallel import check_share
+from altup.training.prefetch import share
+
+LONG = {"steps": 50, "save_every": 50, "eval_every": 25, "log_every": 1, "model": {"dropout_rate": 0.0}}
+KINDS = ("ddp", "fsdp")
+
+
+def torchrun(cases: list[dict[str, Any]], number: int = 2) -> None:
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]
+    done = subprocess.run(
+        [*command, str(here / "tiny.py"), json.dumps(cases)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For each kind: `long`, `whole`, `cut` (stopped after 7 of 12 steps, resumed) and `half` (stopped only)."""
+    folder = tmp_path_factory.mktemp("parallel")
+    cases: list[dict[str, Any]] = []
+    for kind in KINDS:
+        base = {"parallel": kind, "micro_batch": 4}
+        cases += [
+            {"out": f"{folder}/{kind}-long", "settings": {**LONG, "parallel": kind}},
+            {"out": f"{folder}/{kind}-whole", "settings": base},
+            {"out": f"{folder}/{kind}-cut", "settings": {**base, "stop_after": 14}},
+            {"out": f"{folder}/{kind}-cut", "settings": base, "resume": True},
+            {"out": f"{folder}/{kind}-half", "settings": {**LONG, "parallel": kind, "stop_after": 20}},
+        ]
+    torchrun(cases)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "long"
+    run(out, **LONG)
+    return out
+
+
+def assert_close(ours: Path, theirs: Path) -> None:
+    one, two = records(ours), records(theirs)
+    assert [(r["step"], r["split"]) for r in one] == [(r["step"], r["split"]) for r in two]
+    assert one[-1]["step"] == 50
+    for a, b in zip(one, two, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-5), a["step"]
+        assert b["accuracy"] == pytest.approx(a["accuracy"], abs=0.005)
+    for name, tensor in weights(ours).items():
+        torch.testing.assert_close(weights(theirs)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_give_the_losses_of_one(runs: Path, alone: Path, kind: str) -> None:
+    assert_close(alone, runs / f"{kind}-long")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_with_two_processes_is_exact(runs: Path, kind: str) -> None:
+    """Also with accumulation and with dropout."""
+    assert_same_run(runs / f"{kind}-whole", runs / f"{kind}-cut", 12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_with_another_number_of_processes(runs: Path, alone: Path, kind: str) -> None:
+    """Twenty steps with two processes, the other thirty with one."""
+    out = runs / f"{kind}-half"
+    assert run(out, resume=True, **LONG).finished
+    assert_close(alone, out)
+
+
+def test_a_checkpoint_of_sharded_weights_is_an_ordinary_model(runs: Path) -> None:
+    model = build(runs / "fsdp-long" / "final")
+    assert type(model).__name__ == "AltUpT5ForConditionalGeneration"
+    assert json.loads((runs / "fsdp-long/final/config.json").read_text())["architectures"] == [
+        "AltUpT5ForConditionalGeneration"
+    ]
+    saved = weights(runs / "fsdp-long")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(saved[name], tensor)
+        assert tensor.dtype == torch.float32
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_shares_cover_a_micro_batch_once(world: int) -> None:
+    covered = [i for rank in range(world) for i in range(*share(24, rank, world))]
+    assert covered == list(range(24))
+
+
+def test_a_batch_that_cannot_be_shared_is_refused() -> None:
+    with pytest.raises(UserError, match=r"micro_batch=8.*3 processes.*multiple of 3"):
+        check_share(8, 3)
