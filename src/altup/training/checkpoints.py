@@ -30,15 +30,14 @@ MANIFEST = "SHA256SUMS.json"
 UNFINISHED = ".unfinished-"
 REPLACED = ".replaced-"
 STEP = re.compile(r"step-(\d+)")
-
-THREADS = 8  # hashing leaves the interpreter to the others
+THREADS = 8
 
 log = logging.getLogger(__name__)
 
 
 def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
-    """Makes the checkpoint `folder/name` out of what `write(temporary folder)` writes, in the
-    place of an older one. A kill at any instant leaves the earlier checkpoints, and this one whole or not at all.
+    """Makes the checkpoint `folder/name` out of what `write(temporary folder)` writes; an older one of that
+    name is replaced. A kill at any instant leaves the earlier checkpoints, and this one whole or not at all.
 
     One process at a time may publish into a folder. A full disk or the like raises UserError.
     """
@@ -46,6 +45,7 @@ def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
     temporary = folder / f"{UNFINISHED}{name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _flush(folder.parent)
         remove_leftovers(folder)
         temporary.mkdir()
         write(temporary)
@@ -65,29 +65,27 @@ def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
 
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with a published checkpoint, or None where every file is as it was written."""
-    manifest = checkpoint / MANIFEST
     try:
-        sums = json.loads(manifest.read_text())
-        expected = {path: (entry["bytes"], entry["sha256"]) for path, entry in sums.items()}
+        sums = json.loads((checkpoint / MANIFEST).read_bytes())
+        sizes = {checkpoint / path: entry["bytes"] for path, entry in sums.items()}
+        digests = {checkpoint / path: entry["sha256"] for path, entry in sums.items()}
     except OSError as error:
         return f"{MANIFEST} cannot be read ({error.strerror})"
     except (ValueError, TypeError, KeyError, AttributeError):
         return f"{MANIFEST} is damaged"
-    if not expected:
+    if not sums:
         return f"{MANIFEST} names no file"
-    for path, (size, _) in expected.items():
-        file = checkpoint / path
-        if not file.is_file():
-            return f"{path} is missing"
-        if file.stat().st_size != size:
-            return f"{path} has {file.stat().st_size} bytes instead of {size}"
     try:
+        for file, size in sizes.items():
+            if (found := file.stat().st_size) != size:
+                return f"{file.name} has {found} bytes instead of {size}"
         with ThreadPoolExecutor(THREADS) as pool:
-            found = dict(zip(expected, pool.map(_hash, [checkpoint / path for path in expected]), strict=True))
+            for file, digest in zip(digests, pool.map(_hash, digests), strict=True):
+                if digest != digests[file]:
+                    return f"the contents of {file.name} have changed"
     except OSError as error:
-        return f"{error.filename or 'a file'} cannot be read ({error.strerror})"
-    changed = [path for path, (_, digest) in expected.items() if found[path] != digest]
-    return f"the contents of {', '.join(changed)} have changed" if changed else None
+        return f"{error.filename} cannot be read ({error.strerror})"
+    return None
 
 
 def newest_whole(folder: Path) -> Path | None:
@@ -143,12 +141,14 @@ def remove_leftovers(folder: Path) -> list[str]:
             target = folder / path.name.removeprefix(REPLACED)
             if not target.exists():
                 path.rename(target)
+                _flush(folder)
                 continue
-        elif not path.name.startswith(UNFINISHED):
+            _remove(path)
+        elif path.name.startswith(UNFINISHED):
+            shutil.rmtree(path)
+        else:
             continue
-        shutil.rmtree(path)
         removed.append(path.name)
-    _flush(folder)
     return removed
 
 
@@ -207,7 +207,7 @@ def _replace(target: Path, finished: Path) -> None:
     finished.rename(target)
     _flush(target.parent)
     if aside.exists():
-        shutil.rmtree(aside)
+        _remove(aside)
 
 
 def _remove(checkpoint: Path) -> None:

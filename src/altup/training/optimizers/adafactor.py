@@ -59,10 +59,7 @@ class Adafactor(RelativeOptimizer):
             moments, update = {"square": square}, grad.mul_(square.rsqrt())
         else:
             moments, update = factored(what, state["row"], state["column"], grad, fresh)
-        norms = torch.linalg.vector_norm(update.flatten(1), dim=1)
-        (squares,) = what.total(norms.square())
-        rms = (squares / what.shape.numel()).sqrt()
-        return moments, update, 1 / (rms / LARGEST_RMS).clamp(min=1)
+        return moments, update, 1 / (what.rms(update.unbind()) / LARGEST_RMS).clamp(min=1)
 
 
 def factored(

@@ -50,6 +50,12 @@ class Kind(NamedTuple):
         pieces = flat.split([part.numel() for part in parts])
         return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
 
+    def rms(self, pieces: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+        """[n]: the root mean squares of n tensors of this kind, of which these are the local pieces."""
+        norms = torch.stack(torch._foreach_norm(pieces, 2, dtype=self.working_dtype))
+        (squares,) = self.total(norms.square())
+        return (squares / self.shape.numel()).sqrt()
+
 
 def kind(parameter: Tensor) -> Kind:
     sharding = None
