@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from altup.cli.params import command
+from altup.errors import UserError
+from altup.models import AltUpT5Config
+from altup.models.accounting import account
+
+app = typer.Typer()
+app.command()(command)
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def count(*arguments: str) -> dict[str, Any]:
+    return json.loads(run(*arguments, "--json"))
+
+
+def test_one_model_as_json() -> None:
+    object_ = count("--size", "base", "--method", "altup", "--k", "2")
+    wanted = {"embedding", "non_embedding", "total", "flops_forward", "flops_train", "activation_bytes"}
+    assert wanted <= object_.keys()
+    assert object_["total"] == object_["embedding"] + object_["non_embedding"]
+    for whole, parts in (
+        ("total", "parameter_parts"),
+        ("flops_forward", "flops_forward_parts"),
+        ("activation_bytes", "activation_bytes_parts"),
+    ):
+        assert object_[whole] == sum(object_[parts].values())
+
+
+def test_xl_is_not_built() -> None:
+    start = time.perf_counter()
+    assert count("--size", "xl", "--method", "altup+moe")["total"] > 3e9
+    assert time.perf_counter() - start < 0.5  # its weights alone would take longer to allocate
+
+
+def test_the_papers_tables_fit_a_terminal_and_agree() -> None:
+    text = run()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    rows = [
+        line.split() for line in text.splitlines() if line.split()[:1] in (["small"], ["base"], ["large"], ["xl"])
+    ]
+    assert len(rows) == 13
+    for row in rows:
+        paper_embedding, embedding, paper_other, other = row[-6:-2]
+        assert embedding == paper_embedding
+        assert other == paper_other or (paper_other, other) == ("3.97e8", "3.965e8*")
+    assert "* base dense-wide 2: 396,457,728" in text
+
+
+def test_the_papers_tables_as_json() -> None:
+    rows = count()["rows"]
+    assert len(rows) == 13
+    base = next(row for row in rows if (row["model"], row["method"], row["k"]) == ("base", "altup", 2))
+    assert round(base["flops_to_dense"], 3) == 1.142
+    assert round(base["paper_time_to_dense"], 2) == 1.24
+    assert base["total"] == account(AltUpT5Config.from_preset("base", "altup", k=2)).total
+
+
+def test_itemised_table() -> None:
+    text = run("--size", "small", "--method", "sequence-altup+moe", "--experts", "3")
+    for part in ("input table", "experts", "coefficients", "update rule", "norm inputs", "paper's formula"):
+        assert part in text
+
+
+def test_lengths() -> None:
+    long, short = count("--size", "tiny"), count("--size", "tiny", "--inputs", "64", "--targets", "8")
+    assert long["total"] == short["total"]
+    assert short["flops_forward"] < long["flops_forward"] / 5
+    with pytest.raises(UserError, match="inputs=0"):
+        count("--size", "tiny", "--inputs", "0")
+
+
+def test_a_saved_model_counts_as_the_flags_that_made_it(tmp_path: Path) -> None:
+    made = AltUpT5Config.from_preset("small", "altup+sequence-altup", k=3, vocab_size=999, extra_layers=1)
+    made.save_pretrained(tmp_path)
+    assert count("--config", str(tmp_path)) == account(made).to_json()
+    assert count("--config", str(tmp_path / "config.json"))["total"] == account(made).total
+
+    wider = count("--config", str(tmp_path), "--k", "4")["config"]
+    assert (wider["num_blocks"], wider["sequence"], wider["vocab_size"]) == (4, "altup", 999)
+    other = count("--config", str(tmp_path), "--method", "dense", "--size", "tiny", "--extra-layers", "2")[
+        "config"
+    ]
+    assert (other["widening"], other["num_blocks"], other["sequence"], other["stride"]) == ("none", 1, "none", 1)
+    assert (other["d_model"], other["num_layers"], other["num_decoder_layers"]) == (128, 6, 6)
+
+
+def test_a_run_file_and_flags_over_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("size: tiny\nmethod: altup\nk: 4\nvocab_size: 700\n")
+    assert count("--config", str(file))["config"]["num_blocks"] == 4
+    assert count("--config", str(file), "--k", "2")["config"]["num_blocks"] == 2
+    dense = count("--config", str(file), "--method", "dense", "--size", "small")["config"]
+    assert (dense["widening"], dense["d_model"], dense["vocab_size"]) == ("none", 512, 700)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("run.yaml", "sizes: tiny", ["run.yaml", "'sizes'", "did you mean 'size'"]),
+        ("run.yaml", "size: [tiny", ["run.yaml", "not readable as yaml"]),
+        ("run.yaml", "- tiny", ["run.yaml", "list"]),
+        ("config.json", '{"model_type": "t5", "d_model": 512}', ["config.json", "'t5'", "altup upcycle"]),
+        ("config.json", '{"model_type": "altup_t5", "d_modle": 1}', ["'d_modle'", "did you mean 'd_model'"]),
+        ("config.json", "{", ["config.json", "not readable as json"]),
+        ("run.yaml", "size: huge", ["size='huge'", "xl"]),
+    ],
+)
+def test_bad_files_are_named_with_what_is_wrong(tmp_path: Path, name: str, content: str, words: list[str]) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as caught:
+        count("--config", str(tmp_path / name))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"nowhere\.yaml.*No such file"):
+        count("--config", "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--size", "big"], "size='big'"),
+        (["--method", "altdown"], "'altdown'"),
+        (["--method", "altup", "--k", "0"], "num_blocks=0"),
+        (["--method", "dense", "--k", "2"], "k=2 does not fit"),
+        (["--method", "sequence-altup", "--stride", "0"], "stride=0"),
+        (["--extra-layers", "-1"], "extra_layers=-1"),
+        (["--experts", "-3"], "experts=-3"),
+    ],
+)
+def test_choices_that_make_no_sense(arguments: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        count(*arguments)
