@@ -1,0 +1,1 @@
+"""From text on disk to batches: sources, tokenizer, token shards, objectives, the exact order of the data."""

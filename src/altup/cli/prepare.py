@@ -1,0 +1,181 @@
+"""`altup prepare`: text → tokenizer and hashed token shards."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from altup.data.prepare import Watch
+    from altup.data.shards import Manifest
+
+SECONDS_BETWEEN_LINES = 15.0
+RAW_LENGTH = 568  # tokens of a sequence at T5's input length of 512
+
+
+def command(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Files or folders (.txt, .jsonl, .parquet; .gz and .zst too), or hf:NAME:CONFIG:SPLIT.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("data"),
+    embedded: Annotated[bool, typer.Option("--embedded", help="Use the English that comes with Python.")] = False,
+    vocab_size: Annotated[
+        int, typer.Option(help="Pieces of the vocabulary to train; 100 sentinels come on top.")
+    ] = 32000,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Take this one instead: a folder, a tokenizer.json, a name on the hub.")
+    ] = None,
+    validation: Annotated[
+        list[str] | None, typer.Option(help="A source of validation text; may be repeated.")
+    ] = None,
+    validation_fraction: Annotated[
+        float | None,
+        typer.Option(help="Hold out this part of the documents [default: 0.01; 0.04 with --embedded]."),
+    ] = None,
+    field: Annotated[
+        str, typer.Option(help="The field of .jsonl, .parquet and datasets that holds the text.")
+    ] = "text",
+    workers: Annotated[int | None, typer.Option(help="Tokenising processes [default: one a core].")] = None,
+    on_error: Annotated[str, typer.Option(help="Bad input: `skip` and count it, or `stop`.")] = "skip",
+    max_document_mb: Annotated[int, typer.Option(help="Longer documents count as bad input.")] = 16,
+    max_unpack_ratio: Annotated[
+        int, typer.Option(help="So many times its size may a packed file unpack to.")
+    ] = 200,
+    max_unpacked_mb: Annotated[int, typer.Option(help="And to no more than this.")] = 1 << 20,
+    sample_mb: Annotated[int, typer.Option(help="Text to train the vocabulary on, at most.")] = 50,
+    shard_tokens: Annotated[int, typer.Option(help="Tokens in a shard file, about.")] = 1 << 25,
+) -> None:
+    """Turn text into a tokenizer and hashed token shards, ready for `altup pretrain`.
+
+    Run the same command again to go on after an interruption. The result does not depend on the number of workers.
+    """
+    from altup.data.faults import MEBIBYTE, Limits
+    from altup.data.prepare import Recipe, prepare
+    from altup.data.shards import MANIFEST, Manifest
+    from altup.data.sources import open_source
+    from altup.errors import UserError
+
+    if validation and validation_fraction is not None:
+        raise UserError("--validation and --validation-fraction exclude each other; give one of them")
+    names = [*(sources or []), *(["embedded"] if embedded else [])]
+    recipe = Recipe(
+        sources=[open_source(name, field) for name in names],
+        validation=[open_source(name, field) for name in validation or []],
+        validation_fraction=(0.04 if embedded else 0.01) if validation_fraction is None else validation_fraction,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        sample_bytes=sample_mb * MEBIBYTE,
+        shard_tokens=shard_tokens,
+        on_error=on_error,
+        limits=Limits(max_document_mb * MEBIBYTE, max_unpack_ratio, max_unpacked_mb * MEBIBYTE),
+    )
+    finished_before = (out / MANIFEST).exists() and Manifest.load(out).finished
+    try:
+        with _display() as watch:
+            manifest = prepare(out, recipe, workers, watch)
+    except KeyboardInterrupt:
+        typer.secho("Stopped. Run the same command again to go on from the last finished shard.", err=True)
+        raise typer.Exit(130) from None
+    if finished_before:
+        typer.echo(f"{out} is finished and whole: every shard was compared with its hash.")
+    _report(manifest)
+    typer.echo(f"Next: altup pretrain --data {out}")
+
+
+@contextmanager
+def _display() -> Iterator[Watch]:
+    """A progress bar with the time left in a terminal; a plain line now and then in a log."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _log_lines()
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[counts]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("starting", total=None, counts="")
+
+        def watch(stage: str, fraction: float | None, documents: int, tokens: int) -> None:
+            if progress.tasks[0].description != stage:
+                progress.reset(bar, total=None, description=stage)
+            progress.update(
+                bar,
+                total=None if fraction is None else 1.0,
+                completed=fraction or 0.0,
+                counts=f"{documents:,} documents, {tokens / 1e6:,.1f} M tokens",
+            )
+
+        yield watch
+
+
+def _log_lines() -> Watch:
+    stage_now, began, last = "", 0.0, 0.0
+
+    def watch(stage: str, fraction: float | None, documents: int, tokens: int) -> None:
+        nonlocal stage_now, began, last
+        now = time.monotonic()
+        if stage != stage_now:
+            stage_now, began = stage, now
+        elif now - last < SECONDS_BETWEEN_LINES:
+            return
+        last = now
+        left = f", {(now - began) * (1 - fraction) / fraction:.0f} s left" if fraction and now > began else ""
+        done = "" if fraction is None else f" {fraction:.0%}{left}"
+        typer.echo(f"{stage}{done}: {documents:,} documents, {tokens:,} tokens", err=True)
+
+    return watch
+
+
+def _report(manifest: Manifest) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from altup.data.shards import SPLITS
+
+    table = Table("split", *("documents", "characters", "tokens", f"sequences of {RAW_LENGTH}"))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for split in SPLITS:
+        shards = manifest.shards(split)
+        tokens = sum(shard.tokens for shard in shards)
+        numbers = (
+            sum(s.documents for s in shards),
+            sum(s.characters for s in shards),
+            tokens,
+            tokens // RAW_LENGTH,
+        )
+        table.add_row(split, *(f"{number:,}" for number in numbers))
+    console = Console()
+    console.print(table)
+    assert manifest.vocabulary is not None
+    size, padded = manifest.vocabulary.size, manifest.vocabulary.padded_size
+    typer.echo(f"Vocabulary: {size:,} with the sentinels; a model's tables have {padded:,} rows.")
+    if not manifest.shards("validation"):
+        typer.echo("No validation text: give --validation, or hold out more with --validation-fraction.")
+    for reason, count in manifest.skipped().items():
+        typer.echo(f"Skipped: {count:,} × {reason} (the first places are in manifest.json)")

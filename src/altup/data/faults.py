@@ -1,0 +1,82 @@
+"""What happens to bad input: skipped and counted by reason, or a clear error, as the user chose."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from altup.errors import UserError, check_choice, check_whole
+
+MEBIBYTE = 1 << 20
+PLACES_KEPT = 3  # of every reason the first places are remembered, so that a count can be looked into
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that keep memory and disk safe from input of any size.
+
+    A packed file may unpack to `max(64 MiB, unpack_ratio × its size)`, and never beyond `unpacked_bytes`.
+    """
+
+    document_bytes: int = 16 * MEBIBYTE
+    unpack_ratio: int = 200
+    unpacked_bytes: int = 1 << 40
+
+    def __post_init__(self) -> None:
+        for field, value in asdict(self).items():
+            check_whole(field, value, 1)
+
+    def allowed(self, packed_bytes: int) -> int:
+        return min(self.unpacked_bytes, max(64 * MEBIBYTE, self.unpack_ratio * packed_bytes))
+
+
+class Faults:
+    """Counts bad input by reason (`on_error="skip"`) or raises at the first one (`"stop"`)."""
+
+    def __init__(self, on_error: str = "skip", limits: Limits | None = None, state: dict[str, Any] | None = None):
+        check_choice("on_error", on_error, ("skip", "stop"))
+        self.on_error = on_error
+        self.limits = limits or Limits()
+        self._reasons: dict[str, dict[str, Any]] = {
+            reason: {"count": seen["count"], "first": list(seen["first"])}
+            for reason, seen in (state or {}).items()
+        }
+
+    def report(self, reason: str, where: str, detail: str = "") -> None:
+        if self.on_error == "stop":
+            raise UserError(
+                f"{where}: {reason}{f' ({detail})' if detail else ''}; mend or remove it, "
+                "or skip and count such input with --on-error skip"
+            )
+        seen = self._reasons.setdefault(reason, {"count": 0, "first": []})
+        seen["count"] += 1
+        if len(seen["first"]) < PLACES_KEPT:
+            seen["first"].append(where)
+
+    def accept(self, text: str, where: str) -> bool:
+        """Whether a document can be used; if not, why is reported."""
+        if not text or text.isspace():
+            self.report("empty document", where)
+        elif len(text) > self.limits.document_bytes:
+            self.report("too long", where, f"more than {self.limits.document_bytes} bytes")
+        elif not _is_unicode(text):
+            self.report("bad UTF-8", where, "half of a surrogate pair")
+        else:
+            return True
+        return False
+
+    def state(self) -> dict[str, Any]:
+        """A JSON-able copy: `{reason: {"count", "first"}}`."""
+        return {
+            reason: {"count": seen["count"], "first": list(seen["first"])}
+            for reason, seen in sorted(self._reasons.items())
+        }
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can spell half of a surrogate pair, which no UTF-8 file and no tokenizer can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

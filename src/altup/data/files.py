@@ -1,0 +1,253 @@
+"""Documents from local .txt, .jsonl and .parquet files, plain, .gz or .zst, in bounded memory.
+
+In a .jsonl file a line is a document, in a .parquet file a row. A .txt file is cut into documents at the first
+blank line after 4 KiB, or at the first line end after 64 KiB where no blank line comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from altup.data.faults import Faults, Limits
+from altup.errors import UserError
+
+KINDS = (".txt", ".jsonl", ".parquet")
+CODECS = {".gz": "gzip", ".zst": "zstd"}
+PIECE = 1 << 18
+TEXT_AT_BLANK_LINE = 1 << 12
+TEXT_AT_LINE_END = 1 << 16
+ROWS = 64  # of a parquet file held at a time: few, because each may be long
+PRINT = 1 << 16
+GUESSED_RATIO = 3  # of text to packed text, for estimates only
+
+
+def kind_of(path: Path) -> str | None:
+    """`.txt`, `.jsonl` or `.parquet`; None for a file that is none of them."""
+    stem = path.with_suffix("") if path.suffix in CODECS else path
+    if stem.suffix == ".parquet" and stem is not path:
+        return None
+    return stem.suffix if stem.suffix in KINDS else None
+
+
+class LocalFiles:
+    """A file, or every .txt, .jsonl and .parquet file below a folder in the order of their names."""
+
+    def __init__(self, path: Path, field: str = "text"):
+        self.path, self.field = Path(path), field
+        known = ", ".join(KINDS) + " (.txt and .jsonl also .gz or .zst)"
+        if self.path.is_dir():
+            self.files = sorted(p for p in self.path.rglob("*") if p.is_file() and kind_of(p) and p.name[0] != ".")
+            if not self.files:
+                raise UserError(f"folder {self.path} has no file that can be read; known are {known}")
+        elif not self.path.exists():
+            raise UserError(
+                f"source {str(self.path)!r} does not exist; give a file, a folder, `embedded`, "
+                "or a Hugging Face dataset as hf:NAME:CONFIG:SPLIT"
+            )
+        elif kind_of(self.path) is None:
+            raise UserError(f"file {self.path} is of no known kind; known are {known}")
+        else:
+            self.files = [self.path]
+
+    def describe(self) -> dict[str, Any]:
+        root = self.path if self.path.is_dir() else self.path.parent
+        return {
+            "kind": "files",
+            "field": self.field,
+            "files": [
+                {"name": p.relative_to(root).as_posix(), "bytes": p.stat().st_size, "print": _fingerprint(p)}
+                for p in self.files
+            ],
+        }
+
+    def read(self, faults: Faults, cursor: Any = None) -> _FilesReader:
+        return _FilesReader(self.files, self.field, faults, cursor)
+
+    def parts(self) -> list[LocalFiles]:
+        return [LocalFiles(path, self.field) for path in self.files]
+
+    def text_bytes(self) -> int:
+        return sum(p.stat().st_size * (1 if p.suffix in (".txt", ".jsonl") else GUESSED_RATIO) for p in self.files)
+
+
+def _fingerprint(path: Path) -> str:
+    """A cheap print of a file's content: its size, its beginning and its end."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    try:
+        with path.open("rb") as file:
+            digest.update(file.read(PRINT))
+            file.seek(max(0, size - PRINT))
+            digest.update(file.read(PRINT))
+    except OSError as error:
+        raise UserError(f"file {path} cannot be read ({error.strerror}); make it readable or remove it") from None
+    return digest.hexdigest()[:16]
+
+
+class _FilesReader:
+    """The cursor is `[file, items]`: the lines or rows of that file that have been read."""
+
+    def __init__(self, files: list[Path], field: str, faults: Faults, cursor: Any):
+        self._files, self._field, self._faults = files, field, faults
+        self._file: int
+        self._items: int
+        self._file, self._items = cursor or (0, 0)
+        self._sizes = [max(1, path.stat().st_size) for path in files]
+        self._within = 0.0
+
+    def __iter__(self) -> Iterator[str]:
+        while self._file < len(self._files):
+            path = self._files[self._file]
+            documents = {".txt": self._text, ".jsonl": self._json_lines, ".parquet": self._parquet}[
+                kind_of(path) or ""
+            ]
+            try:
+                for items, text, where in documents(path, self._items):
+                    if self._faults.accept(text, where):
+                        self._items = items
+                        yield text
+            except EndlessError as error:
+                self._faults.report("unpacks without end", str(path), str(error))
+            except (OSError, pa.ArrowException) as error:
+                truncated = "truncated" in str(error).lower()
+                reason = "truncated archive" if truncated else "unreadable file"
+                self._faults.report(reason, str(path), f"{str(error).splitlines()[0]}; what follows is lost")
+            self._file, self._items, self._within = self._file + 1, 0, 0.0
+
+    def cursor(self) -> Any:
+        return [self._file, self._items]
+
+    def fraction(self) -> float | None:
+        return min(1.0, (sum(self._sizes[: self._file]) + self._within) / sum(self._sizes))
+
+    def _lines(self, path: Path) -> Iterator[tuple[int, bytes | None]]:
+        limits = self._faults.limits
+        return enumerate(split_lines(self._unpacked(path, limits), limits.document_bytes), start=1)
+
+    def _unpacked(self, path: Path, limits: Limits) -> Iterator[bytes]:
+        allowed, size = limits.allowed(path.stat().st_size), 0
+        with pa.OSFile(str(path)) as packed:
+            codec = CODECS.get(path.suffix)
+            stream = pa.CompressedInputStream(packed, codec) if codec else packed
+            while piece := stream.read(PIECE):
+                size += len(piece)
+                if codec and size > allowed:
+                    raise EndlessError(f"beyond {allowed} bytes")
+                self._within = packed.tell()
+                yield piece
+
+    def _json_lines(self, path: Path, skip: int) -> Iterator[tuple[int, str, str]]:
+        for number, line in self._lines(path):
+            if number <= skip or (line is not None and not line.strip()):
+                continue
+            where = f"{path}, line {number}"
+            if line is None:
+                self._faults.report("too long", where, f"more than {self._faults.limits.document_bytes} bytes")
+                continue
+            try:
+                record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError as error:
+                self._faults.report("bad UTF-8", where, f"byte {error.start + 1}")
+            except (ValueError, RecursionError) as error:
+                self._faults.report("broken JSON", where, str(error))
+            else:
+                text = record.get(self._field) if isinstance(record, dict) else None
+                if isinstance(text, str):
+                    yield number, text, where
+                else:
+                    self._faults.report(
+                        "no text field", where, f"no string {self._field!r}; name another with --field"
+                    )
+
+    def _text(self, path: Path, skip: int) -> Iterator[tuple[int, str, str]]:
+        held: list[bytes] = []
+        size = number = 0
+        first = skip + 1
+        for number, line in self._lines(path):
+            if number <= skip:
+                continue
+            if line is None:
+                limit = self._faults.limits.document_bytes
+                self._faults.report("too long", f"{path}, line {number}", f"a line of more than {limit} bytes")
+                line = b""
+            line = line.rstrip()
+            held.append(line)
+            size += len(line)
+            if size >= TEXT_AT_LINE_END or (not line and size >= TEXT_AT_BLANK_LINE):
+                yield from self._decoded(path, held, first, number)
+                held, size, first = [], 0, number + 1
+        if size or not number:
+            yield from self._decoded(path, held, first, number)
+
+    def _decoded(self, path: Path, lines: list[bytes], first: int, last: int) -> Iterator[tuple[int, str, str]]:
+        joined = b"\n".join(lines)
+        try:
+            text = joined.decode("utf-8-sig" if first == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            bad = first + joined.count(b"\n", 0, error.start)
+            self._faults.report("bad UTF-8", f"{path}, line {bad}")
+        else:
+            yield last, text.strip(), f"{path}, line {first}"
+
+    def _parquet(self, path: Path, skip: int) -> Iterator[tuple[int, str, str]]:
+        import pyarrow.parquet
+
+        allowed, size = self._faults.limits.allowed(path.stat().st_size), 0
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if self._field not in file.schema_arrow.names:
+                names = ", ".join(file.schema_arrow.names)
+                self._faults.report("no text field", str(path), f"no {self._field!r} among {names}; see --field")
+                return
+            row, groups = 0, list(range(file.num_row_groups))
+            while groups and row + file.metadata.row_group(groups[0]).num_rows <= skip:
+                row += file.metadata.row_group(groups.pop(0)).num_rows
+            for batch in file.iter_batches(ROWS, row_groups=groups, columns=[self._field]):
+                size += batch.nbytes
+                if size > allowed:
+                    raise EndlessError(f"beyond {allowed} bytes")
+                self._within = self._sizes[self._file] * row / max(1, file.metadata.num_rows)
+                for value in batch.column(0):
+                    row += 1
+                    if row > skip:
+                        yield from self._cell(row, value, f"{path}, row {row}")
+
+    def _cell(self, row: int, value: pa.Scalar, where: str) -> Iterator[tuple[int, str, str]]:
+        try:
+            text = value.as_py()
+        except UnicodeDecodeError:
+            self._faults.report("bad UTF-8", where)
+            return
+        if isinstance(text, str):
+            yield row, text, where
+        elif text is None:
+            self._faults.report("empty document", where)
+        else:
+            self._faults.report("no text field", where, f"{self._field!r} is no string; name another with --field")
+
+
+class EndlessError(Exception):
+    """A file unpacks to more than `Limits` allow."""
+
+
+def split_lines(pieces: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
+    """Lines without their ends; None for a line of more than `limit` bytes, which is never held whole."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        *ended, rest = piece.split(b"\n")
+        for part in ended:
+            yield b"".join([*held, part]) if size + len(part) <= limit else None
+            held, size = [], 0
+        size += len(rest)
+        if size <= limit:
+            held.append(rest)
+        else:
+            held = []
+    if size:
+        yield b"".join(held) if size <= limit else None

@@ -1,0 +1,92 @@
+"""Documents from a Hugging Face dataset, streamed; or from one on disk, through the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from altup.data.faults import Faults
+from altup.errors import UserError
+
+
+class HubDataset:
+    """A dataset by its name on the hub, or by the path of a saved dataset or of a folder `load_dataset` reads."""
+
+    def __init__(self, name: str, config: str | None = None, split: str = "train", field: str = "text"):
+        self.name, self.config, self.split, self.field = name, config, split, field
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "hub", "name": self.name, "config": self.config, "split": self.split, "field": self.field}
+
+    def read(self, faults: Faults, cursor: Any = None) -> _HubReader:
+        return _HubReader(self, faults, cursor)
+
+    def parts(self) -> list[HubDataset]:
+        return [self]
+
+    def text_bytes(self) -> int:
+        return 0
+
+    def load(self) -> Any:
+        """The `datasets.IterableDataset`."""
+        try:
+            import datasets
+        except ImportError:
+            raise UserError(
+                f"dataset {self.name!r} needs the datasets library; pip install 'altup[hub]'"
+            ) from None
+        folder = Path(self.name)
+        try:
+            if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
+                saved = datasets.load_from_disk(self.name)
+                chosen = saved[self.split] if isinstance(saved, dict) else saved
+                return chosen.to_iterable_dataset()
+            return datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
+        except Exception as error:  # the library raises dozens of kinds, for names, splits, files and the network
+            raise UserError(
+                f"dataset {self.name!r}, config {self.config!r}, split {self.split!r} cannot be opened "
+                f"({type(error).__name__}: {error}); check the name (hf:NAME:CONFIG:SPLIT) and the network"
+            ) from error
+
+
+class _HubReader:
+    """The cursor is the number of records read and the dataset's own state, which skips whole files."""
+
+    def __init__(self, source: HubDataset, faults: Faults, cursor: Any):
+        self._source, self._faults = source, faults
+        self._data = source.load()
+        self._read: int
+        self._read, state = cursor or (0, None)
+        if state is not None:
+            self._data.load_state_dict(state)
+        splits = getattr(self._data.info, "splits", None) or {}
+        self._total = splits[source.split].num_examples if source.split in splits else None
+
+    def __iter__(self) -> Iterator[str]:
+        field = self._source.field
+        records = iter(self._data)
+        while True:
+            try:
+                record = next(records)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise UserError(
+                    f"dataset {self._source.name!r} failed after record {self._read} "
+                    f"({type(error).__name__}: {error}); "
+                    "run the same command again to go on from the last finished shard"
+                ) from error
+            self._read += 1
+            where = f"dataset {self._source.name}, {self._source.split}, record {self._read}"
+            text = record.get(field)
+            if not isinstance(text, str):
+                self._faults.report("no text field", where, f"no string {field!r}; name another with --field")
+            elif self._faults.accept(text, where):
+                yield text
+
+    def cursor(self) -> Any:
+        return [self._read, self._data.state_dict()]
+
+    def fraction(self) -> float | None:
+        return self._read / self._total if self._total else None

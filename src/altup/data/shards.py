@@ -1,0 +1,199 @@
+"""Token shards: hashed files of token ids, and the memory-mapped stream that training reads.
+
+A prepared folder holds `manifest.json`, `tokenizer/`, and for each split `train-00000.bin`, `train-00001.bin`, …:
+bare little-endian uint16 ids (uint32 if the vocabulary needs it), documents one after the other without eos.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from altup.data.disk import sha256_of, write_whole
+from altup.data.tokenizer import Vocabulary
+from altup.errors import UserError, check_choice
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer"
+FORMAT = 1
+SPLITS = ("train", "validation")
+MAPPED = 512  # shards kept open at a time, below the usual limit on open files
+AGAIN = "run the same `altup prepare` command again, it makes anew what is missing"
+
+
+@dataclass(frozen=True)
+class Shard:
+    file: str
+    tokens: int
+    documents: int
+    characters: int
+    sha256: str
+
+
+def token_type(vocab_size: int) -> np.dtype[Any]:
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def write_shard(path: Path, parts: Sequence[np.ndarray], documents: int, characters: int) -> Shard:
+    ids = np.concatenate(parts)
+    write_whole(path, ids.data.cast("B"))
+    return Shard(path.name, len(ids), documents, characters, hashlib.sha256(ids.data).hexdigest())
+
+
+@dataclass
+class Manifest:
+    """What a prepared folder holds; written anew after every finished segment of the source.
+
+    A segment is a run of documents: `{"pass", "cursor", "end", "skipped", "shards": {split: Shard}}`, with the
+    place in the source where the next one begins, so that preparing can go on after it.
+    """
+
+    settings: dict[str, Any]
+    vocabulary: Vocabulary | None = None
+    segments: list[dict[str, Any]] | None = None
+    finished: bool = False
+
+    def save(self, folder: Path) -> None:
+        content = {
+            "format": FORMAT,
+            "finished": self.finished,
+            "settings": self.settings,
+            "vocabulary": self.vocabulary and self.vocabulary.to_json(),
+            "segments": [
+                {**segment, "shards": {split: asdict(shard) for split, shard in segment["shards"].items()}}
+                for segment in self.segments or []
+            ],
+        }
+        write_whole(folder / MANIFEST, (json.dumps(content, indent=1) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        path = folder / MANIFEST
+        try:
+            content = json.loads(path.read_bytes())
+            if content["format"] != FORMAT:
+                raise UserError(
+                    f"{path} is of format {content['format']}, this altup reads {FORMAT}; prepare again"
+                )
+            vocabulary = content["vocabulary"] and Vocabulary.from_json(content["vocabulary"])
+            segments = [
+                {**segment, "shards": {split: Shard(**shard) for split, shard in segment["shards"].items()}}
+                for segment in content["segments"]
+            ]
+            return cls(content["settings"], vocabulary, segments, content["finished"])
+        except FileNotFoundError:
+            raise UserError(
+                f"{folder} holds no prepared data; make it with `altup prepare SOURCE --out {folder}`"
+            ) from None
+        except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is damaged ({error}); delete the folder and prepare it again") from None
+
+    def shards(self, split: str) -> list[Shard]:
+        return [segment["shards"][split] for segment in self.segments or [] if split in segment["shards"]]
+
+    def skipped(self) -> dict[str, int]:
+        """Bad input by reason. A segment's counts run on from the start of its pass, so the last hold all."""
+        last = {segment["pass"]: segment["skipped"] for segment in self.segments or []}
+        counts: dict[str, int] = {}
+        for reasons in last.values():
+            for reason, seen in reasons.items():
+                counts[reason] = counts.get(reason, 0) + seen["count"]
+        return counts
+
+
+def damage(folder: Path, shard: Shard, itemsize: int, hashed: bool = True) -> str | None:
+    """What is wrong with a shard; None if nothing is."""
+    path = folder / shard.file
+    if not path.is_file():
+        return "is missing"
+    if (size := path.stat().st_size) != shard.tokens * itemsize:
+        return f"has {size} bytes instead of {shard.tokens * itemsize}"
+    if hashed and sha256_of(path) != shard.sha256:
+        return "has other content than was written"
+    return None
+
+
+def verify(folder: Path) -> Manifest:
+    """Read every byte of a prepared folder and compare with its manifest; `UserError` at the first difference."""
+    manifest = _finished(folder)
+    vocabulary = manifest.vocabulary
+    assert vocabulary is not None
+    tokenizer = folder / TOKENIZER / "tokenizer.json"
+    if not tokenizer.is_file() or sha256_of(tokenizer) != vocabulary.sha256:
+        raise UserError(
+            f"{tokenizer} is missing or not the one the shards were made with; restore it or prepare again"
+        )
+    shards = [shard for split in SPLITS for shard in manifest.shards(split)]
+    itemsize = token_type(vocabulary.size).itemsize
+    with ThreadPoolExecutor(4) as threads:
+        for shard, wrong in zip(shards, threads.map(lambda s: damage(folder, s, itemsize), shards), strict=True):
+            if wrong:
+                raise UserError(f"shard {folder / shard.file} {wrong}; {AGAIN}")
+    return manifest
+
+
+def _finished(folder: Path) -> Manifest:
+    manifest = Manifest.load(folder)
+    if not manifest.finished:
+        raise UserError(f"preparing {folder} was not finished; {AGAIN}")
+    return manifest
+
+
+class TokenStream:
+    """All tokens of a split as one long array, memory-mapped. Cheap to open: sizes are checked, not hashes."""
+
+    def __init__(self, folder: str | Path, split: str = "train"):
+        check_choice("split", split, SPLITS)
+        self.folder, self.split = Path(folder), split
+        manifest = _finished(self.folder)
+        assert manifest.vocabulary is not None
+        self.vocabulary = manifest.vocabulary
+        self.shards = manifest.shards(split)
+        self._type = token_type(self.vocabulary.size)
+        for shard in self.shards:
+            if wrong := damage(self.folder, shard, self._type.itemsize, hashed=False):
+                raise UserError(f"shard {self.folder / shard.file} {wrong}; {AGAIN}")
+        self._ends = np.cumsum([0, *(shard.tokens for shard in self.shards)])
+        self._mapped = lru_cache(MAPPED)(self._map)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def sha256(self) -> str:
+        """The identity of the split's tokens."""
+        return hashlib.sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
+
+    def _map(self, index: int) -> np.ndarray:
+        return np.memmap(self.folder / self.shards[index].file, self._type, "r")
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start..stop-1."""
+        pieces = []
+        while start < stop:
+            index = int(np.searchsorted(self._ends, start, side="right")) - 1
+            end = min(stop, int(self._ends[index + 1]))
+            pieces.append(self._mapped(index)[start - self._ends[index] : end - self._ends[index]])
+            start = end
+        return np.concatenate(pieces) if pieces else np.empty(0, self._type)
+
+    def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """`[n, length]` tokens, row i from place `starts[i]` on. One copy a shard, whatever n."""
+        rows = np.empty((len(starts), length), self._type)
+        home = np.searchsorted(self._ends, starts, side="right") - 1
+        inside = starts + length <= self._ends[home + 1]
+        for index in np.unique(home[inside]):
+            mine = inside & (home == index)
+            views = np.lib.stride_tricks.sliding_window_view(self._mapped(int(index)), length)
+            rows[mine] = views[starts[mine] - self._ends[index]]
+        for row in np.flatnonzero(~inside):
+            rows[row] = self.read(int(starts[row]), int(starts[row]) + length)
+        return rows

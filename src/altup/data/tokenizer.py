@@ -1,0 +1,230 @@
+"""The vocabulary: a SentencePiece-style unigram model trained here, or any existing fast tokenizer.
+
+A trained vocabulary has `vocab_size` pieces (pad 0, eos 1, unk 2, 256 bytes, then words and parts of words) and
+above them 100 sentinels counting down: `<extra_id_0>` is the highest id, as in T5. Characters that have no piece
+are spelt in bytes, so every text survives `decode(encode(text))` up to
+normalisation (NFKC, white space collapsed).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from altup.errors import UserError, check_whole
+
+PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
+SENTINELS = [f"<extra_id_{i}>" for i in range(100)]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+COVERAGE = 0.9995  # of the sample's characters get a piece of their own; the others are spelt in bytes
+NEVER = -1000.0  # the score of pieces that text must not match: `</s>` written out in a document is no end
+LEAST_VOCABULARY = 512
+PADDED_TO = 128  # embedding rows; 32,100 pieces and sentinels become T5's 32,128
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What training needs to know of a tokenizer; kept in the manifest of the shards."""
+
+    sha256: str
+    size: int
+    pad: int
+    eos: int
+    start: int | None
+    mask: int | None
+    sentinels: tuple[int, ...]
+
+    @property
+    def padded_size(self) -> int:
+        """Rows of the embedding tables: `size` rounded up to a multiple of 128."""
+        return -(-self.size // PADDED_TO) * PADDED_TO
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "sentinels": list(self.sentinels)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Vocabulary:
+        return cls(**{**fields, "sentinels": tuple(fields["sentinels"])})
+
+
+def _blank() -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    return tokenizer
+
+
+def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A unigram vocabulary of `vocab_size` pieces, the same for the same texts on every run."""
+    check_whole("vocab_size", vocab_size, LEAST_VOCABULARY)
+    sample = list(texts)
+    characters = Counter[str]()
+    for text in sample:
+        characters.update(text)
+    if not characters:
+        raise UserError("there is no text to train a vocabulary on; check the sources")
+    rare = _rare(characters, COVERAGE, most=vocab_size // 4)
+    own = vocab_size - 3 - len(BYTES)
+    tokenizer = _blank()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=own,
+        seed_size=10 * vocab_size,  # type: ignore[call-arg]
+        initial_alphabet=[chr(c) for c in range(33, 127)],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((text.translate(rare) for text in sample), trainer)
+    pieces = _settled(json.loads(tokenizer.to_str())["model"]["vocab"])[:own]
+    if len(pieces) < own:
+        raise UserError(
+            f"vocab_size={vocab_size} is more than this text can fill ({len(pieces) + vocab_size - own} pieces); "
+            f"give at most {(len(pieces) + vocab_size - own) // 100 * 100} or more text"
+        )
+    return _assemble(pieces)
+
+
+def _rare(characters: Counter[str], coverage: float, most: int) -> dict[int, str]:
+    """Characters to leave out of training: those beyond `coverage`, and all but the `most` frequent."""
+    ranked = sorted(characters, key=lambda c: (-characters[c], c))
+    left, kept = coverage * characters.total(), 0
+    while kept < min(most, len(ranked)) and left > 0:
+        left -= characters[ranked[kept]]
+        kept += 1
+    return {ord(c): " " for c in ranked[kept:]}
+
+
+def _settled(vocabulary: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """The trainer's pieces and scores, freed of what depends on its random hash seed.
+
+    Two things do: the last bits of the scores, and the scores of characters that earned none by themselves, which
+    the trainer hands out just above the lowest score in no fixed order.
+    """
+    low = min(score for _, score in vocabulary)
+    floor = low + 1e-4 * (1 + sum(len(piece) == 1 for piece, _ in vocabulary))
+    scores = {
+        piece: round(low - 1 if len(piece) == 1 and score <= floor else score, 5) for piece, score in vocabulary
+    }
+    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _assemble(pieces: list[tuple[str, float]]) -> Tokenizer:
+    special = [(piece, NEVER) for piece in (PAD, EOS, UNK, *BYTES)]
+    tokenizer = _blank()
+    tokenizer.model = models.Unigram([*special, *pieces], unk_id=2, byte_fallback=True)
+    tokenizer.add_special_tokens([PAD, EOS, UNK, *reversed(SENTINELS)])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always")])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, 1)]
+    )
+    return tokenizer
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> None:
+    """A folder that `transformers.AutoTokenizer.from_pretrained` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": PAD,
+        "eos_token": EOS,
+        "unk_token": UNK,
+        "additional_special_tokens": SENTINELS,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1_000_000,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def take(name: str, folder: Path) -> None:
+    """Save an existing tokenizer to `folder`: a folder, a tokenizer.json or a name on the Hugging Face hub."""
+    import transformers
+
+    path = Path(name)
+    found: Any
+    try:
+        if path.is_file():
+            found = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **_guess_special(path))
+        else:
+            found = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # whatever a foreign file or the network makes the library raise
+        raise UserError(
+            f"tokenizer {name!r} cannot be loaded ({type(error).__name__}: {str(error).splitlines()[0]}); "
+            "give a folder, a tokenizer.json, or a name on the Hugging Face hub"
+        ) from error
+    found.save_pretrained(folder)
+    if not (folder / "tokenizer.json").exists():
+        raise UserError(f"tokenizer {name!r} has no fast form (tokenizer.json); convert it or choose another")
+
+
+def _guess_special(path: Path) -> dict[str, str]:
+    """A bare tokenizer.json does not say which of its tokens is which; the usual names do."""
+    known = Tokenizer.from_file(str(path)).get_vocab()
+    usual = {
+        "pad_token": (PAD, "[PAD]", "<|endoftext|>"),
+        "eos_token": (EOS, "[SEP]", "<|endoftext|>", "<eos>"),
+        "unk_token": (UNK, "[UNK]"),
+        "cls_token": ("[CLS]",),
+        "mask_token": ("[MASK]", "<mask>"),
+    }
+    return {
+        role: next(t for t in names if t in known) for role, names in usual.items() if known.keys() & set(names)
+    }
+
+
+def load(folder: Path) -> Tokenizer:
+    """The tokenizer as corpora are tokenised: tokens' names that stand in a document are plain text to it."""
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # tokenizers raises plain Exception
+        raise UserError(
+            f"tokenizer in {folder} is missing or damaged ({error}); prepare the data again"
+        ) from error
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def vocabulary(folder: Path) -> Vocabulary:
+    tokenizer = load(folder)
+    config_file = folder / "tokenizer_config.json"
+    config = json.loads(config_file.read_text()) if config_file.exists() else {}
+
+    def find(*roles: str) -> int | None:
+        for role in roles:
+            token = config.get(role)
+            token = token.get("content") if isinstance(token, dict) else token
+            if token is not None and (found := tokenizer.token_to_id(token)) is not None:
+                return found
+        return None
+
+    eos = find("eos_token", "sep_token")
+    if eos is None:
+        raise UserError(f"the tokenizer in {folder} names no eos_token or sep_token; add one to {config_file}")
+    pad = find("pad_token")
+    sentinels = tuple(_present(tokenizer, SENTINELS))
+    mask = find("mask_token")
+    return Vocabulary(
+        sha256=hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest(),
+        size=tokenizer.get_vocab_size(with_added_tokens=True),
+        pad=eos if pad is None else pad,
+        eos=eos,
+        start=find("cls_token", "bos_token"),
+        mask=sentinels[0] if mask is None and sentinels else mask,
+        sentinels=sentinels,
+    )
+
+
+def _present(tokenizer: Tokenizer, names: list[str]) -> Iterator[int]:
+    for name in names:
+        if (found := tokenizer.token_to_id(name)) is None:
+            return
+        yield found
