@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from compare import assert_same_bits, records, weights
 from safetensors.torch import load_file
-from tiny import MadeUp, build, run, tiny_loop
 from torch.nn import functional as F
 
 from altup.errors import UserError
+from altup.training.heldout import held_out_loss
 from altup.training.prefetch import prefetch
+from tests.training.compare import assert_same_bits, records, weights
+from tests.training.tiny import ALONE, Fixed, MadeUp, build, run, tiny_loop
 
 STILL = {"model": {"dropout_rate": 0.0}}
 
@@ -159,10 +161,23 @@ def test_bf16_trains_float32_masters(tmp_path: Path) -> None:
     assert {t.dtype for t in weights(tmp_path).values()} == {torch.float32}
 
 
+@pytest.mark.parametrize("batch_size", [1, 5, 8, 13, 20])
+def test_held_out_numbers_do_not_depend_on_the_batch(batch_size: int) -> None:
+    """Against all thirteen examples at once; the last batch is filled up."""
+    model = build(dropout_rate=0.3).eval()
+    arrays = {n: torch.from_numpy(a).long() for n, a in Fixed().examples(0, 13).items()}
+    whole = model(**arrays)
+    found = held_out_loss(Fixed(), batch_size, ALONE, nullcontext)(model.train(), 0)
+    assert model.training
+    tokens = (arrays["labels"] != -100).sum()
+    assert found["loss"] == pytest.approx(float(whole.nll_sum / tokens), rel=1e-6)
+    assert found["accuracy"] == pytest.approx(float(whole.num_correct / tokens), rel=1e-6)
+
+
 @pytest.mark.parametrize("micro_batch", [8, 2])
 def test_prefetched_batches_are_those_of_the_data(micro_batch: int) -> None:
     data = MadeUp()
-    for step, batch in enumerate(prefetch(data, range(3, 9), micro_batch=micro_batch), start=3):
+    for step, batch in enumerate(prefetch(data, range(3, 9), micro_batch, ALONE), start=3):
         expected = data.examples(step, 0, 8)
         for name, array in expected.items():
             np.testing.assert_array_equal(torch.cat([micro[name] for micro in batch.micro]).numpy(), array)
@@ -177,4 +192,4 @@ def test_an_error_in_the_data_reaches_the_caller() -> None:
             return super().examples(step, start, stop)
 
     with pytest.raises(UserError, match="shard 7"):
-        list(prefetch(Broken(), range(5), micro_batch=8))
+        list(prefetch(Broken(), range(5), 8, ALONE))

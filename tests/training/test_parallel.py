@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_same_run, records, weights
-from tiny import build, run
 
 from altup.errors import UserError
-from altup.training.parallel import check_share
+from altup.training.parallel import Processes, check_share
 from altup.training.prefetch import share
+from tests.training.compare import assert_same_run, records, weights
+from tests.training.tiny import build, run
 
 LONG = {"steps": 50, "save_every": 50, "eval_every": 25, "log_every": 1, "model": {"dropout_rate": 0.0}}
 KINDS = ("ddp", "fsdp")
@@ -104,7 +104,8 @@ def test_a_checkpoint_of_sharded_weights_is_an_ordinary_model(runs: Path) -> Non
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_shares_cover_a_micro_batch_once(world: int) -> None:
-    covered = [i for rank in range(world) for i in range(*share(24, rank, world))]
+    everyone = [Processes(rank, world, torch.device("cpu")) for rank in range(world)]
+    covered = [i for mine in everyone for i in range(*share(24, mine))]
     assert covered == list(range(24))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from compare import assert_same_run, records
-from tiny import run
+
+from tests.training.compare import assert_same_run, records
+from tests.training.tiny import run
 
 STEPS = 12
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from altup.training.config import TrainConfig
-from altup.training.heldout import held_out
+from altup.training.heldout import held_out_loss
 from altup.training.loop import Loop, Outcome
 from altup.training.parallel import Processes, processes
 from altup.training.run import RunFolder
@@ -58,6 +58,16 @@ class MadeUp:
 
     def describe(self) -> dict[str, Any]:
         return {"made_up": True, "seed": self.seed}
+
+
+class Fixed:
+    """Thirteen held-out sequences, a number that no batch divides."""
+
+    def __len__(self) -> int:
+        return 13
+
+    def examples(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        return MadeUp(13, seed=1).examples(0, min(start, 13), min(stop, 13))
 
 
 def build(checkpoint: Path | None = None, method: str = "altup", **fields: Any) -> torch.nn.Module:
@@ -102,7 +112,7 @@ def tiny_loop(out: Path, mine: Processes = ALONE, stop_after: int | None = None,
         mine,
         MadeUp(config.batch_size),
         make,
-        lambda engine: held_out(MadeUp(8, seed=1), 2, 8, mine, engine.autocast),
+        lambda engine: held_out_loss(Fixed(), config.micro_batch or 8, mine, engine.autocast),
     )
 
 

@@ -3,52 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
-from altup.training.metrics import means
+from altup.training.metrics import SUMS, means
 from altup.training.parallel import Processes
-from altup.training.prefetch import assemble
-
-if TYPE_CHECKING:
-    from altup.data.batches import Batches
-
+from altup.training.prefetch import IGNORED, share, to_tensors
 
 Evaluate = Callable[[nn.Module, int], dict[str, float]]
 
 
-def held_out(
-    batches: Batches, number: int, micro_batch: int, mine: Processes, autocast: Callable[[], torch.autocast]
-) -> Evaluate:
-    """An `evaluate` callback for the loop: teacher-forced loss and accuracy over `number` micro-batches.
+class FixedExamples(Protocol):
+    """A set of examples, such as `altup.data.batches.HeldOut`."""
 
-    Every process takes its share of each micro-batch, as in training, so that it works with sharded models.
+    def __len__(self) -> int: ...
+
+    def examples(self, start: int, stop: int) -> dict[str, np.ndarray]: ...
+
+
+def held_out_loss(data: FixedExamples, batch_size: int, mine: Processes, autocast: Callable[[], Any]) -> Evaluate:
+    """An `evaluate` callback for the loop: teacher-forced loss and accuracy over all of `data`.
+
+    Every process takes its share of each batch, as in training, so that it works with sharded models.
     """
+    first, last = share(batch_size, mine)
 
     @torch.no_grad()
     def evaluate(model: nn.Module, step: int) -> dict[str, float]:
         was_training = model.training
         model.eval()
-        sums = torch.zeros(4, dtype=torch.float64, device=mine.device)
-        for i in range(number):
-            batch = assemble(
-                batches, i, batch_size=micro_batch, micro_batch=micro_batch, rank=mine.rank, world=mine.world,
-                pin=mine.device.type == "cuda",
-            ).micro[0]  # fmt: skip
+        sums = torch.zeros(len(SUMS), dtype=torch.float64, device=mine.device)
+        for begin in range(0, len(data), batch_size):
+            batch = to_tensors(full_batch(data, begin + first, begin + last), mine)
             inputs = {name: t.to(mine.device, non_blocking=True) for name, t in batch.items()}
             with autocast():
-                out = model(**inputs, return_logits=False)
-            sums += output_sums(out)
+                sums += output_sums(model(**inputs, return_logits=False))
         model.train(was_training)
-        names = ("loss_sum", "nll_sum", "num_correct", "num_tokens")
-        return means(dict(zip(names, mine.add_up(sums).tolist(), strict=True)))
+        return means(dict(zip(SUMS, mine.add_up(sums).tolist(), strict=True)))
 
     return evaluate
 
 
-def output_sums(out: object) -> torch.Tensor:
-    """[loss_sum, nll_sum, num_correct, num_tokens] of a model's output, in float64."""
-    names = ("loss_sum", "nll_sum", "num_correct", "num_tokens")
-    return torch.stack([getattr(out, name).detach().double() for name in names])
+def full_batch(data: FixedExamples, start: int, stop: int) -> dict[str, np.ndarray]:
+    """Examples start..stop-1; past the end rows whose labels are all ignored, so that shapes stay the same."""
+    arrays = data.examples(start, stop)
+    missing = stop - start - len(arrays["labels"])
+    if not missing:
+        return arrays
+    filler = {name: np.repeat(a, missing, axis=0) for name, a in data.examples(0, 1).items()}
+    filler["labels"] = np.full_like(filler["labels"], IGNORED)
+    return {name: np.concatenate([a, filler[name]]) for name, a in arrays.items()}
+
+
+def output_sums(out: Any) -> torch.Tensor:
+    """loss_sum, nll_sum, num_correct and num_tokens of a model's output, in float64."""
+    return torch.stack([getattr(out, name).detach().double() for name in SUMS])

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from altup.data.batches import Batches
 from altup.errors import UserError
 from altup.training import checkpoints
 from altup.training.config import TrainConfig
@@ -25,9 +26,6 @@ from altup.training.progress import Clock, Console, Sink, tracker
 from altup.training.run import RunFolder, read_state
 from altup.training.signals import StopRequest
 from altup.training.state import load_optimizer, save_checkpoint, save_final
-
-if TYPE_CHECKING:
-    from altup.data.batches import Batches
 
 
 @dataclass(frozen=True)
@@ -105,14 +103,7 @@ class Loop:
         config, mine = self.config, self.mine
         first = self.state["step"]
         assert config.micro_batch is not None
-        data = prefetch(
-            self.batches,
-            range(first, config.steps),
-            micro_batch=config.micro_batch,
-            rank=mine.rank,
-            world=mine.world,
-            pin=mine.device.type == "cuda",
-        )
+        data = prefetch(self.batches, range(first, config.steps), config.micro_batch, mine)
         self.clock, self._logged_at = Clock(), first
         try:
             for step, batch in enumerate(data, start=first):
@@ -124,7 +115,7 @@ class Loop:
                 self.engine.step(step, batch, max(float(tokens), 1.0))
                 self._after_step(step + 1)
         finally:
-            data.close()  # type: ignore[attr-defined]
+            data.close()
         save_final(self.engine, self.folder, self.tokenizer)
         return True
 

@@ -15,7 +15,8 @@ from altup.training.parallel import Processes
 # Fields that differ between two runs that computed the same.
 TIMING_FIELDS = ("seconds", "steps_per_s", "seq_per_s", "tokens_per_s", "mfu")
 
-_SUMS = ("loss_sum", "nll_sum", "num_correct", "num_tokens")
+# The sums over tokens in a model's output.
+SUMS = ("loss_sum", "nll_sum", "num_correct", "num_tokens")
 _STEPS = ("steps", "grad_norm", "skipped", "in_a_row", "longest")
 
 
@@ -28,7 +29,7 @@ class Meter:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
+        self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
         self.counts = torch.zeros(len(_STEPS), dtype=torch.float64, device=device)
 
     def add(self, sums: torch.Tensor, grad_norm: torch.Tensor, skip: torch.Tensor) -> None:
@@ -51,7 +52,7 @@ class Meter:
         """Everything by name, added up over the processes; waits for the device."""
         sums = mine.add_up(self.sums.clone())
         values = torch.cat([sums, self.counts]).tolist()
-        return dict(zip((*_SUMS, *_STEPS), values, strict=True))
+        return dict(zip((*SUMS, *_STEPS), values, strict=True))
 
     def start_window(self) -> None:
         """After a log: begin new sums; the total of skipped steps and the present row go on."""
@@ -61,7 +62,7 @@ class Meter:
     def restore(self, values: dict[str, float], mine: Processes) -> None:
         """What `read` gave, taken up by the first process."""
         if mine.is_first:
-            self.sums.copy_(torch.tensor([values[name] for name in _SUMS], dtype=torch.float64))
+            self.sums.copy_(torch.tensor([values[name] for name in SUMS], dtype=torch.float64))
         self.counts.copy_(torch.tensor([values[name] for name in _STEPS], dtype=torch.float64))
 
 

@@ -1,0 +1,60 @@
+"""`altup generate`: fill in the gaps of a text, or continue it, with a trained model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="A run's folder (final model or newest checkpoint) or a model folder."),
+    ],
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", help="Text with gaps: 'I <extra_id_0> tea.' Repeat it; default: lines of stdin."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to write for a prompt.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; higher samples.")] = 0.0,
+    beams: Annotated[int, typer.Option(help="Beams of a beam search.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+) -> None:
+    """Fill in the gaps (<extra_id_0>, <extra_id_1>, …) of each prompt; one without gaps is continued."""
+    from altup.errors import UserError, check_range, check_whole
+
+    check_whole("max_new_tokens", max_new_tokens, 1)
+    check_whole("beams", beams, 1)
+    check_range("temperature", temperature, 0, float("inf"))
+    prompts = prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if not prompts:
+        raise UserError("no prompt; give --prompt TEXT or lines on stdin")
+
+    import torch
+    from rich.console import Console
+    from rich.text import Text
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers.utils import logging
+
+    import altup.models  # noqa: F401  registers our models with the Auto classes
+    from altup.evaluation.filling import fill_spans
+    from altup.training.run import newest_model
+
+    logging.disable_progress_bar()
+    folder = newest_model(model)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    network = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device).eval()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: no tokenizer beside the model ({error})") from None
+    torch.manual_seed(seed)
+    options = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    console = Console(highlight=False, soft_wrap=True)
+    for pieces in fill_spans(
+        network, tokenizer, prompts, max_new_tokens=max_new_tokens, num_beams=beams, **options
+    ):
+        console.print(Text.assemble(*((text, "bold green" if filled else "") for text, filled in pieces)))

@@ -1,0 +1,127 @@
+"""`altup pretrain`: train a T5 by span corruption on prepared data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from altup.cli import run_options as run
+from altup.cli.options import Experts, ExtraLayers, K, Method, Size, Stride
+
+if TYPE_CHECKING:
+    from altup.training.pretraining import PretrainConfig
+
+STOPPED = 75  # EX_TEMPFAIL: stopped on request, everything saved; start again with --resume
+
+
+def command(
+    out: run.Out,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Folder made by `altup prepare`.", rich_help_panel="Run")
+    ] = None,
+    resume: run.Resume = False,
+    config: run.ConfigFile = None,
+    seed: run.Seed = None,
+    trackers: run.Track = None,
+    push_to_hub: run.PushToHub = None,
+    size: Size = None,
+    method: Method = None,
+    k: K = None,
+    stride: Stride = None,
+    experts: Experts = None,
+    extra_layers: ExtraLayers = None,
+    model_overrides: run.Overrides = None,
+    dropout: Annotated[
+        float | None, typer.Option("--dropout", help="Dropout. [0]", rich_help_panel="Model", show_default=False)
+    ] = None,
+    steps: run.Steps = None,
+    batch_size: run.BatchSize = None,
+    micro_batch: run.MicroBatch = None,
+    inputs_length: Annotated[
+        int | None,
+        typer.Option(
+            "--inputs-length",
+            help="Encoder tokens of an example; the targets follow. [512]",
+            rich_help_panel="Training",
+            show_default=False,
+        ),
+    ] = None,
+    optimizer: run.Optimizer = None,
+    lr: run.Lr = None,
+    schedule: run.Schedule = None,
+    warmup_steps: run.WarmupSteps = None,
+    decay_fraction: run.DecayFraction = None,
+    weight_decay: run.WeightDecay = None,
+    clip_norm: run.ClipNorm = None,
+    precision: run.Precision = None,
+    compile: run.Compile = None,
+    activation_checkpointing: run.ActivationCheckpointing = None,
+    deterministic: run.Deterministic = None,
+    parallel: run.Parallel = None,
+    log_every: run.LogEvery = None,
+    eval_every: run.EvalEvery = None,
+    eval_sequences: Annotated[
+        int | None,
+        typer.Option(
+            "--eval-sequences", help="Held-out sequences. [1024]", rich_help_panel="Watching", show_default=False
+        ),
+    ] = None,
+    save_every: run.SaveEvery = None,
+    keep_last: run.KeepLast = None,
+    keep_best: run.KeepBest = None,
+) -> None:
+    """Pretrain a model. Stop it with Ctrl-C or SIGTERM: it saves (exit code 75) and goes on with --resume.
+
+    Several processes: torchrun --nproc-per-node 8 -m altup pretrain …
+    """
+    given = {name: value for name, value in locals().items() if value is not None}
+    for name in ("out", "resume", "config", "push_to_hub"):
+        given.pop(name, None)
+    if "model_overrides" in given:
+        given["model_overrides"] = run.read_overrides(given["model_overrides"])
+
+    from altup.training.card import resume_command
+    from altup.training.pretraining import pretrain
+
+    outcome = pretrain(merged_config(out, resume, config, given), out, resume, push_to_hub)
+    if outcome.finished:
+        say(
+            f"finished {outcome.step:,} steps; the model is in {out / 'final'}. Try it:\n"
+            f"  altup generate {out} --prompt 'The <extra_id_0> of the function is <extra_id_1>.'"
+        )
+        return
+    say(
+        f"stopped after step {outcome.step:,}; everything is saved. Go on with:\n"
+        f"  {resume_command('pretrain', out)}"
+    )
+    raise typer.Exit(STOPPED)
+
+
+def say(text: str) -> None:
+    """Once, however many processes there are."""
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(text)
+
+
+def merged_config(out: Path, resume: bool, file: Path | None, flags: dict[str, Any]) -> PretrainConfig:
+    """What the run in `out` was started with (when it goes on), then the file, then the flags."""
+    from altup.training.config import read_yaml
+    from altup.training.pretraining import PretrainConfig
+    from altup.training.run import RunFolder
+
+    values: dict[str, Any] = {}
+    saved = RunFolder(out).config
+    if resume and saved.exists():
+        values = read_yaml(saved)
+    for source in (read_yaml(file) if file else {}, flags):
+        if "method" in source:
+            values = {name: value for name, value in values.items() if name not in ("k", "stride", "experts")}
+        overrides = {**(values.get("model_overrides") or {}), **(source.get("model_overrides") or {})}
+        values = {**values, **source, "model_overrides": overrides}
+    values.pop("batches", None)  # what the data says of itself, asked anew at every start
+    if "trackers" not in values or "trackers" in flags:
+        values["trackers"] = run.read_trackers(flags.get("trackers"))
+    return PretrainConfig.from_dict(values, str(file or "config"))

@@ -1,0 +1,90 @@
+"""The model card of a run: what was trained on what, how it went, and how to go on."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+from altup.training.config import TrainConfig
+from altup.training.metrics import read_records
+from altup.training.run import RunFolder
+
+CURVES = "curves.png"
+
+
+def write_card(folder: RunFolder, config: TrainConfig, *, title: str, data: str, verb: str, example: str) -> None:
+    """README.md and the curves, in the run's folder. `example` is a command that uses the model."""
+    records = read_records(folder.metrics)
+    plotted = draw_curves(records, folder.path / CURVES)
+    held_out = [r for r in records if r["split"] == "validation" and r.get("loss") is not None]
+    parts = [
+        "---\nlibrary_name: transformers\ntags: [altup, t5]\n---\n",
+        f"# {title}\n",
+        data + "\n",
+        _results(held_out),
+        f"![Loss and accuracy]({CURVES})\n" if plotted else "",
+        "## Use\n",
+        "```python\nimport altup.models\nfrom transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
+        f'model = AutoModelForSeq2SeqLM.from_pretrained("{folder.final}")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("{folder.final}")\n```\n',
+        f"```sh\n{example}\n{resume_command(verb, folder.path)}  # go on, if it was stopped\n```\n",
+        "## Config\n",
+        f"```yaml\n{config.to_yaml()}```\n",
+        "## Versions\n",
+        "".join(f"- {name} {version}\n" for name, version in versions().items()),
+    ]
+    folder.card.write_text("\n".join(part for part in parts if part), encoding="utf-8")
+
+
+def resume_command(verb: str, path: Path) -> str:
+    return f"altup {verb} --out {path} --resume"
+
+
+def versions() -> dict[str, str]:
+    import torch
+    import transformers
+
+    import altup
+
+    found = {
+        "altup": altup.__version__,
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    if torch.cuda.is_available():
+        found["GPU"] = torch.cuda.get_device_name()
+    return found
+
+
+def _results(held_out: list[dict[str, Any]]) -> str:
+    if not held_out:
+        return ""
+    best = min(held_out, key=lambda r: r["loss"])
+    rows = [("last", held_out[-1]), ("best", best)]
+    lines = ["| held-out | step | loss | accuracy |", "|---|---|---|---|"]
+    for name, record in rows:
+        lines.append(f"| {name} | {record['step']:,} | {record['loss']:.4f} | {record['accuracy']:.2%} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw_curves(records: list[dict[str, Any]], path: Path) -> bool:
+    """Loss and accuracy over the steps, training and held-out, side by side; False if there is nothing to draw."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    drawn = False
+    for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
+        for split, style in (("train", {"lw": 1, "alpha": 0.7}), ("validation", {"lw": 1.8, "marker": "."})):
+            points = [(r["step"], r[name]) for r in records if r["split"] == split and r.get(name) is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=split, **style)
+                drawn = True
+        axes.set(xlabel="step", title=name)
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend()
+    if drawn:
+        figure.savefig(path, dpi=120)
+    return drawn

@@ -1,0 +1,173 @@
+"""Pretraining: joins prepared data, a model by its names, and the loop."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from altup.errors import UserError, check_choice, check_range, check_whole
+from altup.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from altup.data.batches import ShardBatches
+    from altup.data.tokenizer import Vocabulary
+    from altup.models.accounting import Accounting
+    from altup.models.t5.config import AltUpT5Config
+    from altup.training.loop import Outcome
+    from altup.training.parallel import Processes
+
+MODEL_NAMES = ("size", "method", "k", "stride", "experts", "extra_layers")
+
+
+@dataclass(kw_only=True)
+class PretrainConfig(TrainConfig):
+    """A pretraining run: the model by its names, the data, span corruption, and how to train.
+
+    `model_overrides` sets any field of the model's config beside the names. `batches` is what the data says of
+    itself (hashes, objective, seed); it is filled in at the start and compared when a run goes on.
+    """
+
+    data: str = ""
+    size: str = "small"
+    method: str = "dense"
+    k: int | None = None
+    stride: int | None = None
+    experts: int | None = None
+    extra_layers: int = 0
+    model_overrides: dict[str, Any] = field(default_factory=dict)
+    dropout: float = 0.0
+    z_loss: float = 1e-4
+    inputs_length: int = 512
+    noise_density: float = 0.15
+    mean_span: float = 3.0
+    eval_sequences: int = 1024
+    batches: dict[str, Any] = field(default_factory=dict)
+
+    # A folder may be moved: what counts is what `batches` says of its contents.
+    MAY_CHANGE: ClassVar[frozenset[str]] = TrainConfig.MAY_CHANGE | {"data"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.data:
+            raise UserError("data is not set; give the folder that `altup prepare` made (--data DIR)")
+        check_range("dropout", self.dropout, 0, 1)
+        check_range("z_loss", self.z_loss, 0, float("inf"))
+        check_whole("inputs_length", self.inputs_length, 4)
+        check_range("noise_density", self.noise_density, 1e-6, 1)
+        check_range("mean_span", self.mean_span, 1, float("inf"))
+        check_whole("eval_sequences", self.eval_sequences, 1)
+        self._check_model()
+
+    def _check_model(self) -> None:
+        """A model that cannot be is refused here, before data is read."""
+        from altup.models.t5.config import AltUpT5Config
+
+        known = {f.name for f in fields(AltUpT5Config)}
+        for name in self.model_overrides:
+            check_choice("model_overrides", name, sorted(known))
+        self._from_preset()
+
+    def _from_preset(self, **of_the_data: int) -> AltUpT5Config:
+        from altup.models.t5.config import AltUpT5Config
+
+        names = {name: getattr(self, name) for name in MODEL_NAMES}
+        own = {**of_the_data, "dropout_rate": self.dropout, "z_loss": self.z_loss}
+        return AltUpT5Config.from_preset(**names, **{**own, **self.model_overrides})
+
+    def model_config(self, vocabulary: Vocabulary) -> AltUpT5Config:
+        """The model for a vocabulary; its tables have rows for every token, rounded up to 128."""
+        return self._from_preset(
+            vocab_size=vocabulary.padded_size,
+            pad_token_id=vocabulary.pad,
+            eos_token_id=vocabulary.eos,
+            decoder_start_token_id=vocabulary.pad,
+        )
+
+
+def build_model(model_config: AltUpT5Config, checkpoint: Path | None) -> torch.nn.Module:
+    """A fresh model, or the one a checkpoint holds, with float32 weights."""
+    import torch
+
+    from altup.models.t5.model import AltUpT5ForConditionalGeneration
+
+    if checkpoint is None:
+        return AltUpT5ForConditionalGeneration(model_config)
+    return AltUpT5ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
+
+
+def pretrain(
+    config: PretrainConfig, out: str | Path, resume: bool = False, push_to_hub: str | None = None
+) -> Outcome:
+    """Train as `config` says in the folder `out`, under `torchrun` with the other processes."""
+    from transformers import AutoTokenizer
+
+    from altup.data.batches import HeldOut, ShardBatches
+    from altup.data.objectives import SpanCorruption
+    from altup.data.shards import TOKENIZER, TokenStream, verify
+    from altup.models.accounting import account
+    from altup.training.card import write_card
+    from altup.training.heldout import held_out_loss
+    from altup.training.hub import create_repository, upload
+    from altup.training.loop import Loop
+    from altup.training.parallel import processes
+    from altup.training.run import RunFolder
+
+    with processes() as mine:
+        data, folder = Path(config.data), RunFolder(Path(out))
+        if mine.is_first and not resume:
+            verify(data)
+        if mine.is_first and push_to_hub:
+            create_repository(push_to_hub)
+        text, unseen = TokenStream(data, "train"), TokenStream(data, "validation")
+        vocabulary = text.vocabulary
+        objective = SpanCorruption(
+            vocabulary.sentinels, vocabulary.eos, config.inputs_length, config.noise_density, config.mean_span
+        )
+        batches = ShardBatches(text, objective, config.batch_size, config.seed)
+        validation = HeldOut(unseen, objective, config.eval_sequences)
+        config = replace(config, batches={**batches.describe(), "validation": validation.describe()})
+        model_config = config.model_config(vocabulary)
+        cost = account(model_config, objective.input_length, objective.target_length)
+        if mine.is_first:
+            _introduce(config, cost, batches, mine)
+        outcome = Loop(
+            config=config,
+            folder=folder,
+            mine=mine,
+            batches=batches,
+            build_model=functools.partial(build_model, model_config),
+            make_evaluate=lambda engine: held_out_loss(
+                validation, config.micro_batch or config.batch_size, mine, engine.autocast
+            ),
+            tokenizer=AutoTokenizer.from_pretrained(data / TOKENIZER),
+            flops=cost.flops_train,
+        ).run(resume)
+        if mine.is_first:
+            described = (
+                f"T5 1.1 of size {config.size} ({cost.total:,} parameters, method {config.method}), pretrained by "
+                f"span corruption for {outcome.step:,} steps at batch {config.batch_size} on {len(text):,} tokens "
+                f"(SHA-256 of the shards {text.sha256[:16]}…)."
+            )
+            example = f"altup generate {folder.path} --prompt 'I <extra_id_0> tea.'"
+            title = f"{config.method} {config.size}"
+            write_card(folder, config, title=title, data=described, verb="pretrain", example=example)
+        if mine.is_first and push_to_hub and outcome.finished:
+            upload(folder, push_to_hub)
+    return outcome
+
+
+def _introduce(config: PretrainConfig, cost: Accounting, batches: ShardBatches, mine: Processes) -> None:
+    """What is about to happen, on one line."""
+    epochs = config.steps * config.batch_size / batches.sequences_per_epoch
+    where = f"{mine.world} × {mine.device.type}" if mine.world > 1 else mine.device.type
+    print(
+        f"{config.method} {config.size}: {cost.total:,} parameters; {config.steps:,} steps of "
+        f"{config.batch_size} sequences, {epochs:.2f} epochs; {config.precision} on {where}",
+        file=sys.stderr,
+        flush=True,
+    )

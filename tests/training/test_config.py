@@ -1,0 +1,99 @@
+"""A config resolves its defaults, survives YAML, and refuses what makes no sense, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from altup.errors import UserError
+from altup.training.config import TrainConfig, read_yaml
+from altup.training.pretraining import PretrainConfig
+
+
+def test_the_defaults_are_those_of_t5() -> None:
+    config = TrainConfig()
+    assert (config.optimizer, config.schedule, config.lr, config.warmup_steps) == (
+        "adafactor",
+        "rsqrt",
+        1.0,
+        10_000,
+    )
+    assert (config.weight_decay, config.clip_norm, config.micro_batch) == (0.0, None, config.batch_size)
+    assert TrainConfig(schedule="constant").lr == 0.01
+    assert TrainConfig(optimizer="adamw", steps=500).warmup_steps == 50
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TrainConfig(),
+        TrainConfig(optimizer="adamw", clip_norm=1.0, steps=77, trackers=["tensorboard"]),
+        PretrainConfig(data="x", method="altup+moe", k=4, model_overrides={"d_ff": 64, "selection": "same"}),
+    ],
+)
+def test_yaml_round_trip(config: TrainConfig, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(config.to_yaml())
+    again = type(config).from_dict(read_yaml(path), "config.yaml")
+    assert again == config
+    assert again.to_yaml() == config.to_yaml()
+
+
+def test_yaml_1e_minus_3_is_a_number() -> None:
+    """YAML 1.1 reads it as text."""
+    assert yaml.safe_load("lr: 1e-3") == {"lr": "1e-3"}
+    assert TrainConfig(**yaml.safe_load("lr: 1e-3")).lr == 0.001
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"stepps": 3}, r"run.yaml: unknown key 'stepps'; did you mean 'steps'\?"),
+        ({"batchsize": 3}, r"did you mean 'batch_size'\?"),
+        ({"steps": 0}, "steps=0 makes no sense"),
+        ({"steps": "many"}, "steps='many' is of the wrong kind; give int"),
+        ({"steps": True}, "steps=True is of the wrong kind"),
+        ({"lr": "fast"}, "lr='fast' is of the wrong kind"),
+        ({"lr": -1.0}, r"lr=-1.0 makes no sense"),
+        ({"batch_size": 12, "micro_batch": 5}, r"micro_batch=5 does not divide batch_size=12; try [46]"),
+        ({"optimizer": "sgd"}, "optimizer='sgd' is not known; choose one of 'adafactor'"),
+        ({"schedule": "wavy"}, "schedule='wavy' is not known"),
+        ({"precision": "fp8"}, "precision='fp8'"),
+        ({"parallel": "tensor"}, "parallel='tensor'"),
+        ({"clip_norm": 0.0}, "clip_norm=0.0 must be more than 0"),
+        ({"save_every": 0}, "save_every=0"),
+        ({"trackers": ["stars"]}, "trackers='stars' is not known"),
+        ({"data": ""}, "data is not set; .*altup prepare"),
+        ({"size": "huge"}, "size='huge' is not known"),
+        ({"method": "altup", "k": 0}, "num_blocks=0"),
+        ({"method": "dense", "k": 3}, "k=3 does not fit method='dense'"),
+        ({"model_overrides": {"d_fff": 3}}, "model_overrides='d_fff' is not known"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"inputs_length": 0}, "inputs_length=0"),
+    ],
+)
+def test_nonsense_is_refused_by_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        PretrainConfig.from_dict({"data": "somewhere", **values}, "run.yaml")
+
+
+def test_files_that_are_no_config(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    for content, message in (("a: [", "not valid YAML"), ("- 1\n", "expected `name: value`"), ("\x00", "YAML")):
+        path.write_text(content)
+        with pytest.raises(UserError, match=message):
+            read_yaml(path)
+    with pytest.raises(UserError, match="no such file"):
+        read_yaml(tmp_path / "nowhere.yaml")
+
+
+def test_what_may_change_when_a_run_goes_on() -> None:
+    first = TrainConfig(steps=100)
+    assert not first.difference(TrainConfig(steps=100, log_every=7, micro_batch=16, parallel="fsdp"))
+    assert first.difference(TrainConfig(steps=200)) == {"steps": (100, 200)}
+    assert first.difference(TrainConfig(steps=100, lr=0.5, seed=3)) == {"lr": (1.0, 0.5), "seed": (0, 3)}
+    open_end = {"schedule": "constant", "decay_fraction": 0.0}
+    assert not TrainConfig(steps=100, **open_end).difference(TrainConfig(steps=200, **open_end))
