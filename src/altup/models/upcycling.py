@@ -71,7 +71,7 @@ def _replicate(name: str, narrow: Tensor, wide: nn.Parameter) -> Tensor:
 
 def _as_dense(model: PreTrainedModel | str | Path) -> AltUpT5ForConditionalGeneration:
     if isinstance(model, str | Path):
-        model = _load(str(model))
+        model = load_pretrained(str(model))
     if isinstance(model, T5ForConditionalGeneration):
         return from_hugging_face(model)
     if not isinstance(model, AltUpT5ForConditionalGeneration):
@@ -87,7 +87,8 @@ def _as_dense(model: PreTrainedModel | str | Path) -> AltUpT5ForConditionalGener
     return model
 
 
-def _load(place: str) -> PreTrainedModel:
+def load_pretrained(place: str) -> PreTrainedModel:
+    """A Hugging Face T5 or a T5 of ours, from a folder or the hub."""
     try:
         config = AutoConfig.from_pretrained(place)
     except (OSError, ValueError) as error:

@@ -88,7 +88,7 @@ class AltUp(CoefficientModule):
         return self.num_blocks - len(set(self.active)) > 1
 
     @torch.no_grad()
-    def part_twins(self, noise: float = 0.01, generator: torch.Generator | None = None) -> None:
+    def part_twins(self, noise: float = 0.1, generator: torch.Generator | None = None) -> None:
         """Add noise to P whose rows sum to zero: equal blocks give the same function, but may now part."""
         for P in self.predictors:
             step = noise * torch.randn(P.shape, generator=generator, dtype=P.dtype).to(P.device)

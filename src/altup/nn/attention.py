@@ -36,6 +36,7 @@ class Attention(nn.Module):
         self.k = nn.Linear(memory_width or width, inner, bias=False)
         self.v = nn.Linear(memory_width or width, inner, bias=False)
         self.o = nn.Linear(inner, width, bias=False)
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """By fan-in, as T5 does, with q smaller by √d_kv."""

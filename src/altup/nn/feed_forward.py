@@ -15,6 +15,7 @@ class GatedFeedForward(nn.Module):
         self.wi_1 = nn.Linear(width, hidden, bias=False)
         self.wo = nn.Linear(hidden, width, bias=False)
         self.dropout = dropout
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """By fan-in, as T5 does."""

@@ -52,7 +52,6 @@ class AltUpT5Config(AltUpConfig):
     relative_attention_max_distance: int = 128
     dropout_rate: float = 0.0
     layer_norm_epsilon: float = 1e-6
-    initializer_factor: float = 1.0
     feed_forward_proj: str = "gated-gelu"
     tie_word_embeddings: bool = False
     scale_decoder_outputs: bool = False

@@ -25,7 +25,6 @@ _SAME_FIELDS = (
     "relative_attention_max_distance",
     "dropout_rate",
     "layer_norm_epsilon",
-    "initializer_factor",
     "feed_forward_proj",
     "scale_decoder_outputs",
     "pad_token_id",

@@ -44,13 +44,44 @@ class AltUpT5PreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        factor = self.config.initializer_factor
         if isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=factor)
+            nn.init.normal_(module.weight, std=1.0)
         elif module is getattr(self, "lm_head", None):
-            nn.init.normal_(module.weight, std=factor * module.in_features**-0.5)
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
         elif hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear):
             _reset_missing(module)
+
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # For code outside its own tree, Hugging Face skips modules whose parameters all sit in children.
+        super()._initialize_weights(module, is_custom_code=False)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        place: Any,
+        *args: Any,
+        ignore_mismatched_sizes: bool = False,
+        output_loading_info: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As Hugging Face's, but weights that do not fit the config are an error that says which field differs,
+        unless `ignore_mismatched_sizes` is set."""
+        model, info = super().from_pretrained(
+            place, *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
+        )
+        wrong = [str(key[0]) for key in info["mismatched_keys"]] + sorted(info["missing_keys"])
+        if wrong and not ignore_mismatched_sizes:
+            stored = cls.config_class.from_pretrained(place).to_dict()
+            differing = [
+                f"{field}={value!r} where the checkpoint has {stored[field]!r}"
+                for field, value in model.config.to_dict().items()
+                if field in stored and stored[field] != value and field not in ("dtype", "architectures")
+            ]
+            raise UserError(
+                f"{place}: {len(wrong)} weights are of another shape or missing, first {wrong[0]}; "
+                f"{'; '.join(differing) or 'the file is not whole'}; load it with the config saved beside it"
+            )
+        return (model, info) if output_loading_info else model
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.encoder.embed_tokens

@@ -241,8 +241,8 @@ def _cached_lengths(cache: EncoderDecoderCache | None, queries: int) -> tuple[An
     """
     if cache is None:
         return 0, queries
-    past = cache.self_attention_cache.get_seq_length()
-    if isinstance(past, Tensor):
-        past = past.clone()
-    room = cache.self_attention_cache.get_max_length()
-    return past, room if room > 0 else past + queries
+    own = cache.self_attention_cache
+    past = own.get_seq_length()
+    keys, _ = own.get_mask_sizes(queries, 0)
+    # A static cache counts in place: what was read here must not move on with it.
+    return past.clone() if isinstance(past, Tensor) else past, keys

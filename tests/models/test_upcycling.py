@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from altup import upcycle
+from altup.models.t5.convert import from_hugging_face
+from tests.models.helpers import batch, hugging_face_t5, tiny_t5
+
+WIDE = [("recycled", 2), ("recycled", 3), ("altup", 2), ("altup", 4), ("sameup", 2), ("sameup", 4)]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("method", "num_blocks"), [*WIDE, ("dense", 2), ("recycled", 1)])
+def test_same_function_as_the_original(method, num_blocks, tied):
+    original = hugging_face_t5(tied)
+    model = upcycle(original, method=method, num_blocks=num_blocks)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch()).logits, original(**batch()).logits, rtol=0, atol=1e-5)
+    inputs = {k: batch()[k] for k in ("input_ids", "attention_mask")}
+    for how in ({}, {"num_beams": 4}):
+        want = original.generate(**inputs, max_new_tokens=16, **how)
+        assert torch.equal(model.generate(**inputs, max_new_tokens=16, **how), want)
+
+
+def final_blocks(model):
+    """The K blocks that the encoder ends with, before they are lowered."""
+    kept = []
+    rule = model.encoder.rule
+    hook = rule.register_forward_hook(lambda _m, _a, state: kept.append(state))
+    with torch.no_grad():
+        model.encoder(input_ids=batch()["input_ids"])
+    hook.remove()
+    return kept[-1]
+
+
+@pytest.mark.parametrize(("method", "num_blocks"), [*WIDE, ("recycled", 4)])
+def test_blocks_part_when_trained(method, num_blocks):
+    model = upcycle(hugging_face_t5(), method=method, num_blocks=num_blocks)
+    start = final_blocks(model)
+    for block in start[1:]:
+        torch.testing.assert_close(block, start[0], rtol=1e-4, atol=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model.train()
+    losses = []
+    for _ in range(20):
+        loss = model(**batch()).loss
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0]
+    end = final_blocks(model.eval())
+    for i in range(num_blocks):
+        for j in range(i):
+            assert (end[i] - end[j]).abs().mean() > 1e-3 * end[i].abs().mean(), (i, j)
+
+
+def test_from_folders_of_either_kind(tmp_path):
+    original = hugging_face_t5()
+    original.save_pretrained(tmp_path / "theirs")
+    from_hugging_face(original).save_pretrained(tmp_path / "ours")
+    with torch.no_grad():
+        want = original(**batch()).logits
+        for name in ("theirs", "ours"):
+            got = upcycle(tmp_path / name, method="altup")(**batch()).logits
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+
+
+def test_bfloat16_checkpoint_stays_bfloat16_with_float32_coefficients():
+    model = upcycle(hugging_face_t5().to(torch.bfloat16), method="altup")
+    assert model.lm_head.weight.dtype == torch.bfloat16
+    assert model.encoder.rule.predictors[0].dtype == torch.float32
+
+
+def test_noise_comes_from_the_seed():
+    a, b, c = (upcycle(hugging_face_t5(), "sameup", 4, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(a.encoder.rule.predictors[0], b.encoder.rule.predictors[0])
+    assert not torch.equal(a.encoder.rule.predictors[0], c.encoder.rule.predictors[0])
+
+
+def test_clear_errors(tmp_path):
+    with pytest.raises(ValueError, match="method='sum'"):
+        upcycle(hugging_face_t5(), method="sum")
+    with pytest.raises(ValueError, match="num_blocks=0"):
+        upcycle(hugging_face_t5(), num_blocks=0)
+    with pytest.raises(ValueError, match="widened already"):
+        upcycle(tiny_t5("altup"))
+    with pytest.raises(ValueError, match="Linear cannot be upcycled"):
+        upcycle(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="no-such-folder"):
+        upcycle(str(tmp_path / "no-such-folder"))

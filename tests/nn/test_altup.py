@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from altup import AltUp
+from altup.nn import Sum
+
+
+def affine(width):
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh()).double()
+
+
+@pytest.mark.parametrize("selection", ["alternating", "same"])
+@pytest.mark.parametrize("K", [1, 2, 3, 4, 5])
+def test_stack_is_algorithm_1_layer_by_layer(K, selection):
+    """Five layers against the paper's three lines, and against predict and correct called one by one."""
+    layers = [affine(4) for _ in range(5)]
+    rule = AltUp(K, len(layers), selection).double()
+    for parameter in rule.parameters():
+        nn.init.normal_(parameter)
+    state = rule.lift(torch.randn(2, 3, 4 * K, dtype=torch.float64))
+    x_old = [state[i] for i in range(K)]
+    by_parts = state
+    for index, layer in enumerate(layers):
+        state = rule(state, layer, index)
+        j = index % K if selection == "alternating" else 0
+        by_parts = rule.correct(rule.predict(by_parts, index), layer(by_parts[j]), index)
+        if K == 1:
+            x_old = [layer(x_old[0])]
+        else:
+            p, g = rule.predictors[index], rule.correctors[index]
+            x_hat = [sum(p[i, m] * x_old[m] for m in range(K)) for i in range(K)]
+            x_tilde = layer(x_old[j])
+            x_old = [x_hat[i] + g[i] * (x_tilde - x_hat[j]) for i in range(K)]
+        torch.testing.assert_close(state, torch.stack(x_old))
+        torch.testing.assert_close(by_parts, torch.stack(x_old))
+    torch.testing.assert_close(rule.lower(state), torch.cat(x_old, dim=-1))
+
+
+def test_gradients_of_a_stack():
+    layers = [affine(2), affine(2), affine(2)]
+    rule = AltUp(3, 3).double()
+
+    def stack(x, *coefficients):
+        state = rule.lift(x)
+        for index, layer in enumerate(layers):
+            state = torch.func.functional_call(
+                rule, dict(zip(names, coefficients, strict=True)), (state, layer, index)
+            )
+        return rule.lower(state)
+
+    names = [name for name, _ in rule.named_parameters()]
+    inputs = [torch.randn(1, 2, 6, dtype=torch.float64), *(torch.randn_like(p) for p in rule.parameters())]
+    assert torch.autograd.gradcheck(stack, [t.detach().requires_grad_() for t in inputs])
+
+
+def test_one_block_has_no_coefficients_and_is_dense():
+    layers = [affine(4) for _ in range(3)]
+    rule = AltUp(1, 3)
+    assert list(rule.parameters()) == []
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    state, want = rule.lift(x), x
+    for index, layer in enumerate(layers):
+        state, want = rule(state, layer, index), layer(want)
+    assert torch.equal(rule.lower(state), want)
+
+
+@pytest.mark.parametrize("lowering", ["sum", "mean"])
+@pytest.mark.parametrize("K", [2, 3, 4])
+def test_recycled_starts_as_the_dense_stack(K, lowering):
+    layers = [affine(4) for _ in range(6)]
+    rule = AltUp(K, 6, recycled=True, lowering=lowering).double()
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    state, want = rule.lift(x), x
+    for index, layer in enumerate(layers):
+        state, want = rule(state, layer, index), layer(want)
+    torch.testing.assert_close(rule.lower(state), want * (K if lowering == "sum" else 1))
+
+
+def test_alternation_and_lists():
+    assert AltUp(3, 7).active == (0, 1, 2, 0, 1, 2, 0)
+    assert AltUp(3, 4, "same").active == (0, 0, 0, 0)
+    assert AltUp(3, 4, [2, 1, 1, 0]).active == (2, 1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"num_blocks": 0, "num_layers": 2}, "num_blocks=0"),
+        ({"num_blocks": 2, "num_layers": 0}, "num_layers=0"),
+        ({"num_blocks": 2, "num_layers": 2, "selection": "random"}, "selection='random'"),
+        ({"num_blocks": 2, "num_layers": 2, "selection": [0, 2]}, "from 0 to 1"),
+        ({"num_blocks": 2, "num_layers": 3, "selection": [0, 1]}, "each of the 3 layers"),
+        ({"num_blocks": 2, "num_layers": 3, "lowering": "max"}, "lowering='max'"),
+    ],
+)
+def test_nonsense_is_refused(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        AltUp(**arguments)
+
+
+def test_lift_refuses_a_width_that_does_not_split():
+    with pytest.raises(ValueError, match="7 wide"):
+        AltUp(2, 1).lift(torch.randn(1, 1, 7))
+
+
+def test_twins_are_found_and_parted_without_changing_the_function():
+    assert not AltUp(2, 4, "same").has_twins
+    assert AltUp(4, 4, "same").has_twins
+    assert not AltUp(4, 4).has_twins
+    assert AltUp(4, 2).has_twins
+    rule = AltUp(4, 3, "same", recycled=True).double()
+    for P in rule.predictors:
+        torch.testing.assert_close(P.sum(dim=1), torch.ones(4, dtype=P.dtype), atol=1e-6, rtol=0)
+        assert not torch.equal(P, torch.eye(4, dtype=P.dtype))
+
+
+@pytest.mark.parametrize("convert", [lambda m: m.to(torch.bfloat16), lambda m: m.half(), lambda m: m.bfloat16()])
+def test_coefficients_stay_float32_to_the_bit(convert):
+    model = nn.ModuleDict({"rule": AltUp(2, 3), "layer": nn.Linear(4, 4)})
+    for parameter in model["rule"].parameters():
+        nn.init.normal_(parameter)
+    before = [p.clone() for p in model["rule"].parameters()]
+    convert(model)
+    assert model["layer"].weight.dtype in (torch.bfloat16, torch.float16)
+    for old, new in zip(before, model["rule"].parameters(), strict=True):
+        assert new.dtype == torch.float32
+        assert torch.equal(old, new)
+    assert model.double()["rule"].predictors[0].dtype == torch.float64
+
+
+def test_coefficients_are_float32_under_another_default_dtype():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert all(p.dtype == torch.float32 for p in AltUp(2, 2).parameters())
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_sum_adds_the_tables_and_is_dense():
+    layer = affine(3)
+    tables = torch.randn(2, 5, 6, dtype=torch.float64)
+    rule = Sum(2)
+    state = rule(rule.lift(tables), layer, 0)
+    torch.testing.assert_close(rule.lower(state), layer(tables[..., :3] + tables[..., 3:]))

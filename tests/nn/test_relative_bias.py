@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from altup.nn import RelativeBias
+from altup.nn.relative_bias import distance_bucket
+
+
+def bucket_by_hand(distance, buckets, far, bidirectional):
+    """T5's bucket of one distance, from its description."""
+    start = 0
+    if bidirectional:
+        buckets //= 2
+        start = buckets if distance > 0 else 0
+        n = abs(distance)
+    else:
+        n = max(0, -distance)
+    exact = buckets // 2
+    if n < exact:
+        return start + n
+    grown = exact + int(math.log(n / exact) / math.log(far / exact) * (buckets - exact) + 1e-6)
+    return start + min(grown, buckets - 1)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "far"), [(32, 128), (8, 20)])
+def test_buckets(bidirectional, buckets, far):
+    distances = torch.arange(-700, 700)
+    got = distance_bucket(distances, buckets, far, bidirectional)
+    want = [bucket_by_hand(d, buckets, far, bidirectional) for d in distances.tolist()]
+    assert got.tolist() == want
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "offset", "stride"),
+    [(5, 5, 0, 1), (1, 7, 6, 1), (3, 10, 7, 1), (6, 6, 0, 4), (1, 1, 0, 1)],
+)
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_layout_and_gradient(queries, keys, offset, stride, bidirectional):
+    module = RelativeBias(2, 8, 20, bidirectional=bidirectional).double()
+    got = module(queries, keys, offset, stride)
+    rows = []
+    for i in range(queries):
+        for j in range(keys):
+            d = (j - offset - i) * stride
+            rows.append(module.weight[bucket_by_hand(d, 8, 20, bidirectional)])
+    want = torch.stack(rows).view(queries, keys, 2).permute(2, 0, 1).unsqueeze(0)
+    future = torch.tensor([[j > offset + i for j in range(keys)] for i in range(queries)])
+    hidden = future if not bidirectional else torch.zeros_like(future)
+    assert (got[..., hidden] < -1e300).all()
+    torch.testing.assert_close(got[..., ~hidden], want[..., ~hidden])
+    grad = torch.randn(2, queries, keys, dtype=torch.float64) * ~hidden
+    a = torch.autograd.grad((got.masked_fill(hidden, 0) * grad).sum(), module.weight)[0]
+    b = torch.autograd.grad((want * grad).sum(), module.weight)[0]
+    torch.testing.assert_close(a, b)
+
+
+def test_offset_may_be_a_tensor():
+    module = RelativeBias(2, bidirectional=False)
+    assert torch.equal(module(2, 9, offset=torch.tensor(5)), module(2, 9, offset=5))

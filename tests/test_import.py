@@ -1,0 +1,68 @@
+"""`import altup` is light, and every public name is really there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+import altup
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_import_loads_no_torch():
+    assert (
+        python("import altup, sys; print('torch' in sys.modules, 'transformers' in sys.modules)")
+        == "False False\n"
+    )
+
+
+def test_help_loads_no_torch():
+    code = (
+        "import sys\n"
+        "from altup.cli.main import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    assert python(code).endswith("False False\n")
+
+
+@pytest.mark.parametrize(("command", "seconds"), [(["-c", "import altup"], 0.5), (["-m", "altup", "--help"], 0.8)])
+def test_start_is_quick(command, seconds):
+    """The best of five, less what Python itself needs, so that a busy machine does not fail it."""
+
+    def best(arguments):
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert best(command) - best(["-c", "pass"]) < seconds
+
+
+@pytest.mark.parametrize("name", altup.__all__)
+def test_public_names_load(name):
+    assert getattr(altup, name) is not None
+    assert name in dir(altup)
+
+
+def test_unknown_name_lists_the_known_ones():
+    with pytest.raises(AttributeError, match="AltUpT5Config"):
+        altup.AltUpp  # noqa: B018
+
+
+def test_models_never_touch_cuda():
+    out = python(
+        "import altup.models, torch\n"
+        "altup.AltUpT5ForConditionalGeneration(altup.AltUpT5Config.from_preset('tiny', vocab_size=50))\n"
+        "print(torch.cuda.is_initialized())"
+    )
+    assert out.splitlines()[-1] == "False"
