@@ -19,9 +19,7 @@ STOPPED = 75  # EX_TEMPFAIL: stopped on request, everything saved; start again w
 
 def command(
     out: run.Out,
-    data: Annotated[
-        str | None, typer.Option("--data", help="Folder made by `altup prepare`.", rich_help_panel="Run")
-    ] = None,
+    data: Annotated[str | None, run.option("--data", panel="Run", text="Folder made by `altup prepare`.")] = None,
     resume: run.Resume = False,
     config: run.ConfigFile = None,
     seed: run.Seed = None,
@@ -34,20 +32,13 @@ def command(
     experts: Experts = None,
     extra_layers: ExtraLayers = None,
     model_overrides: run.Overrides = None,
-    dropout: Annotated[
-        float | None, typer.Option("--dropout", help="Dropout. [0]", rich_help_panel="Model", show_default=False)
-    ] = None,
+    dropout: Annotated[float | None, run.option("--dropout", panel="Model", text="Dropout.", default="0")] = None,
     steps: run.Steps = None,
     batch_size: run.BatchSize = None,
     micro_batch: run.MicroBatch = None,
     inputs_length: Annotated[
         int | None,
-        typer.Option(
-            "--inputs-length",
-            help="Encoder tokens of an example; the targets follow. [512]",
-            rich_help_panel="Training",
-            show_default=False,
-        ),
+        run.option("--inputs-length", panel="Training", text="Encoder tokens of an example.", default="512"),
     ] = None,
     optimizer: run.Optimizer = None,
     lr: run.Lr = None,
@@ -64,10 +55,7 @@ def command(
     log_every: run.LogEvery = None,
     eval_every: run.EvalEvery = None,
     eval_sequences: Annotated[
-        int | None,
-        typer.Option(
-            "--eval-sequences", help="Held-out sequences. [1024]", rich_help_panel="Watching", show_default=False
-        ),
+        int | None, run.option("--eval-sequences", panel="Watching", text="Held-out sequences.", default="1024")
     ] = None,
     save_every: run.SaveEvery = None,
     keep_last: run.KeepLast = None,

@@ -11,92 +11,107 @@ import yaml
 from altup.errors import UserError
 
 
-def _option(*names: str, panel: str, text: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False)
+def option(name: str, *, panel: str, text: str, default: str = "") -> Any:
+    """An option that is None unless given; `default` says what the config then takes."""
+    text = f"{text} Default: {default}." if default else text
+    return typer.Option(name, help=text, rich_help_panel=panel, show_default=False)
 
 
-Out = Annotated[Path, _option("--out", panel="Run", text="Folder of the run.")]
+Out = Annotated[Path, option("--out", panel="Run", text="Folder of the run.")]
 Resume = Annotated[
     bool,
-    _option("--resume", panel="Run", text="Go on from the newest whole checkpoint in --out, if there is one."),
+    option("--resume", panel="Run", text="Go on from the newest whole checkpoint in --out, if there is one."),
 ]
 ConfigFile = Annotated[
-    Path | None, _option("--config", panel="Run", text="YAML with the names of a saved config.yaml; flags win.")
+    Path | None, option("--config", panel="Run", text="YAML with the names of a saved config.yaml; flags win.")
 ]
-Seed = Annotated[int | None, _option("--seed", panel="Run", text="Seed of weights, data order and dropout. [0]")]
+Seed = Annotated[
+    int | None, option("--seed", panel="Run", text="Seed of weights, data order and dropout.", default="0")
+]
 PushToHub = Annotated[
     str | None,
-    _option("--push-to-hub", panel="Run", text="Upload the final model as this Hugging Face repository."),
+    option("--push-to-hub", panel="Run", text="Upload the final model as this Hugging Face repository."),
 ]
 Track = Annotated[
     list[str] | None,
-    _option("--track", panel="Run", text="tensorboard (default if installed), wandb, trackio or none. Repeat it."),
+    option("--track", panel="Run", text="tensorboard (default if installed), wandb, trackio or none. Repeat it."),
 ]
 Overrides = Annotated[
-    list[str] | None, _option("--set", panel="Model", text="Any field of the model's config: --set d_ff=1024.")
+    list[str] | None, option("--set", panel="Model", text="Any field of the model's config: --set d_ff=1024.")
 ]
 
-Steps = Annotated[int | None, _option("--steps", panel="Training", text="Updates. [10000]")]
+Steps = Annotated[int | None, option("--steps", panel="Training", text="Updates.", default="10000")]
 BatchSize = Annotated[
-    int | None, _option("--batch-size", panel="Training", text="Examples a step, of all processes. [128]")
+    int | None, option("--batch-size", panel="Training", text="Examples a step, of all processes.", default="128")
 ]
 MicroBatch = Annotated[
     int | None,
-    _option("--micro-batch", panel="Training", text="Examples a forward pass, of all processes. [the batch]"),
-]
-Optimizer = Annotated[
-    str | None, _option("--optimizer", panel="Training", text="adafactor (default), adamw or adamw-rms.")
-]
-Lr = Annotated[
-    float | None, _option("--lr", panel="Training", text="Learning rate; for rsqrt its numerator. [by optimizer]")
-]
-Schedule = Annotated[
-    str | None, _option("--schedule", panel="Training", text="rsqrt, constant, linear or cosine. [by optimizer]")
-]
-WarmupSteps = Annotated[int | None, _option("--warmup-steps", panel="Training", text="Steps before the decline.")]
-DecayFraction = Annotated[
-    float | None,
-    _option(
-        "--decay-fraction", panel="Training", text="Last part of the run with lr linear to 0. [0.3 for rsqrt]"
+    option(
+        "--micro-batch", panel="Training", text="Examples a forward pass, of all processes.", default="the batch"
     ),
 ]
+Optimizer = Annotated[
+    str | None, option("--optimizer", panel="Training", text="adafactor (default), adamw or adamw-rms.")
+]
+Lr = Annotated[
+    float | None,
+    option("--lr", panel="Training", text="Learning rate; for rsqrt its numerator.", default="by optimizer"),
+]
+Schedule = Annotated[
+    str | None,
+    option("--schedule", panel="Training", text="rsqrt, constant, linear or cosine.", default="by optimizer"),
+]
+WarmupSteps = Annotated[int | None, option("--warmup-steps", panel="Training", text="Steps before the decline.")]
+DecayFraction = Annotated[
+    float | None,
+    option("--decay-fraction", panel="Training", text="Last part of the run with lr linear to 0. [0.3 for rsqrt]"),
+]
 WeightDecay = Annotated[
-    float | None, _option("--weight-decay", panel="Training", text="Decay of matrices (adamw).")
+    float | None, option("--weight-decay", panel="Training", text="Decay of matrices (adamw).")
 ]
 ClipNorm = Annotated[
-    float | None, _option("--clip-norm", panel="Training", text="Bound of the gradient's norm. [none]")
+    float | None, option("--clip-norm", panel="Training", text="Bound of the gradient's norm.", default="none")
 ]
 
 Precision = Annotated[
-    str | None, _option("--precision", panel="Speed", text="bf16 (float32 masters) or fp32. [bf16]")
+    str | None,
+    option(
+        "--precision", panel="Speed", text="bf16 (float32 masters) or fp32.", default="bf16 on GPUs, else fp32"
+    ),
 ]
 Compile = Annotated[
-    bool | None, _option("--compile/--no-compile", panel="Speed", text="torch.compile on GPUs. [on]")
+    bool | None, option("--compile/--no-compile", panel="Speed", text="torch.compile on GPUs.", default="on")
 ]
 ActivationCheckpointing = Annotated[
     bool | None,
-    _option(
+    option(
         "--activation-checkpointing/--no-activation-checkpointing", panel="Speed", text="Trade time for memory."
     ),
 ]
 Deterministic = Annotated[
     bool | None,
-    _option("--deterministic/--no-deterministic", panel="Speed", text="The same bits every time. [off]"),
+    option("--deterministic/--no-deterministic", panel="Speed", text="The same bits every time.", default="off"),
 ]
 Parallel = Annotated[
-    str | None, _option("--parallel", panel="Speed", text="ddp or fsdp, for several processes (torchrun). [ddp]")
+    str | None,
+    option("--parallel", panel="Speed", text="ddp or fsdp, for several processes (torchrun).", default="ddp"),
 ]
 
-LogEvery = Annotated[int | None, _option("--log-every", panel="Watching", text="Steps between records. [50]")]
+LogEvery = Annotated[
+    int | None, option("--log-every", panel="Watching", text="Steps between records.", default="50")
+]
 EvalEvery = Annotated[
-    int | None, _option("--eval-every", panel="Watching", text="Steps between evaluations. [500]")
+    int | None, option("--eval-every", panel="Watching", text="Steps between evaluations.", default="500")
 ]
 SaveEvery = Annotated[
-    int | None, _option("--save-every", panel="Watching", text="Steps between checkpoints. [1000]")
+    int | None, option("--save-every", panel="Watching", text="Steps between checkpoints.", default="1000")
 ]
-KeepLast = Annotated[int | None, _option("--keep-last", panel="Watching", text="Newest checkpoints to keep. [2]")]
+KeepLast = Annotated[
+    int | None, option("--keep-last", panel="Watching", text="Newest checkpoints to keep.", default="2")
+]
 KeepBest = Annotated[
-    bool | None, _option("--keep-best/--no-keep-best", panel="Watching", text="Keep the best one too. [on]")
+    bool | None,
+    option("--keep-best/--no-keep-best", panel="Watching", text="Keep the best one too.", default="on"),
 ]
 
 

@@ -44,7 +44,7 @@ class TrainConfig:
     decay_fraction: float | None = None
     weight_decay: float | None = None
     clip_norm: float | None = None
-    precision: str = "bf16"
+    precision: str | None = None
     compile: bool = True
     activation_checkpointing: bool = False
     deterministic: bool = False
@@ -84,6 +84,8 @@ class TrainConfig:
         check_range("weight_decay", self.weight_decay, 0, float("inf"))
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(f"clip_norm={self.clip_norm!r} must be more than 0; leave it out to clip nothing")
+        if self.precision is None:
+            self.precision = "bf16" if _has_gpu() else "fp32"
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("parallel", self.parallel, PARALLEL)
         check_whole("seed", self.seed, 0)
@@ -172,6 +174,12 @@ def _check_types(config: TrainConfig) -> None:
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
             names = " or ".join("nothing" if t is type(None) else t.__name__ for t in allowed)
             raise UserError(f"{f.name}={value!r} is of the wrong kind; give {names}")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

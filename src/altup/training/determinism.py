@@ -17,11 +17,11 @@ def seed_forward(seed: int, step: int, micro: int, rank: int) -> None:
 
 
 @contextlib.contextmanager
-def numerics(deterministic: bool, precision: str) -> Iterator[None]:
+def numerics(deterministic: bool, low_precision: bool) -> Iterator[None]:
     """TF32 for what stays float32 beside bf16, and PyTorch's deterministic algorithms; put back at the end."""
     before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    torch.set_float32_matmul_precision("high" if precision == "bf16" else "highest")
+    torch.set_float32_matmul_precision("high" if low_precision else "highest")
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

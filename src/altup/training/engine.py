@@ -32,7 +32,7 @@ class Engine:
         model.train()
         if config.compile and mine.device.type == "cuda":
             compile_parts(model, by_layer=config.parallel == "fsdp" and mine.world > 1)
-        self.model = spread(model, config.parallel, config.precision, mine)
+        self.model = spread(model, config.parallel, config.precision == "bf16", mine)
         self.plain = unwrap(self.model)
         self._lr = torch.zeros((), device=mine.device)
         assert config.lr is not None

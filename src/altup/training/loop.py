@@ -66,7 +66,7 @@ class Loop:
             return Outcome(state["step"], True, state.get("evaluation"))
         self.state = state
         self._saved_at = state["step"] if checkpoint else None
-        with numerics(self.config.deterministic, self.config.precision):
+        with numerics(self.config.deterministic, self.config.precision == "bf16"):
             self._build(checkpoint)
             self._open_sinks(checkpoint)
             try:

@@ -85,7 +85,7 @@ def check_share(micro_batch: int, world: int) -> None:
         )
 
 
-def spread(model: nn.Module, parallel: str, precision: str, mine: Processes) -> nn.Module:
+def spread(model: nn.Module, parallel: str, low_precision: bool, mine: Processes) -> nn.Module:
     """`model` on this process's device, wrapped for several processes.
 
     Both kinds average gradients over processes, so the loop multiplies its loss by their number.
@@ -93,13 +93,13 @@ def spread(model: nn.Module, parallel: str, precision: str, mine: Processes) -> 
     if mine.world == 1:
         return model.to(mine.device)
     if parallel == "fsdp":
-        return _shard(model, precision, mine)
+        return _shard(model, low_precision, mine)
     model.to(mine.device)
     ids = [mine.device.index] if mine.device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
 
-def _shard(model: nn.Module, precision: str, mine: Processes) -> nn.Module:
+def _shard(model: nn.Module, low_precision: bool, mine: Processes) -> nn.Module:
     """FSDP2: one group a layer and one for the rest; float32 masters, bf16 on the wire when asked for.
 
     The coefficients of the update rules form groups of their own that stay float32.
@@ -110,7 +110,7 @@ def _shard(model: nn.Module, precision: str, mine: Processes) -> nn.Module:
     from altup.nn import AltUp, SequenceAltUp
 
     mesh = init_device_mesh(mine.device.type, (mine.world,))
-    low = torch.bfloat16 if precision == "bf16" else torch.float32
+    low = torch.bfloat16 if low_precision else torch.float32
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
     exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     layers = set(getattr(model, "_no_split_modules", None) or ())
