@@ -121,7 +121,7 @@ def test_only_large_matrices_are_factored():
 def test_how_parameters_are_stacked_does_not_matter(monkeypatch):
     together, apart = Holder(), Holder()
     train(together, 5)
-    monkeypatch.setattr(sharding, "STACK_ELEMENTS", 1)
+    monkeypatch.setitem(sharding.STACK_ELEMENTS, "cpu", 1)
     train(apart, 5)
     for (name, a), b in zip(together.named_parameters(), apart.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7, msg=name)

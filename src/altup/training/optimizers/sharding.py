@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, zeros
 
 from altup.errors import UserError
 
-# Parameters of one kind are worked on together, up to this many elements (128 MiB in float32): few kernel
-# launches for the many small tensors, bounded scratch memory for the large ones.
-STACK_ELEMENTS = 2**25
+# Parameters of one kind are worked on together, up to this many elements: few kernel launches for the many
+# small tensors, bounded scratch memory for the large ones; on a CPU, what its caches can hold.
+STACK_ELEMENTS = {"cpu": 2**20, "cuda": 2**25}
 
 
 class Kind(NamedTuple):
@@ -81,6 +81,7 @@ def stacks(parameters: Iterable[Tensor]) -> Iterator[tuple[Kind, list[Tensor]]]:
         if parameter.grad is not None:
             kinds[kind(parameter)].append(parameter)
     for what, alike in kinds.items():
-        most = max(1, STACK_ELEMENTS // max(1, what.shape.numel()))
+        elements = STACK_ELEMENTS.get(what.device.type, STACK_ELEMENTS["cuda"])
+        most = max(1, elements // max(1, what.shape.numel()))
         for start in range(0, len(alike), most):
             yield what, alike[start : start + most]
