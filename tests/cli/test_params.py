@@ -13,6 +13,7 @@ from altup.cli.params import command
 from altup.errors import UserError
 from altup.models import AltUpT5Config
 from altup.models.accounting import account
+from altup.training.pretraining import PretrainConfig
 
 app = typer.Typer()
 app.command()(command)
@@ -107,6 +108,16 @@ def test_a_run_file_and_flags_over_it(tmp_path: Path) -> None:
     assert count("--config", str(file), "--k", "2")["config"]["num_blocks"] == 2
     dense = count("--config", str(file), "--method", "dense", "--size", "small")["config"]
     assert (dense["widening"], dense["d_model"], dense["vocab_size"]) == ("none", 512, 700)
+
+
+def test_the_config_of_a_pretraining_run(tmp_path: Path) -> None:
+    run = PretrainConfig(
+        data="corpus", size="tiny", method="recycled", k=3, model_overrides={"d_ff": 96}, dropout=0.1
+    )
+    file = tmp_path / "config.yaml"
+    file.write_text(run.to_yaml())
+    expected = account(AltUpT5Config.from_preset("tiny", "recycled", k=3, d_ff=96)).to_json()
+    assert count("--config", str(file)) == expected
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ def _from_run_file(
 ) -> AltUpT5Config:
     values |= values.pop("model_overrides", None) or {}
     _refuse_unknown(path, values, {*MODEL_NAMES, *_config_fields(), *run_fields})
-    ours = {name: value for name, value in values.items() if name in {*MODEL_NAMES, *_config_fields()}}
+    known = {*MODEL_NAMES, *_config_fields()}
+    ours = {name: value for name, value in values.items() if name in known and value is not None}
     if "method" in flags:
         ours = {name: value for name, value in ours.items() if name not in {"k", *CHOICE_FIELDS}}
     return _from_names({**ours, **flags})

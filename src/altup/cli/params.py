@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -77,8 +78,10 @@ def paper_rows(inputs: int, targets: int) -> list[dict[str, Any]]:
 
 
 def _run_fields() -> set[str]:
-    """What else a run's file may hold."""
-    return set()
+    """What else a run's file may hold: how the model is trained costs nothing here."""
+    from altup.training.pretraining import PretrainConfig
+
+    return {field.name for field in fields(PretrainConfig)}
 
 
 def _print_paper(rows: list[dict[str, Any]], inputs: int, targets: int) -> None:
