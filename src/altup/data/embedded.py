@@ -64,7 +64,7 @@ def documents() -> tuple[str, ...]:
     for path in sorted(root.rglob("*.py"), key=lambda p: p.relative_to(root).as_posix()):
         if LEFT_OUT.isdisjoint(path.relative_to(root).parts[:-1]):
             for text in _strings(path):
-                kept = [paragraph for paragraph in _prose(text) if paragraph not in seen]
+                kept = [paragraph for paragraph in dict.fromkeys(_prose(text)) if paragraph not in seen]
                 seen.update(kept)
                 if kept:
                     found.append("\n".join(kept))
@@ -97,7 +97,7 @@ def _strings(path: Path) -> Iterator[str]:
 def _prose(text: str) -> Iterator[str]:
     for paragraph in re.split(r"\n\s*\n", text):
         if ">>>" in paragraph or re.search(
-            r"[=_*#|~^-]{4}|::=|\\\\|[{};]$|  {3,}\S+  {3,}", paragraph, re.MULTILINE
+            r"[=_*#|~^-]{4}|::=|\\\\|[{}]$|  {3,}\S+  {3,}", paragraph, re.MULTILINE
         ):
             continue
         joined = " ".join(paragraph.split())

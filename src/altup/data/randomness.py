@@ -66,9 +66,10 @@ def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     """Where `index` (in 0..size-1) goes under the permutation of 0..size-1 that `key` names, elementwise.
 
     A balanced Feistel network permutes the smallest even number of bits that holds `size`; results beyond `size`
-    are sent through again until they fall inside (cycle walking: fewer than 4 rounds on average).
+    are sent through again until they fall inside (cycle walking: fewer than 4 rounds on average). Below 6 bits
+    such networks are visibly uneven, so that is the least.
     """
-    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    half = np.uint64(max(3, ((size - 1).bit_length() + 1) // 2))
     low = (np.uint64(1) << half) - np.uint64(1)
     x = np.asarray(index).astype(np.uint64)
     walking = np.arange(len(x))

@@ -25,7 +25,7 @@ SENTINELS = [f"<extra_id_{i}>" for i in range(100)]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 COVERAGE = 0.9995  # of the sample's characters get a piece of their own; the others are spelt in bytes
 NEVER = -1000.0  # the score of pieces that text must not match: `</s>` written out in a document is no end
-LEAST_VOCABULARY = 512
+LEAST_VOCABULARY = 360  # specials, bytes, printable ASCII
 PADDED_TO = 128  # embedding rows; 32,100 pieces and sentinels become T5's 32,128
 
 
@@ -70,23 +70,23 @@ def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     characters = Counter[str]()
     for text in sample:
         characters.update(text)
-    if not characters:
+    if all(character.isspace() for character in characters):
         raise UserError("there is no text to train a vocabulary on; check the sources")
     rare = _rare(characters, COVERAGE, most=vocab_size // 4)
-    own = vocab_size - 3 - len(BYTES)
+    others = 3 + len(BYTES)
     tokenizer = _blank()
     trainer = trainers.UnigramTrainer(
-        vocab_size=own,
+        vocab_size=vocab_size - others,
         seed_size=10 * vocab_size,  # type: ignore[call-arg]
         initial_alphabet=[chr(c) for c in range(33, 127)],
         show_progress=False,
     )
     tokenizer.train_from_iterator((text.translate(rare) for text in sample), trainer)
-    pieces = _settled(json.loads(tokenizer.to_str())["model"]["vocab"])[:own]
-    if len(pieces) < own:
+    pieces = _settled(json.loads(tokenizer.to_str())["model"]["vocab"])[: vocab_size - others]
+    if (filled := len(pieces) + others) < vocab_size:
         raise UserError(
-            f"vocab_size={vocab_size} is more than this text can fill ({len(pieces) + vocab_size - own} pieces); "
-            f"give at most {(len(pieces) + vocab_size - own) // 100 * 100} or more text"
+            f"vocab_size={vocab_size} is more than the text can fill; "
+            + (f"give at most {filled}, or more text" if filled >= LEAST_VOCABULARY else "give more text")
         )
     return _assemble(pieces)
 
@@ -116,9 +116,13 @@ def _settled(vocabulary: Sequence[tuple[str, float]]) -> list[tuple[str, float]]
 
 
 def _assemble(pieces: list[tuple[str, float]]) -> Tokenizer:
-    special = [(piece, NEVER) for piece in (PAD, EOS, UNK, *BYTES)]
+    names = [PAD, EOS, UNK, *BYTES]
+    special = [(piece, NEVER) for piece in names]
+    taken = {*names, *SENTINELS}  # text about tokenizers may have made one of these names a piece
     tokenizer = _blank()
-    tokenizer.model = models.Unigram([*special, *pieces], unk_id=2, byte_fallback=True)
+    tokenizer.model = models.Unigram(
+        [*special, *(p for p in pieces if p[0] not in taken)], unk_id=2, byte_fallback=True
+    )
     tokenizer.add_special_tokens([PAD, EOS, UNK, *reversed(SENTINELS)])
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always")])
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from altup.data.objectives import SpanCorruption
+from altup.data.objectives.span_corruption import lengths, noise_counts
+from altup.data.randomness import keys
+from altup.errors import UserError
+
+SENTINELS = list(range(32_099, 31_999, -1))
+
+
+def t5_lengths(inputs_length: int, noise_density: float, mean_span: float) -> tuple[int, int]:
+    """T5's `random_spans_helper`, written out."""
+
+    def split(tokens: int) -> tuple[int, int]:
+        noise = round(tokens * noise_density)
+        spans = round(noise / mean_span)
+        return tokens - noise + spans + 1, noise + spans + 1
+
+    tokens = inputs_length
+    while split(tokens + 1)[0] <= inputs_length:
+        tokens += 1
+    return tokens, split(tokens)[1]
+
+
+def corrupt(raw: list[int], noise_lengths: list[int], kept_lengths: list[int]) -> tuple[list[int], list[int]]:
+    """One example, token by token."""
+    inputs, targets, at = [], [], 0
+    for span, (noise, kept) in enumerate(zip(noise_lengths, kept_lengths, strict=True)):
+        inputs += raw[at : at + kept]
+        at += kept
+        inputs.append(SENTINELS[span])
+        targets.append(SENTINELS[span])
+        targets += raw[at : at + noise]
+        at += noise
+    assert at == len(raw)
+    return [*inputs, 1], [*targets, 1]
+
+
+def restore(inputs: list[int], targets: list[int]) -> list[int]:
+    """The raw tokens back from inputs and targets."""
+    spans: dict[int, list[int]] = {}
+    for token in targets[:-1]:
+        if token >= 32_000:
+            current = spans.setdefault(token, [])
+        else:
+            current.append(token)
+    return [t for token in inputs[:-1] for t in spans.get(token, [token])]
+
+
+def test_the_counts_of_the_paper() -> None:
+    assert lengths(512) == (568, 114)
+    assert noise_counts(568, 0.15, 3.0) == (85, 28)
+    example = SpanCorruption(SENTINELS, 1)(np.full((2, 568), 7, np.uint16), keys(0, np.arange(2)))
+    assert example["input_ids"].shape == (2, 512)
+    assert example["labels"].shape == (2, 114)
+    assert all(array.dtype == np.int32 for array in example.values())
+
+
+@pytest.mark.parametrize("density", [0.1, 0.15, 0.3, 0.5])
+@pytest.mark.parametrize("span", [2.0, 3.0, 8.0])
+def test_other_lengths_are_derived_as_t5_does(density: float, span: float) -> None:
+    for length in (64, 100, 128, 200, 256, 384, 512):
+        assert lengths(length, density, span) == t5_lengths(length, density, span)
+
+
+def test_a_hand_written_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 tokens, 4 of them noise in 2 spans: kept 3 and 5, noise 1 and 3."""
+    objective = SpanCorruption(SENTINELS, 1, input_length=11, noise_density=0.33, mean_span=2.0)
+    assert (objective.raw_length, objective.noise, objective.spans) == (12, 4, 2)
+    cuts = {4: [1, 3], 8: [3, 5]}
+    monkeypatch.setattr(objective, "_segment", lambda key, tokens, stream: np.array([cuts[tokens]]))
+    example = objective(np.arange(10, 22)[None], keys(0, np.arange(1)))
+    assert example["input_ids"].tolist() == [[10, 11, 12, 32_099, 14, 15, 16, 17, 18, 32_098, 1]]
+    assert example["labels"].tolist() == [[32_099, 13, 32_098, 19, 20, 21, 1]]
+
+
+@pytest.mark.parametrize(
+    ("length", "density", "span"), [(512, 0.15, 3.0), (64, 0.15, 3.0), (30, 0.5, 1.0), (8, 0.3, 9)]
+)
+def test_against_one_example_at_a_time(length: int, density: float, span: float) -> None:
+    objective = SpanCorruption(SENTINELS, 1, length, density, span if span < length else 4.0)
+    rng = np.random.default_rng(0)
+    raw = rng.integers(3, 32_000, (50, objective.raw_length)).astype(np.uint16)
+    key = keys(1, np.arange(50))
+    noise = objective._segment(key, objective.noise, 0).tolist()
+    kept = objective._segment(key, objective.raw_length - objective.noise, 1).tolist()
+    made = objective(raw, key)
+    for row in range(50):
+        assert min(noise[row]) >= 1
+        assert min(kept[row]) >= 1
+        inputs, targets = corrupt(raw[row].tolist(), noise[row], kept[row])
+        assert made["input_ids"][row].tolist() == inputs
+        assert made["labels"][row].tolist() == targets
+        assert restore(inputs, targets) == raw[row].tolist()
+
+
+def test_every_division_into_spans_is_equally_likely() -> None:
+    objective = SpanCorruption(SENTINELS, 1, 20, 0.3, 2.0)
+    assert (objective.noise, objective.spans) == (7, 4)
+    divisions = {}
+    for cuts in combinations(range(1, 7), 3):
+        edges = [0, *cuts, 7]
+        divisions[tuple(b - a for a, b in pairwise(edges))] = len(divisions)
+    found = objective._segment(keys(0, np.arange(40_000)), 7, 0).tolist()
+    counts = np.bincount([divisions[tuple(row)] for row in found], minlength=len(divisions))
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_rows_do_not_depend_on_their_neighbours() -> None:
+    objective = SpanCorruption(SENTINELS, 1, 64)
+    raw = np.random.default_rng(0).integers(3, 32_000, (9, objective.raw_length))
+    key = keys(0, np.arange(9))
+    whole = objective(raw, key)
+    for row in range(9):
+        alone = objective(raw[row : row + 1], key[row : row + 1])
+        assert all(np.array_equal(alone[name][0], whole[name][row]) for name in whole)
+
+
+def test_settings_that_make_no_sense() -> None:
+    with pytest.raises(UserError, match="needs 114 sentinels, the tokenizer has 100"):
+        SpanCorruption(SENTINELS, 1, 2048)
+    with pytest.raises(UserError, match="tokenizer has 0"):
+        SpanCorruption([], 1)
+    with pytest.raises(UserError, match=r"noise_density=1\.5"):
+        SpanCorruption(SENTINELS, 1, 512, noise_density=1.5)
+    with pytest.raises(UserError, match="input_length=0"):
+        SpanCorruption(SENTINELS, 1, 0)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+
+from altup.data.faults import Faults
+from altup.data.hub import HubDataset
+from altup.data.sources import open_source
+from altup.errors import UserError
+
+TEXTS = [f"record {i} " + "word " * (i % 5) for i in range(57)]
+
+
+@pytest.fixture(params=["saved", "saved-splits", "folder"])
+def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubDataset:
+    """The same records as a saved dataset, as a saved dictionary of splits, and as files `load_dataset` reads."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    data = datasets.Dataset.from_dict({"text": TEXTS, "n": list(range(len(TEXTS)))})
+    if request.param == "saved":
+        data.save_to_disk(folder, num_shards=3)
+    elif request.param == "saved-splits":
+        datasets.DatasetDict({"train": data}).save_to_disk(folder)
+    else:
+        folder.mkdir()
+        for part in range(3):
+            lines = [json.dumps({"text": text}) for text in TEXTS[part * 19 : part * 19 + 19]]
+            (folder / f"train-{part}.jsonl").write_text("\n".join(lines))
+    found = open_source(f"hf:{folder}")
+    assert isinstance(found, HubDataset)
+    return found
+
+
+def test_every_record_in_order(source: HubDataset) -> None:
+    assert list(source.read(Faults())) == TEXTS
+
+
+def test_reading_goes_on_from_any_cursor(source: HubDataset) -> None:
+    reader = source.read(Faults())
+    for count, _ in enumerate(reader, start=1):
+        if count % 8 == 3 or count in (19, 57):
+            cursor = json.loads(json.dumps(reader.cursor()))
+            assert list(source.read(Faults(), cursor)) == TEXTS[count:]
+
+
+def test_bad_records_are_counted_or_named(tmp_path: Path) -> None:
+    data = datasets.Dataset.from_dict({"text": ["one", "", None, "two"]})
+    data.save_to_disk(tmp_path / "set")
+    faults = Faults()
+    assert list(HubDataset(str(tmp_path / "set")).read(faults)) == ["one", "two"]
+    assert {reason: seen["count"] for reason, seen in faults.state().items()} == {
+        "empty document": 1,
+        "no text field": 1,
+    }
+    with pytest.raises(UserError, match="record 2"):
+        list(HubDataset(str(tmp_path / "set")).read(Faults("stop")))
+
+
+def test_a_dataset_that_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"nobody/nothing.*cannot be opened"):
+        HubDataset("nobody/nothing").read(Faults())
+    with pytest.raises(UserError, match="names no dataset"):
+        open_source("hf:")
