@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from altup.errors import UserError
 from altup.training.checkpoints import (
@@ -313,6 +315,9 @@ def test_a_full_disk_leaves_the_checkpoint_before_whole(small_disk):
             save(number, size)
     with pytest.raises(UserError, match="No space left"):  # replacing the only one must not cost it
         save(1, 200_000)
+    tokenizer = Tokenizer(WordLevel({f"word {i}": i for i in range(100_000)}, unk_token="word 0"))
+    with pytest.raises(UserError, match="No space left"):
+        publish(folder, "step-4", lambda tmp: tokenizer.save(str(tmp / "tokenizer.json")))
     assert names(folder) == ["step-1"]
     newest = newest_whole(folder)
     assert newest is not None

@@ -54,7 +54,8 @@ def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
     except BaseException as error:
         with contextlib.suppress(OSError):
             remove_leftovers(folder)
-        if isinstance(error, OSError | SafetensorError):
+        # Libraries in Rust (tokenizers) raise a bare Exception where the system refuses.
+        if isinstance(error, OSError | SafetensorError) or "(os error " in str(error):
             raise UserError(
                 f"could not save {target}: {error}. The checkpoints before it are untouched; "
                 "free space or mend the disk, then resume"
