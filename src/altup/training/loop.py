@@ -23,7 +23,7 @@ from altup.training.metrics import JsonLines, cut_after, means
 from altup.training.parallel import Processes, check_share
 from altup.training.prefetch import prefetch
 from altup.training.progress import Clock, Console, Sink, tracker
-from altup.training.run import RunFolder, read_state
+from altup.training.run import RunFolder, disk_errors, read_state
 from altup.training.signals import StopRequest
 from altup.training.state import load_optimizer, save_checkpoint, save_final
 
@@ -66,7 +66,7 @@ class Loop:
             return Outcome(state["step"], True, state.get("evaluation"))
         self.state = state
         self._saved_at = state["step"] if checkpoint else None
-        with numerics(self.config.deterministic, self.config.precision == "bf16"):
+        with numerics(self.config.deterministic, self.config.precision == "bf16"), disk_errors(self.folder):
             self._build(checkpoint)
             self._open_sinks(checkpoint)
             try:

@@ -115,7 +115,7 @@ def pretrain(
     from altup.training.hub import create_repository, upload
     from altup.training.loop import Loop
     from altup.training.parallel import processes
-    from altup.training.run import RunFolder
+    from altup.training.run import RunFolder, disk_errors
 
     with processes() as mine:
         data, folder = Path(config.data), RunFolder(Path(out))
@@ -155,7 +155,8 @@ def pretrain(
             )
             example = f"altup generate {folder.path} --prompt 'I <extra_id_0> tea.'"
             title = f"{config.method} {config.size}"
-            write_card(folder, config, title=title, data=described, verb="pretrain", example=example)
+            with disk_errors(folder):
+                write_card(folder, config, title=title, data=described, verb="pretrain", example=example)
         if mine.is_first and push_to_hub and outcome.finished:
             upload(folder, push_to_hub)
     return outcome

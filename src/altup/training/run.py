@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,6 +84,17 @@ class RunFolder:
             raise UserError(
                 f"{self.path} already holds this run; add --resume to go on with it, or choose another folder"
             )
+
+
+@contextlib.contextmanager
+def disk_errors(folder: RunFolder) -> Iterator[None]:
+    """A full or failing disk is the user's to mend: say what to do instead of a traceback."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{folder.path}: {error}. Published checkpoints are whole; free space or mend the disk, then resume"
+        ) from error
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:

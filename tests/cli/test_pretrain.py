@@ -1,0 +1,249 @@
+"""`altup pretrain` and `altup generate` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.training.compare import assert_same_bits, assert_same_run, records, weights
+from tests.training.verbs import altup, prepare_text
+
+SMALL = [
+    *("--size", "tiny", "--method", "altup", "--inputs-length", "32", "--set", "d_model=16", "--set", "d_ff=32"),
+    *("--set", "num_layers=2", "--batch-size", "8", "--steps", "6", "--log-every", "2", "--eval-every", "3"),
+    *("--eval-sequences", "8", "--deterministic"),
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_text(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    code, text = altup(folder / "log", "pretrain", "--data", data, "--out", folder / "run", *SMALL)
+    assert code == 0, text
+    assert "finished 6 steps" in text
+    return folder / "run"
+
+
+def config_of(run: Path) -> dict[str, Any]:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def test_a_run_is_a_folder(trained: Path) -> None:
+    names = {path.name for path in trained.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "checkpoints", "final", "README.md", "tensorboard"} <= names
+    assert [(r["step"], r["split"]) for r in records(trained)] == [
+        *((2, "train"), (3, "validation"), (4, "train"), (6, "train"), (6, "validation"))
+    ]
+    lines = (trained / "metrics.jsonl").read_text().splitlines()
+    assert all({"step", "split", "loss", "accuracy"} <= json.loads(line).keys() for line in lines)
+    assert all("seq_per_s" in json.loads(line) for line in lines if '"train"' in line)
+
+
+def test_the_card_tells_what_is_there(trained: Path) -> None:
+    card = (trained / "README.md").read_text()
+    last = records(trained)[-1]
+    assert f"| last | 6 | {last['loss']:.4f} | {last['accuracy']:.2%} |" in card
+    assert (trained / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "curves.png" in card
+    assert (trained / "config.yaml").read_text() in card
+    code = card.split("```python\n")[1].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", code + "print(len(tokenizer), model.config.d_model)"],
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "16"
+
+
+def test_tensorboard_holds_the_same_numbers(trained: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(trained / "tensorboard")).Reload()
+    shown = {event.step: event.value for event in events.Scalars("validation/loss")}
+    assert shown == pytest.approx({r["step"]: r["loss"] for r in records(trained) if r["split"] == "validation"})
+
+
+def test_a_saved_config_repeats_the_run(trained: Path, data: Path, tmp_path: Path) -> None:
+    code, text = altup(
+        tmp_path / "log", "pretrain", "--config", trained / "config.yaml", "--out", tmp_path / "run"
+    )
+    assert code == 0, text
+    assert config_of(tmp_path / "run") == config_of(trained)
+    assert_same_run(trained, tmp_path / "run", 6)
+
+
+def test_flags_win_over_the_file(trained: Path, tmp_path: Path) -> None:
+    arguments = ["--config", trained / "config.yaml", "--method", "dense", "--steps", 2, "--set", "d_ff=48"]
+    code, text = altup(tmp_path / "log", "pretrain", *arguments, "--out", tmp_path / "run", "--track", "none")
+    assert code == 0, text
+    config = config_of(tmp_path / "run")
+    assert (config["method"], config["k"], config["steps"], config["batch_size"]) == ("dense", None, 2, 8)
+    assert config["model_overrides"] == {"d_model": 16, "d_ff": 48, "num_layers": 2}
+    assert not (tmp_path / "run" / "tensorboard").exists()
+
+
+def test_resuming_a_finished_run_says_so(trained: Path, tmp_path: Path) -> None:
+    before = weights(trained)
+    code, text = altup(tmp_path / "log", "pretrain", "--out", trained, "--resume")
+    assert code == 0
+    assert "finished 6 steps" in text
+    assert_same_bits(before, weights(trained))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "7", "--resume"], r"steps: 6 there, 7 now"),
+        (["--lr", "0.5", "--method", "recycled", "--resume"], "method: 'altup' there, 'recycled' now"),
+        ([], "already holds this run; add --resume"),
+        (["--size", "gigantic"], "size='gigantic' is not known; choose one of 'tiny'"),
+        (["--set", "d_ff"], "expected NAME=VALUE"),
+        (["--set", "wings=2"], "model_overrides='wings' is not known"),
+        (["--track", "abacus"], "trackers='abacus' is not known"),
+        (["--data", "nowhere"], "nowhere holds no prepared data; make it with `altup prepare"),
+    ],
+)
+def test_mistakes_get_one_clear_line(
+    trained: Path, data: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    fresh = ["--out", trained, "--data", data, *SMALL, *arguments]
+    code, text = altup(tmp_path / "log", "pretrain", *fresh)
+    assert code == 2
+    assert message in text
+    assert "Traceback" not in text
+
+
+def test_an_unknown_key_in_the_file(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("batchsize: 8\n")
+    code, text = altup(
+        tmp_path / "log", "pretrain", "--config", tmp_path / "run.yaml", "--data", data, "--out", tmp_path / "run"
+    )
+    assert code == 2
+    assert "run.yaml: unknown key 'batchsize'; did you mean 'batch_size'?" in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_data_is_noticed(trained: Path, data: Path, tmp_path: Path) -> None:
+    """A run goes on with the same data in another place, and not with other data in the same place."""
+    run = shutil.copytree(trained, tmp_path / "run")
+    moved = shutil.copytree(data, tmp_path / "moved")
+    code, text = altup(tmp_path / "log", "pretrain", "--out", run, "--data", moved, "--resume")
+    assert code == 0, text
+    other = tmp_path / "other"
+    other.mkdir()
+    code, text = altup(
+        tmp_path / "log2", "pretrain", "--out", run, "--data", prepare_text(other, 3000), "--resume"
+    )
+    assert code == 2
+    assert "batches" in text
+
+
+def test_a_damaged_shard_is_found_before_training(data: Path, tmp_path: Path) -> None:
+    bad = shutil.copytree(data, tmp_path / "bad")
+    shard = next(bad.glob("train-*.bin"))
+    content = bytearray(shard.read_bytes())
+    content[1000] ^= 4
+    shard.write_bytes(content)
+    code, text = altup(tmp_path / "log", "pretrain", "--data", bad, "--out", tmp_path / "run", *SMALL)
+    assert code == 2
+    assert shard.name in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_generate_fills_in(trained: Path, tmp_path: Path) -> None:
+    prompts = ["--prompt", "a <extra_id_0> b <extra_id_1>.", "--prompt", "dun mor"]
+    code, text = altup(tmp_path / "log", "generate", trained, *prompts, "--max-new-tokens", 8)
+    assert code == 0, text
+    lines = text.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("a ")
+    assert lines[0].endswith(".")
+    assert "extra_id" not in text
+    for folder in (trained / "final", trained / "checkpoints" / "step-6"):
+        again = altup(tmp_path / f"log-{folder.name}", "generate", folder, *prompts, "--max-new-tokens", 8)
+        assert again == (code, text)
+
+
+def test_generate_reads_lines(trained: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "altup", "generate", trained, "--max-new-tokens", "4", "--temperature", "1"],
+        input="one <extra_id_0> two\n\nthree\n",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("one ")
+    assert first.endswith(" two")
+    assert second.startswith("three")
+
+
+def test_generate_from_nothing(tmp_path: Path) -> None:
+    code, text = altup(tmp_path / "log", "generate", tmp_path, "--prompt", "a")
+    assert code == 2
+    assert "neither a model folder" in text
+
+
+def test_a_terminal_gets_a_live_line(trained: Path, tmp_path: Path) -> None:
+    """Under a pseudo-terminal: step, loss, accuracy, speed and time left on a line that is rewritten."""
+    script = (
+        "from altup.training.progress import Console\n"
+        "console = Console(100, 0)\n"
+        "for step in (10, 20):\n"
+        "    console.record({'step': step, 'split': 'train', 'loss': 2.5, 'accuracy': 0.41, 'seq_per_s': 1234.5,\n"
+        "                    'tokens_per_s': 99999.0, 'mfu': 0.33, 'steps_per_s': 2.0})\n"
+        "console.close()\n"
+    )
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "200", "TERM": "xterm"}
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=theirs, env=environment)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:
+            break
+        if not piece:
+            break
+        seen += piece
+    assert process.wait() == 0
+    text = seen.decode()
+    for words in (
+        "step 20/100",
+        "loss 2.5000",
+        "accuracy 41.00%",
+        "seq/s 1,23",
+        "tokens/s 99,999",
+        "mfu 33.0%",
+        "left 40s",
+    ):
+        assert words in text
+    assert "\x1b[" in text
+
+
+@pytest.mark.slow
+def test_torchrun_trains_together(trained: Path, data: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "altup"]
+    done = subprocess.run(
+        [*command, "pretrain", "--data", data, "--out", tmp_path / "run", *SMALL, "--parallel", "fsdp"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("finished 6 steps") == 1
+    for ours, theirs in zip(records(trained), records(tmp_path / "run"), strict=True):
+        assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-5)

@@ -1,0 +1,163 @@
+"""Real runs that are killed with SIGKILL at random instants and resumed end with the exact weights."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from altup.training import checkpoints
+from tests.training.compare import assert_same_bits, assert_same_run, records, weights
+from tests.training.verbs import altup, prepare_text, start
+
+STEPS = 40
+SMALL = [
+    *("--size", "tiny", "--method", "altup", "--k", "2", "--dropout", "0.1", "--inputs-length", "32"),
+    *("--set", "d_model=16", "--set", "d_ff=32", "--set", "num_heads=2", "--set", "num_layers=2"),
+    *("--batch-size", "8", "--micro-batch", "4", "--deterministic", "--precision", "fp32", "--track", "none"),
+    *("--eval-every", "7", "--eval-sequences", "8", "--log-every", "3", "--keep-last", "2"),
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_text(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def never_killed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The run, and how many seconds it took from its first record on."""
+    folder = tmp_path_factory.mktemp("whole")
+    running = start(folder / "log", *command(data, folder / "run"))
+    running.wait_for("step 3/")
+    begun = time.monotonic()
+    assert running.wait() == 0, running.text
+    return folder / "run", time.monotonic() - begun
+
+
+def command(data: Path, out: Path, steps: int = STEPS) -> list[object]:
+    return ["pretrain", "--data", data, "--out", out, "--steps", steps, "--save-every", 1, "--resume", *SMALL]
+
+
+def kill_and_resume(data: Path, whole: tuple[Path, float], folder: Path, kills: int, seed: int) -> int:
+    """Kill `kills` times, each at a random instant of the run's life, saves and start included; then finish.
+
+    Returns how many kills came during a save. A run that finishes before its kill is begun anew, so that
+    all kills count.
+    """
+    draw, (reference, seconds) = random.Random(seed), whole
+    out, done = folder / "run", 0
+    killed_in_save = 0
+    while done < kills:
+        running = start(folder / "log", *command(data, out))
+        if draw.random() < 0.8:
+            running.wait_for("step", seconds=60)
+        time.sleep(draw.uniform(0, seconds / 4))
+        running.signal(signal.SIGKILL)
+        if running.wait() == 0:
+            assert_same_run(reference, out, STEPS)
+            shutil.rmtree(out)
+            (folder / "log").unlink()
+            continue
+        done += 1
+        killed_in_save += any(p.name.startswith(".") for p in (out / "checkpoints").glob(".*"))
+        for path in checkpoints.steps(out / "checkpoints"):
+            assert checkpoints.damage(path) is None
+        (folder / "log").unlink(missing_ok=True)
+    code, text = altup(folder / "log", *command(data, out))
+    assert code == 0, text
+    assert_same_run(reference, out, STEPS)
+    return killed_in_save
+
+
+def test_a_few_kills(data: Path, never_killed: tuple[Path, float], tmp_path: Path) -> None:
+    kill_and_resume(data, never_killed, tmp_path, kills=5, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 3])
+def test_many_kills(data: Path, never_killed: tuple[Path, float], tmp_path: Path, seed: int) -> None:
+    during_saves = kill_and_resume(data, never_killed, tmp_path, kills=20, seed=seed)
+    print(f"20 kills, {during_saves} of them during a save")
+    assert during_saves
+
+
+def test_sigterm_saves_and_says_how_to_go_on(data: Path, never_killed: tuple[Path, float], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    running = start(tmp_path / "log", *command(data, out))
+    running.wait_for("step 6/")
+    running.signal(signal.SIGTERM)
+    assert running.wait() == 75, running.text
+    assert "everything is saved" in running.text
+    again = f"pretrain --out {out} --resume"
+    assert again in running.text
+    assert not (out / "final").exists()
+    code, text = altup(tmp_path / "log2", *again.split())  # the settings come from the run itself
+    assert code == 0, text
+    assert "resuming from" in text
+    assert_same_run(never_killed[0], out, STEPS)
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    script = (
+        "import time\nfrom altup.training.signals import StopRequest\n"
+        "with StopRequest() as stop:\n"
+        "    print('ready', flush=True)\n"
+        "    while True:\n"
+        "        time.sleep(0.01)\n"
+        "        if stop.requested: print('asked', flush=True); time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "asked\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == -signal.SIGTERM
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Four megabytes of disk."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True)
+    if made.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {made.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("free", [0, 20_000, 100_000, 300_000, 500_000])
+def test_a_full_disk_costs_at_most_one_save(
+    data: Path, never_killed: tuple[Path, float], small_disk: Path, tmp_path: Path, free: int
+) -> None:
+    """The disk fills up during the run: a clear message, whole checkpoints; with space again it goes on."""
+    out = small_disk / "run"
+    running = start(tmp_path / "log", *command(data, out))
+    running.wait_for("step 12/")
+    space = shutil.disk_usage(small_disk).free
+    with contextlib.suppress(OSError):  # the run writes too
+        (small_disk / "other").write_bytes(b"x" * max(space - free, 0))
+    code = running.wait()
+    kept = checkpoints.steps(out / "checkpoints")
+    assert code == 2 or (free and code == 0), running.text
+    if code:
+        assert "Traceback" not in running.text
+        assert "No space left" in running.text
+        assert "resume" in running.text
+        assert kept
+    assert all(checkpoints.damage(path) is None for path in kept)
+    (small_disk / "other").unlink()
+    code, text = altup(tmp_path / "log2", *command(data, out))
+    assert code == 0, text
+    assert_same_bits(weights(never_killed[0]), weights(out))
+    assert records(never_killed[0]) == records(out)

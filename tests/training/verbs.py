@@ -1,0 +1,91 @@
+"""`altup …` as real processes that can be killed, forked from a server that has already imported what is slow."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(
+    ["altup.models.t5.model", "altup.training.pretraining", "altup.training.loop", "altup.training.card"]
+)
+
+
+def _altup(arguments: list[str], output: Path) -> None:
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    import torch
+
+    from altup.cli.main import main
+
+    torch.set_num_threads(1)
+    sys.argv = ["altup", *arguments]
+    main()
+
+
+@dataclass
+class Running:
+    """A started command; its stdout and stderr go to `output`."""
+
+    process: BaseProcess
+    output: Path
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(self.process.pid, number)
+
+    def wait(self, seconds: float = 120) -> int:
+        """Exit code; minus the signal's number if it died of one."""
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, f"still running after {seconds} s:\n{self.text[-2000:]}"
+        return self.process.exitcode
+
+    def wait_for(self, words: str, seconds: float = 60) -> None:
+        """Until `words` are in the output."""
+        end = time.monotonic() + seconds
+        while words not in self.text:
+            assert time.monotonic() < end, f"{words!r} did not come in {seconds} s:\n{self.text[-2000:]}"
+            assert self.process.is_alive(), f"ended before {words!r}:\n{self.text[-2000:]}"
+            time.sleep(0.01)
+
+
+def start(output: Path, *arguments: object) -> Running:
+    """Start `altup arguments…`."""
+    process = _server.Process(target=_altup, args=([str(a) for a in arguments], output))
+    process.start()
+    return Running(process, output)
+
+
+def altup(output: Path, *arguments: object) -> tuple[int, str]:
+    """Run `altup arguments…` to its end: exit code and everything it printed."""
+    running = start(output, *arguments)
+    return running.wait(), running.text
+
+
+def prepare_text(folder: Path, sentences: int = 4000) -> Path:
+    """A prepared data folder of made-up sentences: about 40,000 tokens of a 700-token vocabulary."""
+    from altup.data.files import LocalFiles
+    from altup.data.prepare import Recipe, prepare
+
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abdeiklmnorstu", k=draw.randint(2, 6))) for _ in range(300)]
+    lines = [" ".join(draw.choices(words, k=8)) + "." for _ in range(sentences)]
+    source = folder / "text.txt"
+    source.write_text("\n\n".join(lines))
+    recipe = Recipe([LocalFiles(source, "text")], validation_fraction=0.05, vocab_size=600)
+    prepare(folder / "data", recipe, workers=1)
+    return folder / "data"
