@@ -21,7 +21,7 @@ def tiny_t5(method="dense", k=None, seed=0, **fields) -> AltUpT5ForConditionalGe
     model = AltUpT5ForConditionalGeneration(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if ".rule." in name or ".coefficients." in name:
+            if ".rule." in name or ".update." in name:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
 

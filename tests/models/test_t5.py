@@ -196,7 +196,7 @@ class TestEveryMethod:
 
 
 def is_coefficient(name):
-    return any(part in name for part in (".rule.", ".coefficients.", ".router."))
+    return any(part in name for part in (".rule.", ".update.", ".router."))
 
 
 @pytest.mark.parametrize("method", ["sequence-altup", "stride-and-skip", "average-pooling"])
@@ -259,8 +259,8 @@ def test_initial_values_by_fan_in():
         (layer.feed_forward.wo.weight, 2048**-0.5),
     ]:
         assert parameter.std().item() == pytest.approx(std, rel=0.02)
-    assert torch.equal(model.encoder.rule.predictors[1], torch.eye(2))
-    assert torch.equal(model.encoder.rule.correctors[1], torch.ones(2))
+    assert torch.equal(model.encoder.rule.updates[1].P, torch.eye(2))
+    assert torch.equal(model.encoder.rule.updates[1].g, torch.ones(2))
 
 
 def test_missing_weights_are_initialised_and_loaded_ones_kept(tmp_path):
@@ -270,8 +270,8 @@ def test_missing_weights_are_initialised_and_loaded_ones_kept(tmp_path):
     with pytest.raises(ValueError, match=r"num_layers=5 where the checkpoint has 4"):
         AltUpT5ForConditionalGeneration.from_pretrained(tmp_path, config=deeper)
     loaded = AltUpT5ForConditionalGeneration.from_pretrained(tmp_path, config=deeper, ignore_mismatched_sizes=True)
-    assert torch.equal(loaded.encoder.rule.predictors[0], model.encoder.rule.predictors[0])
-    assert torch.equal(loaded.encoder.rule.predictors[4], torch.eye(2))
+    assert torch.equal(loaded.encoder.rule.updates[0].P, model.encoder.rule.updates[0].P)
+    assert torch.equal(loaded.encoder.rule.updates[4].P, torch.eye(2))
     assert loaded.encoder.layers[4].attention.k.weight.std().item() == pytest.approx(24**-0.5, rel=0.2)
 
 

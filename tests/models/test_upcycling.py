@@ -70,13 +70,13 @@ def test_from_folders_of_either_kind(tmp_path):
 def test_bfloat16_checkpoint_stays_bfloat16_with_float32_coefficients():
     model = upcycle(hugging_face_t5().to(torch.bfloat16), method="altup")
     assert model.lm_head.weight.dtype == torch.bfloat16
-    assert model.encoder.rule.predictors[0].dtype == torch.float32
+    assert model.encoder.rule.updates[0].P.dtype == torch.float32
 
 
 def test_noise_comes_from_the_seed():
     a, b, c = (upcycle(hugging_face_t5(), "sameup", 4, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(a.encoder.rule.predictors[0], b.encoder.rule.predictors[0])
-    assert not torch.equal(a.encoder.rule.predictors[0], c.encoder.rule.predictors[0])
+    assert torch.equal(a.encoder.rule.updates[0].P, b.encoder.rule.updates[0].P)
+    assert not torch.equal(a.encoder.rule.updates[0].P, c.encoder.rule.updates[0].P)
 
 
 def test_clear_errors(tmp_path):

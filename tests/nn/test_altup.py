@@ -30,7 +30,7 @@ def test_stack_is_algorithm_1_layer_by_layer(K, selection):
         if K == 1:
             x_old = [layer(x_old[0])]
         else:
-            p, g = rule.predictors[index], rule.correctors[index]
+            p, g = rule.updates[index].P, rule.updates[index].g
             x_hat = [sum(p[i, m] * x_old[m] for m in range(K)) for i in range(K)]
             x_tilde = layer(x_old[j])
             x_old = [x_hat[i] + g[i] * (x_tilde - x_hat[j]) for i in range(K)]
@@ -112,7 +112,7 @@ def test_twins_are_found_and_parted_without_changing_the_function():
     assert not AltUp(4, 4).has_twins
     assert AltUp(4, 2).has_twins
     rule = AltUp(4, 3, "same", recycled=True).double()
-    for P in rule.predictors:
+    for P in (update.P for update in rule.updates):
         torch.testing.assert_close(P.sum(dim=1), torch.ones(4, dtype=P.dtype), atol=1e-6, rtol=0)
         assert not torch.equal(P, torch.eye(4, dtype=P.dtype))
 
@@ -128,7 +128,7 @@ def test_coefficients_stay_float32_to_the_bit(convert):
     for old, new in zip(before, model["rule"].parameters(), strict=True):
         assert new.dtype == torch.float32
         assert torch.equal(old, new)
-    assert model.double()["rule"].predictors[0].dtype == torch.float64
+    assert model.double()["rule"].updates[0].P.dtype == torch.float64
 
 
 def test_coefficients_are_float32_under_another_default_dtype():

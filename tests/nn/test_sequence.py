@@ -103,6 +103,6 @@ def test_stride_zero_is_refused(build):
 
 def test_coefficients_stay_float32_while_the_layer_is_rounded():
     module = SequenceAltUp(nn.Linear(3, 3), 2).to(torch.bfloat16)
-    assert {p.dtype for p in module.coefficients.parameters()} == {torch.float32}
+    assert {p.dtype for p in module.update.parameters()} == {torch.float32}
     assert module.layer.weight.dtype == torch.bfloat16
     assert module(torch.randn(1, 5, 3).bfloat16()).dtype == torch.bfloat16

@@ -31,7 +31,38 @@ def active_blocks(num_blocks: int, num_layers: int, selection: str | Sequence[in
     return blocks
 
 
-class AltUp(CoefficientModule):
+class AltUpUpdate(CoefficientModule):
+    """One layer's prediction and correction of the K blocks: K² + K learned scalars.
+
+    P = I and g = 1 at the start: the blocks begin by moving together, as the dense model would.
+    """
+
+    def __init__(self, num_blocks: int, active: int) -> None:
+        super().__init__()
+        self.active = active
+        self.P = coefficient(num_blocks, num_blocks)
+        self.g = coefficient(num_blocks)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.eye_(self.P)
+        nn.init.ones_(self.g)
+
+    def predict(self, state: Tensor) -> Tensor:
+        """x̂ = P·x."""
+        return torch.einsum("ij,j...->i...", self.P, state.to(self.P.dtype)).to(state.dtype)
+
+    def correct(self, predicted: Tensor, computed: Tensor) -> Tensor:
+        """x_new = x̂ + g ⊗ (y − x̂ᵃ), where a is the active block."""
+        g = self.g.view(-1, *[1] * computed.dim())
+        return (predicted + g * (computed - predicted[self.active])).to(predicted.dtype)
+
+    def forward(self, state: Tensor, computed: Tensor) -> Tensor:
+        """Both in one pass."""
+        return altup_update(state, computed, self.P, self.g, self.active)
+
+
+class AltUp(nn.Module):
     """Alternating Updates (Algorithm 1): a state K times as wide as the layers that update it.
 
     The state is block-major, [K, batch, tokens, d]. Layer ℓ runs on one block only, and all K blocks are
@@ -69,16 +100,14 @@ class AltUp(CoefficientModule):
         self.lowering = lowering or ("sum" if recycled else "concat")
         check_choice("lowering", self.lowering, LOWERINGS)
         self.active = active_blocks(num_blocks, num_layers, selection)
-        widened = range(num_layers if num_blocks > 1 else 0)
-        self.predictors = nn.ParameterList([coefficient(num_blocks, num_blocks) for _ in widened])
-        self.correctors = nn.ParameterList([coefficient(num_blocks) for _ in widened])
+        self.updates = nn.ModuleList(
+            [AltUpUpdate(num_blocks, active) for active in self.active] if num_blocks > 1 else []
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """P = I and g = 1: the blocks start by moving together, as the dense model would."""
-        for P, g in zip(self.predictors, self.correctors, strict=True):
-            nn.init.eye_(P)
-            nn.init.ones_(g)
+        for update in self.updates:
+            update.reset_parameters()  # type: ignore[operator]
         if self.recycled and self.has_twins:
             self.part_twins()
 
@@ -90,7 +119,8 @@ class AltUp(CoefficientModule):
     @torch.no_grad()
     def part_twins(self, noise: float = 0.1, generator: torch.Generator | None = None) -> None:
         """Add noise to P whose rows sum to zero: equal blocks give the same function, but may now part."""
-        for P in self.predictors:
+        for update in self.updates:
+            P: Tensor = update.P  # type: ignore[assignment]
             step = noise * torch.randn(P.shape, generator=generator, dtype=P.dtype).to(P.device)
             P.add_(step - step.mean(dim=1, keepdim=True))
 
@@ -106,26 +136,19 @@ class AltUp(CoefficientModule):
         return embeddings.unflatten(-1, (self.num_blocks, -1)).movedim(-2, 0).contiguous()
 
     def predict(self, state: Tensor, index: int) -> Tensor:
-        """x̂ = P·x for layer `index`."""
-        if self.num_blocks == 1:
-            return state
-        P = self.predictors[index]
-        return torch.einsum("ij,j...->i...", P, state.to(P.dtype)).to(state.dtype)
+        """The prediction of layer `index`."""
+        return state if self.num_blocks == 1 else self.updates[index].predict(state)  # type: ignore[operator]
 
     def correct(self, predicted: Tensor, computed: Tensor, index: int) -> Tensor:
-        """x_new = x̂ + g ⊗ (y − x̂ᵃ) for layer `index`, where a is its active block."""
+        """The correction of layer `index`, whose layer computed `computed` from its active block."""
         if self.num_blocks == 1:
             return computed.unsqueeze(0)
-        g = self.correctors[index].view(-1, *[1] * computed.dim())
-        return (predicted + g * (computed - predicted[self.active[index]])).to(predicted.dtype)
+        return self.updates[index].correct(predicted, computed)  # type: ignore[operator]
 
     def forward(self, state: Tensor, layer: Layer, index: int, *args: Any, **kwargs: Any) -> Tensor:
         """Predict, compute and correct in one pass: the new state after `layer`, the stack's `index`-th."""
-        active = self.active[index]
-        computed = layer(state[active], *args, **kwargs)
-        if self.num_blocks == 1:
-            return computed.unsqueeze(0)
-        return altup_update(state, computed, self.predictors[index], self.correctors[index], active)
+        computed = layer(state[self.active[index]], *args, **kwargs)
+        return computed.unsqueeze(0) if self.num_blocks == 1 else self.updates[index](state, computed)
 
     def lower(self, state: Tensor) -> Tensor:
         """The stack's output: [batch, tokens, K·d], or d wide where blocks are added or averaged."""

@@ -27,23 +27,30 @@ def refuse_left_padding(mask: Tensor) -> None:
         raise UserError(f"attention_mask has padding before real tokens; {message}")
 
 
-class SequenceCoefficients(CoefficientModule):
-    """a₁ = 1, a₂ = 0, b = 1 at the start: skipped tokens move as their anchor does."""
+class SequenceUpdate(CoefficientModule):
+    """The prediction and correction of all tokens from the kept ones: a₁, a₂ (in `a`) and b.
 
-    def __init__(self) -> None:
+    1, 0 and 1 at the start: skipped tokens move as their anchor does.
+    """
+
+    def __init__(self, stride: int) -> None:
         super().__init__()
-        self.predict = coefficient(2)
-        self.correct = coefficient(1)
+        self.stride = stride
+        self.a = coefficient(2)
+        self.b = coefficient(1)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        self.predict.copy_(torch.tensor([1.0, 0.0]))
-        self.correct.fill_(1.0)
+        self.a.copy_(torch.tensor([1.0, 0.0]))
+        self.b.fill_(1.0)
+
+    def forward(self, x: Tensor, computed: Tensor) -> Tensor:
+        return sequence_update(x, computed, self.a, self.b, self.stride)
 
 
 class SequenceAltUp(nn.Module):
-    """Sequence-AltUp (Algorithm 2) around one layer: it sees every `stride`-th token, yet all tokens are updated.
+    """Sequence-AltUp (Algorithm 2) around one layer: it sees every `stride`-th token, yet all are updated.
 
     Extra arguments go to the layer as they are: masks and positions must be those of the kept tokens.
     """
@@ -53,12 +60,11 @@ class SequenceAltUp(nn.Module):
         check_whole("stride", stride, 1)
         self.layer = layer
         self.stride = stride
-        self.coefficients = SequenceCoefficients()
+        self.update = SequenceUpdate(stride)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """x: [batch, tokens, d]."""
-        computed = self.layer(x[:, :: self.stride], *args, **kwargs)
-        return sequence_update(x, computed, self.coefficients.predict, self.coefficients.correct, self.stride)
+        return self.update(x, self.layer(x[:, :: self.stride], *args, **kwargs))
 
 
 class StrideAndSkip(nn.Module):

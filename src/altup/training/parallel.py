@@ -107,7 +107,7 @@ def _shard(model: nn.Module, low_precision: bool, mine: Processes) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    from altup.nn import AltUp, SequenceAltUp
+    from altup.nn import CoefficientModule
 
     mesh = init_device_mesh(mine.device.type, (mine.world,))
     low = torch.bfloat16 if low_precision else torch.float32
@@ -115,7 +115,7 @@ def _shard(model: nn.Module, low_precision: bool, mine: Processes) -> nn.Module:
     exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     layers = set(getattr(model, "_no_split_modules", None) or ())
     for module in reversed(list(model.modules())):  # children before their parents
-        if isinstance(module, AltUp | SequenceAltUp) and any(True for _ in module.parameters(recurse=False)):
+        if isinstance(module, CoefficientModule):
             fully_shard(module, mesh=mesh, mp_policy=exact)
         elif type(module).__name__ in layers:
             fully_shard(module, mesh=mesh, mp_policy=policy)

@@ -39,7 +39,7 @@ class AltUpT5PreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _can_compile_fullgraph = True
     _no_split_modules = ["T5Layer"]  # noqa: RUF012
-    _keep_in_fp32_modules_strict = ["rule", "coefficients", "router"]  # noqa: RUF012
+    _keep_in_fp32_modules_strict = ["rule", "update", "router"]  # noqa: RUF012
     encoder: T5Encoder
 
     @torch.no_grad()
