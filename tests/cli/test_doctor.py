@@ -33,8 +33,9 @@ def test_this_machine_is_healthy() -> None:
     assert done.returncode == 0
     assert json.loads(done.stdout)["ok"] is True
     assert checks["Python"]["detail"].startswith(".".join(map(str, sys.version_info[:3])))
-    for name in ("torch", "transformers", "import torch", "import transformers"):
-        assert checks[name]["status"] == "ok"
+    for name in ("torch", "transformers"):
+        assert checks[name]["status"] == checks[f"import {name}"]["status"] == "ok"
+        assert checks[name]["detail"] in checks[f"import {name}"]["detail"]
     assert all(check["remedy"] for check in checks.values() if check["status"] != "ok")
 
 

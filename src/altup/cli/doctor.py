@@ -44,7 +44,11 @@ report["backends"] = [b for b in ("gloo", "nccl") if d.is_available() and d.is_b
 print(json.dumps(report))
 """
 
-TRANSFORMERS_PROBE = "from transformers import PreTrainedModel; print('null')"
+TRANSFORMERS_PROBE = """
+import json, transformers
+transformers.PreTrainedModel
+print(json.dumps({"version": transformers.__version__}))
+"""
 
 COMPILE_PROBE = """
 import torch
@@ -86,9 +90,9 @@ def command(
 def examine(quick: bool = False) -> list[Check]:
     """Every check, essential things first."""
     torch, torch_error = probe(TORCH_PROBE)
-    checks = [check_python(), *check_packages(), check_import("torch", torch_error)]
+    checks = [check_python(), *check_packages(), check_import("torch", torch, torch_error)]
     if torch is not None:
-        checks.append(check_import("transformers", probe(TRANSFORMERS_PROBE)[1]))
+        checks.append(check_import("transformers", *probe(TRANSFORMERS_PROBE)))
         checks += check_devices(torch)
         checks += check_compiler(torch, quick)
     return checks + check_optional() + check_machine()
@@ -127,12 +131,12 @@ def check_packages() -> list[Check]:
     return checks
 
 
-def check_import(name: str, error: str | None) -> Check:
+def check_import(name: str, found: dict[str, Any] | None, error: str | None) -> Check:
     """Whether a package that is there can really be loaded."""
-    if error is None:
-        return Check("essential", f"import {name}", "ok", "loads")
+    if found is not None:
+        return Check("essential", f"import {name}", "ok", f"loads {found['version']}")
     remedy = f"pip install --force-reinstall {name}" if installed(name) else f"pip install {name}"
-    return Check("essential", f"import {name}", "broken", error, remedy)
+    return Check("essential", f"import {name}", "broken", error or "", remedy)
 
 
 def check_devices(torch: dict[str, Any]) -> list[Check]:
