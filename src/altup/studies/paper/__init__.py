@@ -25,9 +25,7 @@ def table(name: str) -> list[dict[str, str | int | float]]:
     """The rows of one table, numbers as numbers."""
     check_choice("table", name, TABLES)
     text = files(__package__).joinpath(f"{name}.csv").read_text(encoding="utf-8")
-    return [
-        {column: _value(cell) for column, cell in row.items()} for row in csv.DictReader(text.splitlines())
-    ]
+    return [{column: _value(cell) for column, cell in row.items()} for row in csv.DictReader(text.splitlines())]
 
 
 def _value(cell: str) -> str | int | float:
