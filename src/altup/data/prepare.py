@@ -31,7 +31,7 @@ from altup.data.sources import Chain, Reader, Source
 from altup.data.workers import Workers
 from altup.errors import UserError, check_range, check_whole
 
-CHUNK = 1 << 20  # characters tokenised in one request
+CHUNK = 1 << 20  # characters tokenised in one request, at most
 PARTS_SAMPLED = 32
 Watch = Callable[[str, float | None, int, int], None]
 
@@ -233,7 +233,7 @@ class _Chunk:
 
 
 def _chunks(
-    reader: Reader, faults: Faults, split_of: Callable[[str], str]
+    reader: Reader, faults: Faults, split_of: Callable[[str], str], characters: int
 ) -> Iterator[tuple[list[list[str]], _Chunk]]:
     def chunk(end: bool) -> tuple[list[list[str]], _Chunk]:
         counts = {split: (len(texts), sum(map(len, texts))) for split, texts in held.items()}
@@ -244,7 +244,7 @@ def _chunks(
     for text in reader:
         held[split_of(text)].append(text)
         size += len(text)
-        if size >= CHUNK:
+        if size >= characters:
             yield chunk(end=False)
             held, size = {split: [] for split in SPLITS}, 0
     yield chunk(end=True)
@@ -268,7 +268,8 @@ def _run_pass(
     shards = [shard for split in SPLITS for shard in manifest.shards(split)]
     documents, tokens = sum(s.documents for s in shards), sum(s.tokens for s in shards)
     segment = _Segment()
-    for arrays, chunk in pool.encode(_chunks(reader, faults, split_of)):
+    jobs = _chunks(reader, faults, split_of, min(CHUNK, recipe.shard_tokens))
+    for arrays, chunk in pool.encode(jobs):
         segment.add(arrays, chunk)
         documents += sum(count for count, _ in chunk.counts.values())
         tokens += sum(map(len, arrays))

@@ -16,6 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -81,7 +82,8 @@ class Workers:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with suppress(BrokenPipeError):  # what was never sent has no reader any more
+                        pipe.close()
 
     def encode(self, jobs: Iterable[tuple[Lists, Job]]) -> Iterator[tuple[list[np.ndarray], Job]]:
         """Ids for the texts of each job, in order; a few jobs are read ahead so that no worker waits."""

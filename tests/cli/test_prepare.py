@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from altup.cli.prepare import command
+from altup.data.embedded import documents
+from altup.errors import UserError
+
+app = typer.Typer()
+app.command()(command)
+RUN = [sys.executable, "-c", "import typer; from altup.cli.prepare import command; typer.run(command)"]
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "100"}, catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "prose.jsonl"
+    lines = [json.dumps({"body": text}) for text in documents()[:1500]]
+    path.write_text("\n".join([*lines[:700], "{broken", '{"body": ""}', *lines[700:]]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def options(corpus: Path) -> list[str]:
+    return [
+        str(corpus),
+        "--field",
+        "body",
+        "--vocab-size",
+        "700",
+        "--workers",
+        "1",
+        "--validation-fraction",
+        "0.1",
+    ]
+
+
+@pytest.fixture(scope="module")
+def out(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("out") / "data"
+    result = run(*options, "--out", folder)
+    assert result.exit_code == 0
+    for part in ("train", "validation", "sequences of 568", "Next: altup pretrain --data", "1 × broken JSON"):
+        assert part in result.output
+    assert "800 with the sentinels" in result.output
+    return folder
+
+
+def test_again_says_it_is_finished(out: Path, options: list[str]) -> None:
+    result = run(*options, "--out", out)
+    assert result.exit_code == 0
+    assert "is finished and whole" in result.output
+
+
+def test_other_settings_are_refused(out: Path, options: list[str]) -> None:
+    with pytest.raises(UserError, match=r"tokenizer\.vocab_size: there 700, now 701"):
+        run(*options, "--out", out, "--vocab-size", "701")
+
+
+def test_stop_names_the_line(corpus: Path, options: list[str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"prose\.jsonl, line 701: broken JSON"):
+        run(*options, "--out", tmp_path / "data", "--on-error", "stop")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no source is given"),
+        (["nothing.txt"], "'nothing.txt' does not exist"),
+        (["embedded", "--validation", "embedded", "--validation-fraction", "0.1"], "exclude each other"),
+        (["embedded", "--on-error", "ask"], "on_error='ask' is not known"),
+        (["embedded", "--validation-fraction", "1.5"], "validation_fraction=1.5"),
+        (["embedded", "--workers", "0"], "workers=0"),
+        (["embedded", "--tokenizer", "nobody/nothing", "--workers", "1"], "cannot be loaded"),
+    ],
+)
+def test_mistakes_get_one_clear_line(arguments: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        run(*arguments, "--out", tmp_path / "data")
+    assert message in str(caught.value)
+
+
+def test_ctrl_c_says_how_to_go_on(options: list[str], out: Path, tmp_path: Path) -> None:
+    """Interrupted while the vocabulary is trained or later, it says how to go on, and going on works."""
+    command = [*RUN, *options, "--out", str(tmp_path / "data")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not (tmp_path / "data" / "manifest.json").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Run the same command again" in errors
+    assert "Traceback" not in errors
+    subprocess.run(command, check=True, capture_output=True)
+    for path in out.glob("*.bin"):
+        assert path.read_bytes() == (tmp_path / "data" / path.name).read_bytes()
+
+
+def test_a_terminal_gets_a_bar(options: list[str], tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    process = subprocess.Popen(
+        [*RUN, *options, "--out", str(tmp_path / "data")], stdout=subprocess.PIPE, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:
+            break
+        if not piece:
+            break
+        shown += piece
+    process.communicate()
+    os.close(ours)
+    assert process.returncode == 0
+    assert "training a vocabulary" in shown.decode()
+    assert "tokenising train" in shown.decode()
+    assert "100%" in shown.decode()

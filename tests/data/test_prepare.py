@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from altup.data import tokenizer as tokenizers
+from altup.data.files import LocalFiles
+from altup.data.prepare import Recipe, prepare
+from altup.data.shards import Manifest, TokenStream, verify
+from altup.errors import UserError
+
+SHARD = 7_001
+
+
+def recipe(corpus: Path, **changes: object) -> Recipe:
+    fields: dict[str, object] = {"validation_fraction": 0.1, "vocab_size": 800, "shard_tokens": SHARD, **changes}
+    return Recipe([LocalFiles(corpus)], **fields)  # type: ignore[arg-type]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_tokens_are_the_documents_in_order_without_eos(prepared: Path, corpus: Path, prose: list[str]) -> None:
+    tokenizer = tokenizers.load(prepared / "tokenizer")
+    chosen = recipe(corpus)
+    for split in ("train", "validation"):
+        texts = [text for text in prose if chosen.held_out(text) == (split == "validation")]
+        expected = [i for text in texts for i in tokenizer.encode(text, add_special_tokens=False).ids]
+        stream = TokenStream(prepared, split)
+        assert stream.read(0, len(stream)).tolist() == expected
+        shards = Manifest.load(prepared).shards(split)
+        assert sum(shard.documents for shard in shards) == len(texts)
+        assert sum(shard.characters for shard in shards) == sum(map(len, texts))
+    assert 0.03 < len(TokenStream(prepared, "validation")) / len(TokenStream(prepared)) < 0.25
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_any_number_of_workers_gives_the_same_bytes(
+    prepared: Path, corpus: Path, tmp_path: Path, workers: int
+) -> None:
+    prepare(tmp_path / "data", recipe(corpus), workers)
+    assert contents(tmp_path / "data") == contents(prepared)
+
+
+PREPARE = """
+import sys
+from pathlib import Path
+from altup.data.files import LocalFiles
+from altup.data.prepare import Recipe, prepare
+recipe = Recipe([LocalFiles(Path(sys.argv[2]))], validation_fraction=0.1, vocab_size=800, shard_tokens=1501)
+prepare(sys.argv[1], recipe, workers=int(sys.argv[3]))
+"""
+
+
+def run_and_kill(out: Path, corpus: Path, workers: int, shards: int, delay: float) -> bool:
+    """A real run, killed `delay` seconds after so many more shards are there; whether it was killed in time."""
+    process = subprocess.Popen([sys.executable, "-c", PREPARE, str(out), str(corpus), str(workers)])
+    goal = len(list(out.glob("train-*"))) + shards
+    while process.poll() is None and len(list(out.glob("train-*"))) < goal:
+        time.sleep(0.002)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(delay)
+    process.kill()
+    return process.wait() != 0
+
+
+@pytest.fixture(scope="module")
+def never_killed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("plain") / "data"
+    subprocess.run([sys.executable, "-c", PREPARE, str(out), str(corpus), "1"], check=True)
+    return out
+
+
+def kill_until_finished(out: Path, corpus: Path, rng: random.Random, shards: int) -> int:
+    kills = 0
+    while run_and_kill(out, corpus, rng.randint(1, 2), rng.randint(0, shards), rng.uniform(0, 0.1)):
+        kills += 1
+        if kills % 4 == 0:
+            shards *= 2
+    return kills
+
+
+def test_kills_change_nothing(never_killed: Path, corpus: Path, tmp_path: Path) -> None:
+    """A run that is killed at random instants and started again ends with the bytes of one never killed."""
+    assert len(list(never_killed.glob("train-*.bin"))) > 30
+    assert kill_until_finished(tmp_path / "data", corpus, random.Random(0), shards=8) >= 3
+    assert contents(tmp_path / "data") == contents(never_killed)
+
+
+@pytest.mark.slow
+def test_many_kills_change_nothing(never_killed: Path, corpus: Path, tmp_path: Path) -> None:
+    """The same with at least 40 kills, many of them while the vocabulary is trained."""
+    rng, kills, attempt = random.Random(1), 0, 0
+    while kills < 40:
+        out = tmp_path / str(attempt)
+        for _ in range(3):
+            process = subprocess.Popen([sys.executable, "-c", PREPARE, str(out), str(corpus), "2"])
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(rng.uniform(0.2, 2.5))
+            process.kill()
+            kills += process.wait() != 0
+        kills += kill_until_finished(out, corpus, rng, shards=3)
+        assert contents(out) == contents(never_killed)
+        attempt += 1
+
+
+def test_no_worker_outlives_a_killed_parent(corpus: Path, tmp_path: Path) -> None:
+    marker = str(tmp_path / "out")
+    process = subprocess.Popen([sys.executable, "-c", PREPARE, marker, str(corpus), "2"])
+
+    def workers() -> list[str]:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                line = entry.read_bytes().decode(errors="replace")
+                if "altup.data.workers" in line and marker in line:
+                    found.append(line)
+        return found
+
+    until = time.monotonic() + 60
+    while not workers() and time.monotonic() < until and process.poll() is None:
+        time.sleep(0.01)
+    assert workers()
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 20
+    while workers() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not workers()
+
+
+def test_a_damaged_shard_is_made_anew(prepared: Path, corpus: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(prepared, tmp_path / "data"))
+    (folder / "train-00002.bin").write_bytes(b"rubbish")
+    with pytest.raises(UserError):
+        verify(folder)
+    prepare(folder, recipe(corpus), workers=1)
+    assert contents(folder) == contents(prepared)
+
+
+def test_a_finished_folder_is_left_alone(prepared: Path, corpus: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in prepared.rglob("*")}
+    assert prepare(prepared, recipe(corpus), workers=3).finished
+    assert {path: path.stat().st_mtime_ns for path in prepared.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 900}, "tokenizer.vocab_size: there 800, now 900"),
+        ({"shard_tokens": 5}, "shard_tokens: there 7001, now 5"),
+        ({"validation_fraction": 0.2}, "validation: there 0.1, now 0.2"),
+        ({"on_error": "stop"}, "on_error: there 'skip', now 'stop'"),
+    ],
+)
+def test_other_settings_are_refused_with_the_difference(
+    prepared: Path, corpus: Path, changes: dict[str, object], message: str
+) -> None:
+    before = contents(prepared)
+    with pytest.raises(UserError) as caught:
+        prepare(prepared, recipe(corpus, **changes))
+    assert message in str(caught.value)
+    assert contents(prepared) == before
+
+
+def test_other_text_is_refused(prepared: Path, corpus: Path, tmp_path: Path) -> None:
+    changed = tmp_path / corpus.name
+    changed.write_bytes(corpus.read_bytes() + b'{"text": "one more"}\n')
+    with pytest.raises(UserError, match=r"train\.sources\[0\]\.files\[0\]\.bytes: there"):
+        prepare(prepared, recipe(changed))
+
+
+def test_a_folder_with_other_things_is_refused(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.docx").write_text("years of work")
+    with pytest.raises(UserError, match="holds other things"):
+        prepare(tmp_path, recipe(corpus))
+
+
+def test_two_at_once_in_one_folder_are_refused(corpus: Path, tmp_path: Path) -> None:
+    import fcntl
+
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with pytest.raises(UserError, match="another `altup prepare` is at work"):
+        prepare(tmp_path, recipe(corpus))
+    os.close(handle)
+
+
+def test_validation_text_of_its_own(prepared: Path, corpus: Path, tmp_path: Path) -> None:
+    other = tmp_path / "validation.txt"
+    other.write_text("The text to validate on.")
+    chosen = recipe(corpus, validation=[LocalFiles(other)], tokenizer=str(prepared / "tokenizer"))
+    prepare(tmp_path / "data", chosen, workers=1)
+    stream = TokenStream(tmp_path / "data", "validation")
+    tokenizer = tokenizers.load(prepared / "tokenizer")
+    assert tokenizer.decode(stream.read(0, len(stream)).tolist()) == "The text to validate on."
+    assert len(TokenStream(tmp_path / "data")) == len(TokenStream(prepared)) + len(
+        TokenStream(prepared, "validation")
+    )
+
+
+def test_bad_input_is_counted_across_segments_or_stops(prepared: Path, prose: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": text}) if i % 10 else "{broken" for i, text in enumerate(prose)]
+    path.write_text("\n".join(lines))
+    tokenizer = str(prepared / "tokenizer")
+    manifest = prepare(tmp_path / "data", recipe(path, tokenizer=tokenizer), workers=2)
+    assert manifest.skipped() == {"broken JSON": len(prose) // 10}
+    assert len(manifest.segments or []) > 3
+    with pytest.raises(UserError, match=r"a\.jsonl, line 1: broken JSON"):
+        prepare(tmp_path / "stopped", recipe(path, tokenizer=tokenizer, on_error="stop"), workers=2)
+
+
+def test_nothing_usable_is_an_error_that_says_why(prepared: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "x"}\n' * 3)
+    with pytest.raises(UserError, match=r"no usable document.*3 × no text field"):
+        prepare(tmp_path / "data", recipe(path, tokenizer=str(prepared / "tokenizer")), workers=1)
+
+
+def test_a_worker_that_dies_is_reported(prepared: Path) -> None:
+    from altup.data.workers import Workers
+
+    with Workers(prepared / "tokenizer", 2) as pool:
+        for process in pool._processes:
+            process.kill()
+        with pytest.raises(UserError, match="a tokenising process died"):
+            list(pool.encode([([["some text"], []], None)]))
+
+
+def test_long_documents_are_tokenised_in_pieces_with_the_same_ids(
+    prepared: Path, prose: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from altup.data import workers
+
+    tokenizer = tokenizers.load(prepared / "tokenizer")
+    whole = tokenizer.encode("\n".join(prose), add_special_tokens=False).ids
+    monkeypatch.setattr(workers, "LONGEST", 1000)
+    assert workers.encode(tokenizer, [["\n".join(prose)]])[0].tolist() == whole
+    assert len(workers.encode(tokenizer, [["x" * 5000], []])[0]) > 0
+
+
+def test_progress_never_goes_back(corpus: Path, prepared: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, float | None, int, int]] = []
+    chosen = recipe(corpus, tokenizer=str(prepared / "tokenizer"))
+    prepare(tmp_path / "data", chosen, 2, lambda *state: seen.append(state))
+    counts = np.array([(fraction or 0, documents, tokens) for _, fraction, documents, tokens in seen])
+    assert (np.diff(counts, axis=0) >= 0).all()
+    assert counts[-1, 0] == 1.0

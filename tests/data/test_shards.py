@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from altup.data.shards import MANIFEST, Manifest, TokenStream, token_type, verify
+from altup.errors import UserError
+
+
+@pytest.fixture
+def folder(prepared: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(prepared, tmp_path / "data"))
+
+
+def test_the_stream_is_the_shards_one_after_the_other(prepared: Path) -> None:
+    stream = TokenStream(prepared)
+    files = sorted(prepared.glob("train-*.bin"))
+    assert len(files) > 5
+    whole = np.concatenate([np.fromfile(path, "<u2") for path in files])
+    assert len(stream) == len(whole)
+    assert np.array_equal(stream.read(0, len(whole)), whole)
+
+
+@pytest.mark.parametrize("length", [1, 7, 568, 9_000])
+def test_windows_are_slices_wherever_shards_end(prepared: Path, length: int) -> None:
+    stream = TokenStream(prepared)
+    whole = stream.read(0, len(stream))
+    starts = np.random.default_rng(0).integers(0, len(stream) - length + 1, 200)
+    starts[:2] = 0, len(stream) - length
+    assert np.array_equal(stream.windows(starts, length), np.stack([whole[s : s + length] for s in starts]))
+
+
+def test_verify_passes_what_is_whole(prepared: Path) -> None:
+    assert verify(prepared).finished
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+@pytest.mark.parametrize("name", ["train-00003.bin", "validation-00000.bin"])
+@pytest.mark.parametrize("harm", [flip, truncate, Path.unlink])
+def test_a_damaged_shard_is_found_and_named(folder: Path, name: str, harm: object) -> None:
+    harm(folder / name)  # type: ignore[operator]
+    with pytest.raises(UserError, match=rf"{name}.*run the same `altup prepare` command"):
+        verify(folder)
+    if harm is not flip:
+        with pytest.raises(UserError, match=name):
+            TokenStream(folder, name.split("-")[0])
+
+
+def test_another_tokenizer_is_found(folder: Path) -> None:
+    path = folder / "tokenizer" / "tokenizer.json"
+    path.write_text(path.read_text() + " ")
+    with pytest.raises(UserError, match=r"tokenizer\.json is missing or not the one"):
+        verify(folder)
+
+
+def test_folders_that_are_not_prepared_data(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no prepared data"):
+        TokenStream(tmp_path / "nothing")
+    with pytest.raises(UserError, match="split='test' is not known"):
+        TokenStream(folder, "test")
+    content = json.loads((folder / MANIFEST).read_text())
+    for change, message in [
+        ({"finished": False}, "not finished"),
+        ({"format": 99}, "format 99"),
+        ({"segments": 3}, "damaged"),
+    ]:
+        (folder / MANIFEST).write_text(json.dumps({**content, **change}))
+        with pytest.raises(UserError, match=message):
+            verify(folder)
+    (folder / MANIFEST).write_text('{"format"')
+    with pytest.raises(UserError, match="damaged"):
+        Manifest.load(folder)
+
+
+def test_large_vocabularies_get_wider_tokens() -> None:
+    assert token_type(1 << 16) == np.dtype("<u2")
+    assert token_type((1 << 16) + 1) == np.dtype("<u4")
