@@ -112,3 +112,33 @@ def test_shares_cover_a_micro_batch_once(world: int) -> None:
 def test_a_batch_that_cannot_be_shared_is_refused() -> None:
     with pytest.raises(UserError, match=r"micro_batch=8.*3 processes.*multiple of 3"):
         check_share(8, 3)
+
+
+METHODS = (
+    *("dense", "altup", "sameup", "recycled", "sum", "dense-wide", "sequence-altup", "stride-and-skip"),
+    *("average-pooling", "moe", "altup+moe", "altup+sequence-altup+moe"),
+)
+
+
+@pytest.mark.slow
+def test_every_method_trains_in_parallel(tmp_path: Path) -> None:
+    """Also in bf16, where coefficients must stay float32 under FSDP2."""
+    cases = []
+    for method in METHODS:
+        model = {"method": method, "num_layers": 3, "dropout_rate": 0.0}
+        if "moe" in method:
+            model |= {"experts": 4, "expert_jitter": 0.0}
+        settings: dict[str, Any] = {"steps": 5, "log_every": 1, "eval_every": 5, "model": model}
+        for kind in KINDS:
+            cases.append({"out": f"{tmp_path}/{method}-{kind}", "settings": {**settings, "parallel": kind}})
+            bf16 = {**settings, "parallel": kind, "precision": "bf16"}
+            cases.append({"out": f"{tmp_path}/{method}-{kind}-bf16", "settings": bf16})
+        run(tmp_path / f"{method}-alone", **settings)
+        run(tmp_path / f"{method}-alone-bf16", precision="bf16", **settings)
+    torchrun(cases)
+    for method in METHODS:
+        for kind in KINDS:
+            for suffix, tolerance in (("", 1e-5), ("-bf16", 0.02)):
+                ours, theirs = (tmp_path / f"{method}-{who}{suffix}" for who in ("alone", kind))
+                losses = [[r["loss"] for r in records(path)] for path in (ours, theirs)]
+                assert losses[1] == pytest.approx(losses[0], rel=tolerance), (method, kind, suffix)
