@@ -31,7 +31,10 @@ def share(size: int, mine: Processes) -> tuple[int, int]:
 def to_tensors(arrays: dict[str, np.ndarray], mine: Processes) -> dict[str, torch.Tensor]:
     """int64 tensors; for a GPU in pinned memory, from where a copy need not be waited for."""
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a, dtype=np.int64)) for name, a in arrays.items()}
-    return {name: t.pin_memory() for name, t in tensors.items()} if mine.device.type == "cuda" else tensors
+    if mine.device.type != "cuda":
+        return tensors
+    with torch.cuda.device(mine.device):  # a thread starts out on the first GPU
+        return {name: t.pin_memory() for name, t in tensors.items()}
 
 
 def assemble(batches: Batches, micro_batch: int, mine: Processes, step: int) -> StepBatch:
