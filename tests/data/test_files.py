@@ -11,11 +11,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 
 from altup.data.faults import Faults, Limits
 from altup.data.files import LocalFiles, split_lines
 from altup.errors import UserError
+
+zstandard = pytest.importorskip("zstandard")
 
 TEXTS = [f"Document {i}: naïve café, 東京, and some more words.\nA second line." for i in range(500)]
 
@@ -280,3 +281,10 @@ def test_split_lines_against_split() -> None:
         if expected[-1] == b"":
             expected.pop()
         assert list(split_lines(pieces, 9)) == [line if len(line) <= 9 else None for line in expected]
+
+
+def test_a_real_corpus_is_read_whole(shared: Path) -> None:
+    """359 documents, as its own manifest says; its archive needs a window of 128 MiB."""
+    texts, faults = read(shared / "data" / "corpus-validation.jsonl.zst")
+    assert (len(texts), faults) == (359, {})
+    assert sum(len(text.encode()) for text in texts) == 1_382_935

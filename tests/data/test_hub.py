@@ -3,13 +3,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import datasets
+import numpy as np
 import pytest
 
 from altup.data.faults import Faults
 from altup.data.hub import HubDataset
+from altup.data.prepare import Recipe, prepare
+from altup.data.shards import TokenStream
 from altup.data.sources import open_source
 from altup.errors import UserError
+
+datasets = pytest.importorskip("datasets")
 
 TEXTS = [f"record {i} " + "word " * (i % 5) for i in range(57)]
 
@@ -64,3 +68,22 @@ def test_a_dataset_that_is_not_there() -> None:
         HubDataset("nobody/nothing").read(Faults())
     with pytest.raises(UserError, match="names no dataset"):
         open_source("hf:")
+
+
+def test_preparing_goes_on_in_the_middle_of_a_dataset(prepared: Path, prose: list[str], tmp_path: Path) -> None:
+    """The same tokens as from a file; and after the loss of a shard, again."""
+    datasets.Dataset.from_dict({"text": prose}).save_to_disk(tmp_path / "set", num_shards=4)
+    chosen = Recipe(
+        [HubDataset(str(tmp_path / "set"))],
+        validation_fraction=0.1,
+        tokenizer=str(prepared / "tokenizer"),
+        shard_tokens=7_001,
+    )
+    out = tmp_path / "data"
+    prepare(out, chosen, workers=1)
+    expected = TokenStream(prepared)
+    for _ in range(2):
+        made = TokenStream(out)
+        assert np.array_equal(made.read(0, len(made)), expected.read(0, len(expected)))
+        (out / "train-00004.bin").unlink()
+        prepare(out, chosen, workers=2)

@@ -258,3 +258,16 @@ def test_progress_never_goes_back(corpus: Path, prepared: Path, tmp_path: Path) 
     counts = np.array([(fraction or 0, documents, tokens) for _, fraction, documents, tokens in seen])
     assert (np.diff(counts, axis=0) >= 0).all()
     assert counts[-1, 0] == 1.0
+
+
+def test_tokenising_is_fast(prepared: Path, prose: list[str]) -> None:
+    """Half of the megabyte a second that a free core must do."""
+    from altup.data.workers import encode
+
+    tokenizer, size = tokenizers.load(prepared / "tokenizer"), sum(map(len, prose))
+    best = 0.0
+    for _ in range(4):
+        began = time.perf_counter()
+        encode(tokenizer, [prose])
+        best = max(best, size / (time.perf_counter() - began))
+    assert best > 500_000, "characters a second"

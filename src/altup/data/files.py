@@ -57,14 +57,7 @@ class LocalFiles:
 
     def describe(self) -> dict[str, Any]:
         root = self.path if self.path.is_dir() else self.path.parent
-        return {
-            "kind": "files",
-            "field": self.field,
-            "files": [
-                {"name": p.relative_to(root).as_posix(), "bytes": p.stat().st_size, "print": _fingerprint(p)}
-                for p in self.files
-            ],
-        }
+        return {"kind": "files", "field": self.field, "files": prints(root, self.files)}
 
     def read(self, faults: Faults, cursor: Any = None) -> _FilesReader:
         return _FilesReader(self.files, self.field, faults, cursor)
@@ -76,10 +69,14 @@ class LocalFiles:
         return sum(p.stat().st_size * (1 if p.suffix in (".txt", ".jsonl") else GUESSED_RATIO) for p in self.files)
 
 
-def _fingerprint(path: Path) -> str:
-    """A cheap print of a file's content: its size, its beginning and its end."""
+def prints(root: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
+    """A cheap identity of each file: its name below `root`, its size, and a hash of its beginning and end."""
+    return [{"name": p.relative_to(root).as_posix(), "bytes": p.stat().st_size, "print": _hash(p)} for p in files]
+
+
+def _hash(path: Path) -> str:
     size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
+    digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
             digest.update(file.read(PRINT))

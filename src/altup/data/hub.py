@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from altup.data.faults import Faults
+from altup.data.files import prints
 from altup.errors import UserError
 
 
@@ -17,7 +18,14 @@ class HubDataset:
         self.name, self.config, self.split, self.field = name, config, split, field
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "hub", "name": self.name, "config": self.config, "split": self.split, "field": self.field}
+        folder = Path(self.name)
+        local = (
+            {"files": prints(folder, sorted(p for p in folder.rglob("*") if p.is_file()))}
+            if folder.is_dir()
+            else {}
+        )
+        names = {"name": folder.name if local else self.name, "config": self.config, "split": self.split}
+        return {"kind": "hub", **names, "field": self.field, **local}
 
     def read(self, faults: Faults, cursor: Any = None) -> _HubReader:
         return _HubReader(self, faults, cursor)

@@ -121,8 +121,9 @@ def damage(folder: Path, shard: Shard, itemsize: int, hashed: bool = True) -> st
     return None
 
 
-def verify(folder: Path) -> Manifest:
+def verify(folder: str | Path) -> Manifest:
     """Read every byte of a prepared folder and compare with its manifest; `UserError` at the first difference."""
+    folder = Path(folder)
     manifest = _finished(folder)
     vocabulary = manifest.vocabulary
     assert vocabulary is not None
