@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from altup.data.batches import Batches, HeldOut, ShardBatches, held_out, read_ahead
+from altup.data.batches import Batches, HeldOut, ShardBatches, read_ahead
 from altup.data.objectives import OBJECTIVES, Causal, SpanCorruption, build_objective
 from altup.data.shards import TokenStream
 from altup.errors import UserError
@@ -130,15 +130,15 @@ def test_describe_names_what_decides_the_examples(stream: TokenStream) -> None:
 def test_held_out_examples_are_always_the_same_and_spread(prepared: Path) -> None:
     stream = TokenStream(prepared, "validation")
     objective = SpanCorruption(stream.vocabulary.sentinels, stream.vocabulary.eos, LENGTH)
-    whole = held_out(stream, objective)
+    whole = HeldOut(stream, objective)
     assert len(whole) == len(stream) // objective.raw_length
-    once, again = whole.examples(0, len(whole)), held_out(stream, objective).examples(0, len(whole))
+    once, again = whole.examples(0, len(whole)), HeldOut(stream, objective).examples(0, len(whole))
     assert all(np.array_equal(once[key], again[key]) for key in once)
     raw = stream.read(0, len(whole) * objective.raw_length).reshape(len(whole), -1)
     for row in (0, 3, len(whole) - 1):
         inputs, targets = once["input_ids"][row].tolist(), once["labels"][row].tolist()
         assert restore(inputs, targets, stream.vocabulary.sentinels) == raw[row].tolist()
-    few = held_out(stream, objective, limit=5)
+    few = HeldOut(stream, objective, limit=5)
     assert len(few) == 5
     spread = [i * len(whole) // 5 for i in range(5)]
     assert np.array_equal(few.examples(0, 5)["labels"], once["labels"][spread])

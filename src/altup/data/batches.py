@@ -89,10 +89,6 @@ class HeldOut:
         return {"data": self.stream.sha256, "examples": len(self), "seed": self.seed, **self.objective.describe()}
 
 
-def held_out(stream: TokenStream, objective: Objective, limit: int | None = None, seed: int = 0) -> HeldOut:
-    return HeldOut(stream, objective, limit, seed)
-
-
 def _sequences(stream: TokenStream, objective: Objective) -> int:
     count = len(stream) // objective.raw_length
     if not count:
