@@ -8,6 +8,7 @@ import pty
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,16 @@ def test_mistakes_get_one_clear_line(
     assert code == 2
     assert message in text
     assert "Traceback" not in text
+
+
+def test_a_tracker_that_is_not_installed(data: Path, tmp_path: Path) -> None:
+    if find_spec("wandb"):
+        pytest.skip("wandb is installed here")
+    arguments = ["--data", data, "--out", tmp_path / "run", *SMALL, "--track", "wandb"]
+    code, text = altup(tmp_path / "log", "pretrain", *arguments)
+    assert code == 2
+    assert "trackers='wandb' needs the package 'wandb': pip install wandb" in text
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
 def test_an_unknown_key_in_the_file(data: Path, tmp_path: Path) -> None:

@@ -18,7 +18,11 @@ from altup.training.prefetch import share
 from tests.training.compare import assert_same_run, records, weights
 from tests.training.tiny import build, run
 
-LONG = {"steps": 50, "save_every": 50, "eval_every": 25, "log_every": 1, "model": {"dropout_rate": 0.0}}
+# At a higher lr this small model amplifies rounding: at 0.02 the losses part by 2e-5 after 30 steps.
+LONG = {
+    **{"steps": 50, "lr": 0.005, "save_every": 50, "eval_every": 25, "log_every": 1},
+    "model": {"dropout_rate": 0.0},
+}
 KINDS = ("ddp", "fsdp")
 
 
