@@ -8,6 +8,7 @@ import pty
 import shutil
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from altup.training.checkpoints import damage
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
 from tests.training.verbs import altup, prepare_text
 
@@ -258,3 +260,25 @@ def test_torchrun_trains_together(trained: Path, data: Path, tmp_path: Path) -> 
     assert done.stdout.count("finished 6 steps") == 1
     for ours, theirs in zip(records(trained), records(tmp_path / "run"), strict=True):
         assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_signal_to_torchrun_stops_and_saves(data: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "altup"]
+    run = tmp_path / "run"
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "pretrain", "--data", data, "--out", run, *SMALL, "--steps", "100000", "--log-every", "1"],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=log,
+        )
+        end = time.monotonic() + 90
+        while not records(run) and time.monotonic() < end:
+            time.sleep(0.1)
+        process.terminate()
+        process.wait(60)
+    text = (tmp_path / "log").read_text()
+    (saved,) = (run / "checkpoints").iterdir()
+    assert damage(saved) is None
+    assert f"stopped after step {saved.name.removeprefix('step-')}; everything is saved" in text.replace(",", "")

@@ -132,13 +132,22 @@ def test_clipping_bounds_the_gradient(tmp_path: Path) -> None:
 
 
 def test_it_keeps_the_last_and_the_best(tmp_path: Path) -> None:
-    losses = {2: 3.0, 4: 1.0, 6: 2.0, 8: 2.0, 10: 5.0}
+    losses = {2: 3.0, 4: 1.0, 6: math.nan, 8: 2.0, 10: 5.0}
     loop = tiny_loop(tmp_path, steps=10, save_every=2, eval_every=2, keep_last=2)
     loop.make_evaluate = lambda engine: lambda model, step: {"loss": losses[step], "accuracy": 0.0}
     outcome = loop.run()
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert names == {"step-4", "step-8", "step-10"}
     assert outcome.evaluation == {"step": 10, "loss": 5.0, "accuracy": 0.0}
+
+
+def test_the_best_can_be_another_number(tmp_path: Path) -> None:
+    """As fine-tuning has it: a score, the higher the better."""
+    loop = tiny_loop(tmp_path, steps=8, save_every=2, eval_every=2, keep_last=1)
+    loop.make_evaluate = lambda engine: lambda model, step: {"exact_match": {2: 0.1, 4: 0.7, 6: 0.2, 8: 0.3}[step]}
+    loop.score = lambda found: found["exact_match"]
+    loop.run()
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-4", "step-8"}
 
 
 def test_a_checkpoint_is_a_hugging_face_model(tmp_path: Path) -> None:

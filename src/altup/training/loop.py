@@ -37,13 +37,18 @@ class Outcome:
     evaluation: dict[str, float] | None
 
 
+def lowest_loss(evaluation: dict[str, float]) -> float:
+    return -evaluation["loss"]
+
+
 @dataclass
 class Loop:
     """A run in a folder.
 
     `build_model(checkpoint)` gives the model: fresh for None, else that checkpoint's. `make_evaluate(engine)`
-    gives the callback that measures it on held-out data, called on every process; its `loss` chooses the
-    best checkpoint. `flops` is the cost of one training example, for the share of the device's peak.
+    gives the callback that measures it on held-out data, called on every process; the checkpoint with the
+    highest `score` of what it returns is the best. `flops` is the cost of one training example, for the share
+    of the device's peak.
     """
 
     config: TrainConfig
@@ -55,6 +60,7 @@ class Loop:
     tokenizer: Any = None
     flops: float | None = None
     sinks: Sequence[Sink] = ()
+    score: Callable[[dict[str, float]], float] = lowest_loss
 
     def run(self, resume: bool = False) -> Outcome:
         """Train to the end, or until a signal asks to stop."""
@@ -189,9 +195,10 @@ class Loop:
                 checkpoints.prune(self.folder.checkpoints, self.config.keep_last, keep)
 
     def _choose_best(self) -> None:
-        """A checkpoint is the best if it was just measured and its held-out loss is the lowest so far."""
+        """A checkpoint is the best if it was just measured and its score is the highest so far."""
         measured, best = self.state.get("evaluation"), self.state["best"]
-        if not measured or measured["step"] != self.state["step"] or not math.isfinite(measured["loss"]):
+        if not measured or measured["step"] != self.state["step"]:
             return
-        if best is None or measured["loss"] < best["loss"]:
-            self.state["best"] = {"step": measured["step"], "loss": measured["loss"]}
+        score = self.score(measured)
+        if math.isfinite(score) and (best is None or score > best["score"]):
+            self.state["best"] = {"step": measured["step"], "score": score}

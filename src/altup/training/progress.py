@@ -11,6 +11,16 @@ from typing import Any, Protocol
 
 from altup.errors import UserError
 
+FORMS = {
+    "loss": ".4f",
+    "accuracy": ".2%",
+    "lr": ".2e",
+    "grad_norm": ".3g",
+    "seq_per_s": ",.0f",
+    "tokens_per_s": ",.0f",
+    "mfu": ".1%",
+}
+
 
 class Sink(Protocol):
     """Something that is given every record of a run."""
@@ -25,10 +35,8 @@ def describe(values: dict[str, Any], total: int) -> str:
     parts = [f"step {values['step']:,}/{total:,}"]
     if values["split"] != "train":
         parts.append(values["split"])
-    for name, form in (
-        ("loss", ".4f"), ("accuracy", ".2%"), ("lr", ".2e"), ("grad_norm", ".3g"), ("seq_per_s", ",.0f"),
-        ("tokens_per_s", ",.0f"), ("mfu", ".1%"),
-    ):  # fmt: skip
+    shown = FORMS if values["split"] == "train" else {**dict.fromkeys(numbers(values), ".4g"), **FORMS}
+    for name, form in shown.items():
         if values.get(name) is not None:
             parts.append(f"{name.replace('_per_s', '/s')} {values[name]:{form}}")
     if values.get("skipped"):
