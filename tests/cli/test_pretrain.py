@@ -169,10 +169,11 @@ def test_a_damaged_shard_is_found_before_training(data: Path, tmp_path: Path) ->
     content = bytearray(shard.read_bytes())
     content[1000] ^= 4
     shard.write_bytes(content)
-    code, text = altup(tmp_path / "log", "pretrain", "--data", bad, "--out", tmp_path / "run", *SMALL)
-    assert code == 2
-    assert shard.name in text
-    assert not (tmp_path / "run").exists()
+    for more in ([], ["--resume"]):
+        code, text = altup(tmp_path / "log", "pretrain", "--data", bad, "--out", tmp_path / "run", *SMALL, *more)
+        assert code == 2
+        assert shard.name in text
+        assert not (tmp_path / "run").exists()
 
 
 def test_generate_fills_in(trained: Path, tmp_path: Path) -> None:

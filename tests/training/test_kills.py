@@ -105,6 +105,17 @@ def test_sigterm_saves_and_says_how_to_go_on(data: Path, never_killed: tuple[Pat
     assert_same_run(never_killed[0], out, STEPS)
 
 
+def test_two_runs_in_one_folder_are_refused(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    running = start(tmp_path / "log", *command(data, out, steps=100_000))
+    running.wait_for("step 3/")
+    code, text = altup(tmp_path / "log2", *command(data, out, steps=100_000))
+    running.signal(signal.SIGKILL)
+    running.wait()
+    assert code == 2
+    assert "another process is training in this folder" in text
+
+
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     script = (
         "import time\nfrom altup.training.signals import StopRequest\n"

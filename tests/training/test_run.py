@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from altup.errors import UserError
 from altup.training.run import newest_model
 from tests.training.compare import records
-from tests.training.tiny import run
+from tests.training.tiny import run, tiny_loop
 
 
 def test_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -26,6 +27,19 @@ def test_the_same_config_needs_resume(tmp_path: Path) -> None:
     run(tmp_path, steps=3)
     with pytest.raises(UserError, match="already holds this run; add --resume"):
         run(tmp_path, steps=3)
+
+
+def test_a_run_that_never_began_is_not_in_the_way(tmp_path: Path) -> None:
+    """A first try that failed before its first record may be corrected."""
+
+    def fails(checkpoint: Path | None) -> torch.nn.Module:
+        raise UserError("no such model")
+
+    loop = tiny_loop(tmp_path, steps=3, lr=0.5)
+    loop.build_model = fails
+    with pytest.raises(UserError, match="no such model"):
+        loop.run()
+    assert run(tmp_path, steps=3).finished
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -26,6 +27,8 @@ from altup.training.progress import Clock, Console, Sink, tracker
 from altup.training.run import RunFolder, disk_errors, read_state
 from altup.training.signals import StopRequest
 from altup.training.state import load_optimizer, save_checkpoint, save_final
+
+AnySink = TypeVar("AnySink", bound=Sink)
 
 
 @dataclass(frozen=True)
@@ -72,15 +75,17 @@ class Loop:
             return Outcome(state["step"], True, state.get("evaluation"))
         self.state = state
         self._saved_at = state["step"] if checkpoint else None
-        with numerics(self.config.deterministic, self.config.precision == "bf16"), disk_errors(self.folder):
+        low_precision = self.config.precision == "bf16"
+        with (
+            disk_errors(self.folder),
+            self.folder.lock(self.mine),
+            numerics(self.config.deterministic, low_precision),
+            contextlib.ExitStack() as self._open,
+            StopRequest() as stop,
+        ):
             self._build(checkpoint)
             self._open_sinks(checkpoint)
-            try:
-                with StopRequest() as stop:
-                    finished = self._train(stop)
-            finally:
-                for sink in self._all_sinks:
-                    sink.close()
+            finished = self._train(stop)
         return Outcome(self.state["step"], finished, self.state.get("evaluation"))
 
     def _build(self, checkpoint: Path | None) -> None:
@@ -97,20 +102,26 @@ class Loop:
         if not self.mine.is_first:
             return
         cut_after(self.folder.metrics, step)
-        self.records = JsonLines(self.folder.metrics)
-        self.console = Console(self.config.steps, step)
-        self._all_sinks = [self.records, self.console, *self.sinks]
+        self.records = self._use(JsonLines(self.folder.metrics))
+        self.console = self._use(Console(self.config.steps, step))
+        for sink in self.sinks:
+            self._use(sink)
         for name in self.config.trackers:
-            self._all_sinks.append(tracker(name, self.folder.path, step, asdict(self.config)))
+            self._use(tracker(name, self.folder.path, step, asdict(self.config)))
         if checkpoint:
             self.console.say(f"resuming from {checkpoint}")
+
+    def _use(self, sink: AnySink) -> AnySink:
+        self._all_sinks.append(sink)
+        self._open.callback(sink.close)
+        return sink
 
     def _train(self, stop: StopRequest) -> bool:
         config, mine = self.config, self.mine
         first = self.state["step"]
         assert config.micro_batch is not None
         data = prefetch(self.batches, range(first, config.steps), config.micro_batch, mine)
-        self.clock, self._logged_at = Clock(), first
+        self.clock, self._logged_at = Clock(mine.device), first
         try:
             for step, batch in enumerate(data, start=first):
                 # One small message between hosts: the processes agree on the number of labels and on stopping.

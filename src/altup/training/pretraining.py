@@ -119,7 +119,7 @@ def pretrain(
 
     with processes() as mine:
         data, folder = Path(config.data), RunFolder(Path(out))
-        if mine.is_first and not resume:
+        if mine.is_first and not folder.started:
             verify(data)
         if mine.is_first and push_to_hub:
             create_repository(push_to_hub)

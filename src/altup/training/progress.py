@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from altup.errors import UserError
 
 FORMS = {
@@ -57,11 +59,14 @@ def duration(seconds: float) -> str:
 class Clock:
     """Seconds of training: evaluations and saves are taken out."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._since = time.perf_counter()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # steps still in the queue belong to training
         begun = time.perf_counter()
         yield
         self._since += time.perf_counter() - begun

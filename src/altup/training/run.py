@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,27 @@ class RunFolder:
     def card(self) -> Path:
         return self.path / "README.md"
 
+    @property
+    def started(self) -> bool:
+        """Whether there is anything to go on with; a run that failed before its first record left nothing."""
+        has_records = self.metrics.exists() and self.metrics.stat().st_size > 0
+        return self.config.exists() and (has_records or bool(checkpoints.steps(self.checkpoints)))
+
+    @contextlib.contextmanager
+    def lock(self, mine: Processes) -> Iterator[None]:
+        """Refuse a second run in this folder while one is going on; the lock ends with the process."""
+        if not mine.is_first:
+            yield
+            return
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"{self.path}: another process is training in this folder; wait for it or stop it"
+                ) from None
+            yield
+
     def read_config(self, kind: type[ANY_CONFIG]) -> ANY_CONFIG:
         """The config with which the run was started."""
         return kind.from_dict(read_yaml(self.config), str(self.config))
@@ -60,12 +82,11 @@ class RunFolder:
     def _open(self, config: TrainConfig, resume: bool) -> Path | None:
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file; choose another folder for the run")
-        checkpoint = None
-        if self.config.exists():
+        if self.started:
             self._check_same(self.read_config(type(config)), config, resume)
-            checkpoint = checkpoints.newest_whole(self.checkpoints)
-        elif self.path.exists() and any(self.path.iterdir()) and not resume:
+        elif self.path.exists() and not self.config.exists() and any(self.path.iterdir()) and not resume:
             raise UserError(f"{self.path} is not empty and holds no run; choose another folder for the run")
+        checkpoint = checkpoints.newest_whole(self.checkpoints)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         temporary = self.config.with_suffix(".tmp")
         temporary.write_text(config.to_yaml(), encoding="utf-8")
