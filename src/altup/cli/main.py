@@ -13,7 +13,7 @@ import altup
 from altup.errors import UserError
 
 # In the order of a model's life. Each module has a function `command`; heavy imports live inside it.
-VERBS = ("params", "prepare", "pretrain", "generate", "upcycle", "doctor")
+VERBS = ("demo", "params", "prepare", "pretrain", "generate", "upcycle", "doctor")
 
 app = typer.Typer(
     name="altup",
