@@ -37,7 +37,7 @@ TRAINING: dict[str, Any] = {
     "precision": "fp32",
     "compile": False,
 }
-ROUNDS = 9  # of the comparison of speed
+ROUNDS = 9  # of the comparison of speed, unless the training itself is shorter
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,14 @@ class Demo:
     def compare_speed(self, say: Callable[[str], None]) -> dict[str, Speed]:
         """Measured once in a folder, and then kept in `speed.json`."""
         kept = self.out / "speed.json"
-        settings = {"model": MODEL, "training": TRAINING, "rounds": ROUNDS}
+        rounds = min(ROUNDS, self.steps)
+        settings = {"model": MODEL, "training": TRAINING, "rounds": rounds}
         if kept.exists():
             found = json.loads(kept.read_text(encoding="utf-8"))
             if found["settings"] == settings:
                 return {method: Speed(**found["speeds"][method]) for method in MODELS}
         say("comparing speed: the models take turns, so that other work on this machine slows all of them alike")
-        speeds = compare_speed({method: self.config(method) for method in MODELS}, ROUNDS)
+        speeds = compare_speed({method: self.config(method) for method in MODELS}, rounds)
         content = {"settings": settings, "speeds": {method: asdict(speed) for method, speed in speeds.items()}}
         kept.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         return speeds
@@ -143,9 +144,9 @@ def comparison(runs: dict[str, Run], speeds: dict[str, Speed]) -> list[dict[str,
             {
                 "model": run.name,
                 "held-out accuracy": f"{last['accuracy']:.2%}",
-                "vs dense": "" if base else f"{points:+.2f} points",
+                "vs dense": "" if base else f"{points:+.2f} points".replace("-", "−"),
                 "held-out loss": f"{last['loss']:.4f}",
-                "vs dense ": "" if base else f"{nats:+.4f}",
+                "vs dense ": "" if base else f"{nats:+.4f}".replace("-", "−"),
                 "training speed": "1" if base else f"{speed.relative:.2f}×",
                 "seq/s": f"{speed.seq_per_s:,.0f}",
                 "embedding parameters": f"{run.embedding:,}",

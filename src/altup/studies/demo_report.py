@@ -15,6 +15,7 @@ from altup.studies.report import (
     Series,
     bar_chart,
     code,
+    facts,
     figure,
     grid,
     heat_map,
@@ -102,7 +103,7 @@ def _curves(runs: dict[str, Run], speeds: dict[str, Speed]) -> Html:
         figure(
             "Training loss",
             line_chart(lines("train", "loss"), x_label="step", y_label="cross-entropy in training (nats)"),
-            f"Mean over the last {runs['dense'].config.log_every} steps; lower is better.",
+            f"Each point is the mean of {runs['dense'].config.log_every} steps; lower is better.",
         ),
         figure(
             "Held-out accuracy, second by second",
@@ -179,8 +180,8 @@ def _coefficients(runs: dict[str, Run]) -> Html:
             )
         )
     formula = paragraph(
-        "A layer computes y from its block a; every block i is predicted, x̂ᵢ = Σⱼ Pᵢⱼ xⱼ, and corrected, "
-        "xᵢ ← x̂ᵢ + gᵢ (y − x̂ₐ)."
+        "A layer computes y from one block, a. Every block i is predicted from all of them, x̂ᵢ = Σⱼ Pᵢⱼ xⱼ, and "
+        "then corrected by what the layer found: x̂ᵢ + gᵢ (y − x̂ₐ)."
     )
     return Html(formula + "\n" + grid(*figures))
 
@@ -194,15 +195,15 @@ def _provenance(demo: Demo, runs: dict[str, Run]) -> list[Html]:
 
     from altup.training.card import versions
 
-    machine = [["processor", processor()], ["cores, threads", f"{os.cpu_count()}, {torch.get_num_threads()}"]]
-    machine += [[name, version] for name, version in versions().items()]
-    machine.append(["written", time.strftime("%Y-%m-%d %H:%M %Z")])
+    machine = [("processor", processor()), ("cores, threads", f"{os.cpu_count()}, {torch.get_num_threads()}")]
+    machine += versions().items()
+    machine.append(("written", time.strftime("%Y-%m-%d %H:%M %Z")))
     dense = runs["dense"]
     again = "\n".join(
         f"altup pretrain --config {run.folder}/config.yaml --out again-{method}" for method, run in runs.items()
     )
     return [
-        table(["", ""], machine),
+        facts(machine),
         code(
             f"altup demo --out {demo.out} --steps {demo.steps} --seed {demo.seed}\n\n# one of them alone:\n{again}"
         ),

@@ -2,7 +2,7 @@
 
 from altup.studies.report.charts import Bar, Series, bar_chart, line_chart
 from altup.studies.report.page import Html, code, figure, grid, page, paragraph, section
-from altup.studies.report.tables import HeatRow, heat_map, table
+from altup.studies.report.tables import HeatRow, facts, heat_map, table
 
 __all__ = [
     "Bar",
@@ -11,6 +11,7 @@ __all__ = [
     "Series",
     "bar_chart",
     "code",
+    "facts",
     "figure",
     "grid",
     "heat_map",

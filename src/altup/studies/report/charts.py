@@ -82,8 +82,8 @@ def line_chart(
         parts.append(f'<path class="line c{s.colour}" d="{path}"/>')
         if len(line) <= 16:
             parts.extend(f'<circle class="dot c{s.colour}" cx="{x}" cy="{y}" r="3"/>' for x, y in line)
-        parts.append(f'<path class="leader c{s.colour}" d="M{end_x + 4} {end_y}L{end_x + 13} {height}"/>')
-        parts.append(f'<text class="name c{s.colour}" x="{end_x + 17}" y="{height + 5}">{html(s.name)}</text>')
+        parts.append(f'<path class="leader c{s.colour}" d="M{end_x + 4} {end_y}L{right + 13} {height}"/>')
+        parts.append(f'<text class="name c{s.colour}" x="{right + 17}" y="{height + 5}">{html(s.name)}</text>')
         shown = [(*at, x_format(x), y_format(y)) for at, (x, y) in zip(line, s.points, strict=True)]
         hover.append({"name": s.name, "colour": s.colour, "points": shown})
     data = html(json.dumps({"x": x_label, "top": TOP, "bottom": bottom, "series": hover}))
@@ -97,22 +97,22 @@ def line_chart(
 def bar_chart(bars: Sequence[Bar], part_names: Sequence[str] = (), reference: float | None = None) -> Html:
     """Horizontal bars from 0 on a common scale, with a line at `reference`. Later parts are paler."""
     longest = max([sum(bar.parts) for bar in bars] + ([reference] if reference else [])) or 1.0
-    scale = (WIDTH - 150) / longest
+    scale = (WIDTH - 2) / longest
     rows = []
     for i, bar in enumerate(bars):
         y, x = i * ROW, 0.0
         rows.append(f'<text class="name c{bar.colour}" x="0" y="{y + 15}">{html(bar.name)}</text>')
+        rows.append(f'<text class="value" x="{WIDTH}" y="{y + 15}" text-anchor="end">{html(bar.text)}</text>')
         for part, value in enumerate(bar.parts):
             rows.append(
                 f'<rect class="bar c{bar.colour} part{part}" x="{x:.1f}" y="{y + 22}" '
                 f'width="{value * scale:.1f}" height="18"/>'
             )
             x += value * scale
-        rows.append(f'<text class="value" x="{x + 8:.1f}" y="{y + 37}">{html(bar.text)}</text>')
+        if reference:
+            at = f"{reference * scale:.1f}"
+            rows.append(f'<line class="reference" x1="{at}" x2="{at}" y1="{y + 19}" y2="{y + 43}"/>')
     height = len(bars) * ROW
-    if reference:
-        x = reference * scale
-        rows.append(f'<line class="reference" x1="{x:.1f}" x2="{x:.1f}" y1="18" y2="{height - 6}"/>')
     legend = "".join(f'<span class="part{i}">{html(name)}</span>' for i, name in enumerate(part_names))
     return Html(
         (f'<p class="legend">{legend}</p>' if legend else "")

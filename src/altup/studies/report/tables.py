@@ -10,7 +10,7 @@ from altup.studies.report.page import Html, html
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Html:
     """The first column names the row; the others are numbers, aligned to the right."""
-    above = f"<caption>{html(caption)}</caption>\n" if caption else ""
+    above = f'<p class="note">{html(caption)}</p>\n' if caption else ""
     names = "".join(f'<th scope="col">{html(name)}</th>' for name in head)
     body = "\n".join(
         f'<tr><th scope="row">{html(row[0])}</th>'
@@ -19,9 +19,20 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "")
         for row in rows
     )
     return Html(
-        f'<div class="scroll"><table>\n{above}<thead><tr>{names}</tr></thead>\n<tbody>\n{body}\n</tbody>\n'
+        f'{above}<div class="scroll"><table>\n<thead><tr>{names}</tr></thead>\n<tbody>\n{body}\n</tbody>\n'
         "</table></div>"
     )
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> Html:
+    """Names and what they stand for, as a list."""
+    rows = "".join(f"<dt>{html(name)}</dt><dd>{html(value)}</dd>" for name, value in pairs)
+    return Html(f'<dl class="facts">{rows}</dl>')
+
+
+def signed(value: float) -> str:
+    """Two digits, with a real minus sign and no negative zero."""
+    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,7 @@ def heat_map(head: Sequence[str], rows: Sequence[HeatRow], full: float) -> Html:
     def cell(value: float, neutral: float) -> str:
         depth = min(abs(value - neutral) / full, 1.0)
         side = "above" if value > neutral else "below"
-        return f'<td class="{side}" style="--depth:{depth:.3f}">{value:.2f}</td>'
+        return f'<td class="{side}" style="--depth:{depth:.3f}">{signed(value)}</td>'
 
     names = "".join(f'<th scope="col">{html(name)}</th>' for name in head)
     body = "\n".join(

@@ -1,0 +1,124 @@
+"""Charts and tables: what is drawn is what was given."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from altup.studies.report import Bar, HeatRow, Series, bar_chart, heat_map, line_chart, page, paragraph, table
+from altup.studies.report.charts import spread, ticks
+
+numbers = st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-6)
+
+
+def svg_of(chart: str) -> ET.Element:
+    found = re.search(r"<svg.*</svg>", chart, re.DOTALL)
+    assert found
+    return ET.fromstring(found[0])
+
+
+@given(numbers, numbers)
+def test_ticks_are_round_and_enclose(one: float, other: float) -> None:
+    low, high = min(one, other), max(one, other)
+    found = ticks(low, high)
+    room = 1e-6 * max(high - low, abs(high), 1e-9)
+    assert found[0] <= low + room
+    assert found[-1] >= high - room
+    assert len(found) <= 12
+    if high - low > 1e-3 * abs(high):
+        step = found[1] - found[0]
+        digits = float(f"{step:.3e}".split("e")[0])
+        assert digits in (1, 2, 2.5, 5)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
+def test_names_never_overlap(places: list[float]) -> None:
+    moved = spread(places, 19, 0, 100)
+    ordered = sorted(moved)
+    assert all(b - a >= 19 - 1e-9 for a, b in itertools.pairwise(ordered))
+    assert all(
+        moved[i] <= moved[j] for i in range(len(places)) for j in range(len(places)) if places[i] < places[j]
+    )
+    assert min(moved) >= -1e-9
+    assert max(moved) <= 100 + 1e-9
+
+
+def test_a_place_with_room_is_kept() -> None:
+    assert spread([10, 80, 40], 19, 0, 100) == [10, 80, 40]
+
+
+def test_a_line_goes_through_its_points() -> None:
+    """Linear in both axes: equal steps give equal distances, higher values stand higher."""
+    chart = svg_of(line_chart([Series("a", [(0, 1), (10, 2), (20, 3), (40, 1)], 0)], x_label="x", y_label="y"))
+    path = next(e for e in chart.iter() if e.get("class") == "line c0").get("d") or ""
+    points = [tuple(map(float, p.split())) for p in path.removeprefix("M").split("L")]
+    (x0, y0), (x1, y1), (x2, y2), (x3, y3) = points
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2) == pytest.approx((x3 - x2) / 2, abs=0.2)
+    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
+    assert y0 > y1 > y2
+    assert y3 == y0
+    ticks_drawn = {
+        e.text: float(e.get("y", "")) - 5 for e in chart.iter() if e.get("text-anchor") == "end" and e.text
+    }
+    assert ticks_drawn["2.00"] == pytest.approx(y1, abs=0.2)
+
+
+def test_hover_data_is_the_data() -> None:
+    chart = line_chart([Series("a & b", [(1, 0.5), (2, 0.25)], 3)], x_label="step", y_label="loss")
+    data = json.loads(html.unescape(re.search('data-hover="(.*?)"', chart)[1]))  # type: ignore[index]
+    assert data["series"][0]["name"] == "a & b"
+    assert data["series"][0]["colour"] == 3
+    assert [p[2:] for p in data["series"][0]["points"]] == [["1", "0.50"], ["2", "0.25"]]
+
+
+@pytest.mark.parametrize(
+    "points", [[], [(0, 0)], [(5, 2.5)], [(1, 3.0), (2, 3.0)], [(1, -1e-9), (2, 1e-9)], [(1, 1e12), (2, -1e12)]]
+)
+def test_any_data_gives_a_drawing(points: list[tuple[float, float]]) -> None:
+    chart = line_chart([Series("a", points, 0)], x_label="x", y_label="y")
+    svg_of(chart)
+    assert "nan" not in chart
+    assert "inf" not in chart
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    bars = [Bar("a", (30, 10), "40", 0), Bar("b", (20,), "20", 1)]
+    svg = svg_of(bar_chart(bars, ("one", "two"), reference=10))
+    widths = [float(e.get("width", "")) for e in svg.iter() if e.tag == "rect"]
+    starts = [float(e.get("x", "")) for e in svg.iter() if e.tag == "rect"]
+    assert [w / widths[1] for w in widths] == pytest.approx([3, 1, 2], abs=0.01)
+    assert starts == pytest.approx([0, widths[0], 0], abs=0.1)
+    lines = [float(e.get("x1", "")) for e in svg.iter() if e.get("class") == "reference"]
+    assert lines == pytest.approx([widths[1], widths[1]], abs=0.1)
+
+
+def test_heat_is_deepest_at_the_given_distance() -> None:
+    cells = re.findall(
+        r'<td class="(\w+)" style="--depth:([\d.]+)">(.*?)</td>',
+        heat_map(["layer", "a", "b", "c", "d"], [HeatRow("1", [1.5, 0.75, -0.001, 9], [1, 1, 0, 1])], 0.5),
+    )
+    assert cells == [
+        ("above", "1.000", "1.50"),
+        ("below", "0.500", "0.75"),
+        ("below", "0.002", "0.00"),
+        ("above", "1.000", "9.00"),
+    ]
+
+
+def test_text_stays_text() -> None:
+    evil = "<script>alert('x')</script>"
+    whole = page(
+        evil,
+        paragraph(evil),
+        table([evil, evil], [[evil, evil]], evil),
+        line_chart([Series(evil, [(1, 1)], 0)], x_label=evil, y_label=evil),
+        bar_chart([Bar(evil, (1,), evil, 0)], (evil,)),
+    )
+    assert "<script>alert" not in whole
