@@ -6,7 +6,6 @@ import sys
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-import altup.models
 from tests.models.helpers import batch, hugging_face_t5
 
 

@@ -90,3 +90,11 @@ def test_resume_without_a_run_starts_one(never_stopped: Path, tmp_path: Path) ->
     """So that a job that is restarted for ever can always be given --resume."""
     run(tmp_path / "new", resume=True)
     assert_same_run(never_stopped, tmp_path / "new", STEPS)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_again(tmp_path: Path) -> None:
+    run(tmp_path, stop_after=8)
+    for weights in tmp_path.glob("checkpoints/step-*/model.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="every checkpoint is damaged"):
+        run(tmp_path, resume=True)

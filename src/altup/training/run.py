@@ -86,8 +86,15 @@ class RunFolder:
             self._check_same(self.read_config(type(config)), config, resume)
         elif self.path.exists() and not self.config.exists() and any(self.path.iterdir()) and not resume:
             raise UserError(f"{self.path} is not empty and holds no run; choose another folder for the run")
-        checkpoint = checkpoints.newest_whole(self.checkpoints)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        for folder in (self.path, self.checkpoints):
+            checkpoints.remove_leftovers(folder)
+        checkpoint = checkpoints.newest_whole(self.checkpoints)
+        if checkpoint is None and checkpoints.steps(self.checkpoints):
+            raise UserError(
+                f"{self.checkpoints}: every checkpoint is damaged; restore one from a backup, or delete the folder "
+                "to begin again"
+            )
         temporary = self.config.with_suffix(".tmp")
         temporary.write_text(config.to_yaml(), encoding="utf-8")
         temporary.replace(self.config)
