@@ -140,6 +140,8 @@ class Loop:
         """Log, evaluate and save, in this order, when `done` steps say so."""
         config = self.config
         self.state["step"] = done
+        if self.mine.is_first:
+            self.console.tick(done)
         last = done == config.steps
         if done % config.log_every == 0 or last:
             self._log(done)

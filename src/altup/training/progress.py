@@ -79,7 +79,7 @@ class Clock:
 
 
 class Console:
-    """A line that is rewritten at every record in a terminal, and a line a record elsewhere."""
+    """A bar that moves with every step in a terminal, its text with every record; a line a record elsewhere."""
 
     def __init__(self, total: int, done: int) -> None:
         self.total = total
@@ -104,6 +104,11 @@ class Console:
             self._bar.update(self._task, completed=values["step"], description=line)
         else:
             self._bar.console.print(line, highlight=False)
+
+    def tick(self, step: int) -> None:
+        """Move the bar between records."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
 
     def say(self, text: str) -> None:
         if self._bar is None:
