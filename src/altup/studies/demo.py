@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 # The models by method. The first is what the others are compared with.
 MODELS = {"dense": "Dense", "altup": "AltUp K=2", "recycled": "Recycled K=2"}
-STEPS = 300
+STEPS = 1000
 VOCABULARY = 2000
 HELD_OUT = 0.08
-MODEL = {"d_model": 96, "d_ff": 192, "d_kv": 24, "num_heads": 4, "num_layers": 4}
+MODEL = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 2}
 TRAINING: dict[str, Any] = {
-    "batch_size": 32,
+    "batch_size": 16,
     "inputs_length": 128,
     "optimizer": "adafactor",
-    "lr": 0.02,
+    "lr": 0.03,
     "schedule": "constant",
     "decay_fraction": 0.3,
     "precision": "fp32",
     "compile": False,
 }
-ROUNDS = 9  # of the comparison of speed, unless the training itself is shorter
+ROUNDS = 15  # of the comparison of speed, unless the training itself is shorter
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Demo:
             model_overrides=MODEL,
             steps=self.steps,
             seed=self.seed,
-            log_every=max(1, self.steps // 30),
+            log_every=max(1, self.steps // 40),
             eval_every=max(1, self.steps // 6),
             save_every=max(1, self.steps // 3),
             keep_last=1,

@@ -88,17 +88,19 @@ def _curves(runs: dict[str, Run], speeds: dict[str, Speed]) -> Html:
     percent = "{:.1f} %".format
     return grid(
         figure(
+            "Held-out loss, step by step",
+            line_chart(lines("validation", "loss"), x_label="step", y_label="cross-entropy on unseen text (nats)"),
+            "Lower is better; the same text in the same order for all three. The loss is the steadier measure: it "
+            "weighs every token by degrees.",
+        ),
+        figure(
             "Held-out accuracy, step by step",
             line_chart(
                 lines("validation", "accuracy", 100), x_label="step", y_label="accuracy on unseen text (%)",
                 y_format=percent,
             ),
-            "Higher is better. The same text in the same order for all three.",
-        ),
-        figure(
-            "Held-out loss, step by step",
-            line_chart(lines("validation", "loss"), x_label="step", y_label="cross-entropy on unseen text (nats)"),
-            "Lower is better. The loss is the steadier of the two measures: it counts every token by degrees.",
+            f"Higher is better. The markers between masked spans, {_markers(runs['dense']):.0%} of the targets, "
+            "are learned first; what lies above that is words.",
         ),
         figure(
             "Training loss",
@@ -114,6 +116,15 @@ def _curves(runs: dict[str, Run], speeds: dict[str, Speed]) -> Html:
             "ends further right belongs to a slower model; read it against dense at the same second.",
         ),
     )  # fmt: skip
+
+
+def _markers(run: Run) -> float:
+    """The share of sentinels and eos among the targets of span corruption."""
+    from altup.data.objectives.span_corruption import noise_counts
+
+    objective = run.config.batches
+    noise, _ = noise_counts(objective["raw_length"], objective["noise_density"], objective["mean_span"])
+    return 1 - noise / objective["target_length"]
 
 
 def _costs(runs: dict[str, Run], speeds: dict[str, Speed]) -> Html:
