@@ -1,0 +1,85 @@
+"""The tasks by name, the suites they form, and a user's own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+from altup.data.tasks import glue, questions, super_glue
+from altup.data.tasks.formats import plain
+from altup.data.tasks.task import Task
+from altup.errors import UserError
+
+TASKS: dict[str, Task] = {}
+# What counts in a suite's average; WNLI does not, as in the T5 paper.
+SUITES: dict[str, tuple[str, ...]] = {
+    "glue": tuple(task.name for task in glue.TASKS if task.short_name != "wnli"),
+    "super_glue": tuple(task.name for task in super_glue.TASKS),
+}
+KINDS = ("", ".gz", ".zst")
+
+
+def register(task: Task) -> Task:
+    """Add a task; it is then known by its name wherever tasks are named."""
+    if task.name in TASKS:
+        raise UserError(f"task {task.name!r} is registered already; choose another name")
+    TASKS[task.name] = task
+    return task
+
+
+for _task in (*glue.TASKS, *super_glue.TASKS, *questions.TASKS):
+    register(_task)
+
+
+def find_task(name: str) -> Task:
+    """A task by its full name, its name without the suite where that is unique, or a user's file or folder.
+
+    `my.jsonl` (also .gz, .zst) is a task whose lines hold `input` and `target`; a folder holds `train.jsonl` and
+    `validation.jsonl` of this kind.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    same = [task for task in TASKS.values() if task.short_name == name]
+    if len(same) == 1:
+        return same[0]
+    if same:
+        raise UserError(f"task {name!r} could be {' or '.join(t.name for t in same)}; give the whole name")
+    path = Path(name)
+    if path.exists() or ".jsonl" in path.suffixes:
+        return own_task(path)
+    known = [*TASKS, *(task.short_name for task in TASKS.values())]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "`altup tasks list` shows them."
+    raise UserError(f"task {name!r} is not known; {hint} Your own task is a .jsonl file with `input` and `target`")
+
+
+def find_tasks(names: Iterable[str]) -> list[Task]:
+    """The tasks of a list of names, where the name of a suite stands for its tasks; each once, in this order."""
+    found: dict[str, Task] = {}
+    for name in names:
+        for member in SUITES.get(name, (name,)):
+            task = find_task(member)
+            found[task.name] = task
+    if not found:
+        raise UserError("no task is named; give --task NAME or --suite NAME (`altup tasks list` shows them)")
+    return list(found.values())
+
+
+def own_task(path: Path) -> Task:
+    """A user's own task from a file (which is then both what is trained on and what is scored) or a folder."""
+    if path.is_dir():
+        files = {
+            split: file
+            for split in ("train", "validation")
+            for kind in KINDS
+            if (file := path / f"{split}.jsonl{kind}").exists()
+        }
+        if not files:
+            raise UserError(f"task {str(path)!r}: the folder has no train.jsonl or validation.jsonl (.gz, .zst)")
+    elif path.exists():
+        files = {"train": path, "validation": path}
+    else:
+        raise UserError(f"task {str(path)!r}: no such file")
+    name = path.name.partition(".jsonl")[0] or str(path)
+    return Task(name=name, write=plain, metrics=("exact_text",), description=f"from {path}", files=files)
