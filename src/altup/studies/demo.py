@@ -123,14 +123,14 @@ def verdict(runs: dict[str, Run], speeds: dict[str, Speed]) -> str:
     dense = runs["dense"].held_out
     told = []
     for method in ("altup", "recycled"):
-        points = 100 * (runs[method].held_out["accuracy"] - dense["accuracy"])
         nats = runs[method].held_out["loss"] - dense["loss"]
+        points = 100 * (runs[method].held_out["accuracy"] - dense["accuracy"])
         told.append(
-            f"{runs[method].name} ends {abs(points):.2f} points {'above' if points >= 0 else 'below'} dense in "
-            f"held-out accuracy and {abs(nats):.3f} {'lower' if nats <= 0 else 'higher'} in loss, "
-            f"at {speeds[method].relative:.2f} of its speed"
+            f"{runs[method].name} ends with a held-out loss {abs(nats):.3f} {'lower' if nats <= 0 else 'higher'} "
+            f"than dense's and an accuracy {abs(points):.2f} points {'higher' if points >= 0 else 'lower'}, "
+            f"at {speeds[method].relative:.0%} of its speed."
         )
-    return "; ".join(told) + "."
+    return " ".join(told)
 
 
 def comparison(runs: dict[str, Run], speeds: dict[str, Speed]) -> list[dict[str, str]]:
