@@ -12,8 +12,9 @@ import typer
 import altup
 from altup.errors import UserError
 
-# In the order of a model's life. Each module has a function `command`; heavy imports live inside it.
-VERBS = ("demo", "params", "prepare", "pretrain", "generate", "upcycle", "doctor")
+# In the order of a model's life. Each module has a function `command`, or an `app` of several; heavy imports
+# live inside them.
+VERBS = ("demo", "params", "prepare", "pretrain", "generate", "tasks", "evaluate", "upcycle", "doctor")
 
 app = typer.Typer(
     name="altup",
@@ -41,7 +42,11 @@ def _options(
 
 
 for _verb in VERBS:
-    app.command(name=_verb)(importlib.import_module(f"altup.cli.{_verb}").command)
+    _module = importlib.import_module(f"altup.cli.{_verb}")
+    if hasattr(_module, "app"):
+        app.add_typer(_module.app, name=_verb)
+    else:
+        app.command(name=_verb)(_module.command)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from altup.data.tasks import glue, questions, super_glue
 from altup.data.tasks.formats import plain
 from altup.data.tasks.task import Task
-from altup.errors import UserError
+from altup.errors import UserError, check_choice
 
 TASKS: dict[str, Task] = {}
 # What counts in a suite's average; WNLI does not, as in the T5 paper.
@@ -64,6 +64,11 @@ def find_tasks(names: Iterable[str]) -> list[Task]:
     if not found:
         raise UserError("no task is named; give --task NAME or --suite NAME (`altup tasks list` shows them)")
     return list(found.values())
+
+
+def check_suite(name: str) -> str:
+    check_choice("suite", name, SUITES)
+    return name
 
 
 def own_task(path: Path) -> Task:

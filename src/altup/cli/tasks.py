@@ -1,0 +1,127 @@
+"""`altup tasks`: what there is to fine-tune on, and how it looks as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from altup.errors import UserError
+
+if TYPE_CHECKING:
+    from altup.data.tasks import Task
+    from altup.data.tasks.sources import TaskSource
+
+app = typer.Typer(help="The fine-tuning tasks, with sizes and real formatted examples.", no_args_is_help=True)
+
+Data = Annotated[
+    str | None, typer.Option("--data", help="Folder with <suite>/<task>/<split>.jsonl files: count what is there.")
+]
+
+
+@app.command("list")
+def list_tasks(
+    data: Data = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
+    """All tasks: metrics, lengths, targets, and the sizes of their splits (with --data: found of published)."""
+    from altup.data.tasks import SUITES, TASKS
+    from altup.data.tasks.sources import open_tasks
+
+    source = open_tasks(data) if data else None
+    sizes = {task.name: _sizes(task, source) for task in TASKS.values()}
+    if as_json:
+        import json
+
+        found = [
+            {
+                "name": task.name,
+                "in_average": task.name in SUITES.get(task.suite, ()),
+                "metrics": task.metrics,
+                "labels": task.labels,
+                "inputs_length": task.inputs_length,
+                "targets_length": task.targets_length,
+                "published": dict(task.published),
+                "found": sizes[task.name] if source else None,
+            }
+            for task in TASKS.values()
+        ]
+        typer.echo(json.dumps(found, indent=2))
+        return
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("task", "metrics", "lengths", "train", "held out", box=SIMPLE_HEAD)
+    table.columns[0].no_wrap = True
+    for task in TASKS.values():
+        held_out = [split for split in task.published if split != "train"]
+        cells = [_size_text(task, "train", sizes[task.name], bool(source))]
+        cells.append(" + ".join(_size_text(task, split, sizes[task.name], bool(source)) for split in held_out))
+        lengths = f"{task.inputs_length} / {task.targets_length}"
+        table.add_row(task.name, ", ".join(task.metrics), lengths, *cells)
+    Console().print(table)
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="A task's name, or your own .jsonl file or folder.")],
+    data: Data = None,
+    split: Annotated[str | None, typer.Option(help="Which split.", show_default="the first held-out one")] = None,
+    count: Annotated[int, typer.Option("--count", "-n", help="Examples to show.")] = 3,
+) -> None:
+    """How a task reads: its declaration and, with --data, real examples as the model sees them."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from altup.data.faults import Faults
+    from altup.data.tasks import find_task
+    from altup.data.tasks.examples import load_examples
+    from altup.data.tasks.sources import open_tasks
+    from altup.errors import check_whole
+
+    check_whole("count", count, 1)
+    task = find_task(name)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Text.assemble((task.name, "bold"), f": {task.description}"))
+    console.print(
+        f"metrics: {', '.join(task.metrics)}; lengths: {task.inputs_length} / {task.targets_length} tokens"
+    )
+    if task.labels:
+        console.print(f"targets: {', '.join(task.labels)}")
+    if data is None and not task.files:
+        source = f"{task.hub[0]}, config {task.hub[1]}" if task.hub else "none on the hub"
+        console.print(f"Hugging Face dataset: {source}. Give --data DIR for examples from files.")
+        return
+    split = split or task.held_out[0]
+    if split != "train" and split not in task.held_out:
+        raise UserError(f"split={split!r}; {task.name} has train and {', '.join(task.held_out)}")
+    examples = load_examples(task, split, open_tasks(data), Faults("stop"), count)
+    for example in examples:
+        console.print()
+        console.print(Text.assemble(("input   ", "dim"), example.input))
+        console.print(Text.assemble(("target  ", "dim"), (example.target, "bold green")))
+        if example.references != (example.target,):
+            wanted = " | ".join(str(reference) for reference in dict.fromkeys(example.references))
+            console.print(Text.assemble(("compared with  ", "dim"), wanted))
+
+
+def _sizes(task: Task, source: TaskSource | None) -> dict[str, int]:
+    """Records that are really there, by split."""
+    from altup.data.faults import Faults
+
+    if source is None:
+        return {}
+    return {
+        split: sum(1 for _ in source.records(task, split, Faults("skip")))
+        for split in task.published
+        if source.has(task, split)
+    }
+
+
+def _size_text(task: Task, split: str, found: dict[str, int], counted: bool) -> str:
+    whole = task.published[split]
+    if not counted:
+        return f"{whole:,}"
+    have = found.get(split, 0)
+    return f"{have:,}" if have == whole else f"{have:,} of {whole:,}"

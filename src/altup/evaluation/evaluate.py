@@ -1,0 +1,107 @@
+"""Scores of a model on tasks: decode, compare, and keep what it said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from altup.data.faults import Faults
+from altup.data.tasks import Example, Task
+from altup.data.tasks.examples import load_examples
+from altup.data.tasks.sources import TaskSource, source_of
+from altup.errors import UserError
+from altup.evaluation.decoding import decode
+from altup.evaluation.scores import SuiteScore, TaskScore, score_suites, score_task
+
+SCORES = "scores.json"
+
+
+@dataclass(frozen=True)
+class HeldOutTask:
+    """A task and its held-out examples by split, those splits that there are."""
+
+    task: Task
+    splits: dict[str, list[Example]]
+
+    def __len__(self) -> int:
+        return sum(len(examples) for examples in self.splits.values())
+
+
+def load_held_out(
+    tasks: Sequence[Task], source: TaskSource, faults: Faults, limit: int | None = None
+) -> list[HeldOutTask]:
+    """The held-out examples of each task, at most `limit` a split; a task that has none is an error."""
+    found = []
+    for task in tasks:
+        present = [split for split in task.held_out if source_of(task, source).has(task, split)]
+        if not present:
+            raise UserError(f"task {task.name}: no {' or '.join(task.held_out)} in the data; leave the task out")
+        splits = {split: load_examples(task, split, source, faults, limit, training=False) for split in present}
+        found.append(HeldOutTask(task, splits))
+    return found
+
+
+def evaluate_tasks(
+    model: Any,
+    tokenizer: Any,
+    held_out: Sequence[HeldOutTask],
+    out: Path | None = None,
+    inputs_length: int | None = None,
+    **options: Any,
+) -> list[TaskScore]:
+    """Every task's score. With `out`, predictions go to `out/<task>.<split>.jsonl`. `options` go to `decode`."""
+    scores = []
+    for held in held_out:
+        task = held.task
+        predictions = {
+            split: decode(
+                model,
+                tokenizer,
+                [example.input for example in examples],
+                inputs_length=min(inputs_length or task.inputs_length, task.inputs_length),
+                targets_length=task.targets_length,
+                **options,
+            )
+            for split, examples in held.splits.items()
+        }
+        scores.append(score_task(task, predictions, held.splits))
+        if out is not None:
+            for split, examples in held.splits.items():
+                write_predictions(out / f"{task.name}.{split}.jsonl", predictions[split], examples)
+    return scores
+
+
+def write_predictions(path: Path, predictions: Sequence[str], examples: Sequence[Example]) -> None:
+    """One JSON object an example, in the order of the data."""
+    lines = []
+    for prediction, example in zip(predictions, examples, strict=True):
+        record: dict[str, Any] = {"input": example.input, "target": example.target, "prediction": prediction}
+        record["references"] = list(example.references)
+        if example.group:
+            record["group"] = example.group
+        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+    _write(path, lambda temporary: temporary.write_text("".join(lines), encoding="utf-8"))
+
+
+def summarise(scores: Sequence[TaskScore], model: str) -> dict[str, Any]:
+    """JSON for programs: which model, every task, every suite."""
+    suites: list[SuiteScore] = score_suites(scores)
+    return {"model": model, "tasks": [s.to_json() for s in scores], "suites": [s.to_json() for s in suites]}
+
+
+def write_scores(folder: Path, summary: dict[str, Any]) -> Path:
+    path = folder / SCORES
+    text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
+    _write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return path
+
+
+def _write(path: Path, write: Callable[[Path], Any]) -> None:
+    """A file that is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    write(temporary)
+    temporary.replace(path)

@@ -1,0 +1,170 @@
+"""What predictions are worth, in percent: classification, similarity, answers to questions.
+
+A metric takes predictions (text) and the examples they belong to. Text that is no label of the task is wrong: it
+never counts as any label, and in a binary F1 it counts as the wrong one of the two.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+from altup.data.tasks.task import Example, Task
+from altup.errors import UserError
+
+Metric = Callable[[Task, Sequence[str], Sequence[Example]], float]
+
+TRIVIA_PUNCTUATION = string.punctuation + "‘’´`_"
+DETERMINERS = frozenset(
+    {"a", "an", "few", "her", "his", "each", "every", "many", "much", "my", "our", "some", "that", "the", "their"}
+    | {"these", "this", "those", "which", "whose", "your"}
+)
+UNKNOWN = -1
+
+
+def compute_metrics(task: Task, predictions: Sequence[str], examples: Sequence[Example]) -> dict[str, float]:
+    """Every metric of a task by its name."""
+    if not examples or len(predictions) != len(examples):
+        raise UserError(f"task {task.name}: {len(predictions)} predictions for {len(examples)} examples")
+    return {name: METRICS[name](task, predictions, examples) for name in task.metrics}
+
+
+def _numbers(task: Task, predictions: Sequence[str], examples: Sequence[Example]) -> tuple[list[int], list[int]]:
+    """Targets and predictions as numbers of labels."""
+    number = {label: i for i, label in enumerate(task.labels)}
+    return [number[e.target] for e in examples], [number.get(p.strip(), UNKNOWN) for p in predictions]
+
+
+def accuracy(task: Task, predictions: Sequence[str], examples: Sequence[Example]) -> float:
+    targets, guesses = _numbers(task, predictions, examples)
+    return 100 * sum(t == g for t, g in zip(targets, guesses, strict=True)) / len(targets)
+
+
+def matthews(task: Task, predictions: Sequence[str], examples: Sequence[Example]) -> float:
+    """Matthews correlation; unknown text is a third class that no example has. 0 where it is undefined."""
+    from sklearn.metrics import matthews_corrcoef
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one class alone: 0, as T5 has it
+        return 100 * float(matthews_corrcoef(*_numbers(task, predictions, examples)))
+
+
+def f1(task: Task, predictions: Sequence[str], examples: Sequence[Example]) -> float:
+    """Binary F1 of label 1 over all examples."""
+    from sklearn.metrics import f1_score
+
+    targets, guesses = _numbers(task, predictions, examples)
+    guesses = [1 - t if g == UNKNOWN else g for t, g in zip(targets, guesses, strict=True)]
+    return 100 * float(f1_score(targets, guesses, zero_division=0))
+
+
+def macro_f1(task: Task, predictions: Sequence[str], examples: Sequence[Example]) -> float:
+    """The mean over all labels of their F1; a label that neither side has counts 0."""
+    from sklearn.metrics import f1_score
+
+    targets, guesses = _numbers(task, predictions, examples)
+    labels = range(len(task.labels))
+    return 100 * float(f1_score(targets, guesses, labels=list(labels), average="macro", zero_division=0))
+
+
+def question_exact_match(task: Task, predictions: Sequence[str], examples: Sequence[Example]) -> float:
+    """The share of questions all of whose answers are judged rightly (MultiRC's EM)."""
+    right: dict[str, bool] = defaultdict(lambda: True)
+    for prediction, example in zip(predictions, examples, strict=True):
+        right[example.group] &= prediction.strip() == example.target
+    return 100 * sum(right.values()) / len(right)
+
+
+def pearson(task: Task, predictions: Sequence[str], examples: Sequence[Example]) -> float:
+    from scipy.stats import pearsonr
+
+    return _correlation(pearsonr, predictions, examples)
+
+
+def spearman(task: Task, predictions: Sequence[str], examples: Sequence[Example]) -> float:
+    from scipy.stats import spearmanr
+
+    return _correlation(spearmanr, predictions, examples)
+
+
+def _correlation(correlate: Callable, predictions: Sequence[str], examples: Sequence[Example]) -> float:
+    """0 where it is undefined: all predictions alike, or a single one."""
+    guesses, scores = [parse_score(p) for p in predictions], [e.references[0] for e in examples]
+    if len(set(guesses)) < 2 or len(set(scores)) < 2:
+        return 0.0
+    return 100 * float(correlate(guesses, scores).statistic)
+
+
+def parse_score(text: str) -> float:
+    """The number a prediction says; −1 where it says none."""
+    found = re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)\s*", text, re.ASCII)
+    return float(text) if found else -1.0
+
+
+def referent_accuracy(task: Task, predictions: Sequence[str], examples: Sequence[Example]) -> float:
+    """WSC: is the prediction the candidate, and should it be? `references` = (candidate, label)."""
+    right = 0
+    for prediction, example in zip(predictions, examples, strict=True):
+        candidate, label = example.references
+        words, wanted = _content_words(prediction), _content_words(candidate)
+        right += bool(words) and (words <= wanted or wanted <= words) == label
+    return 100 * right / len(examples)
+
+
+def _content_words(text: str) -> set[str]:
+    return {word for word in text.lower().split() if word not in DETERMINERS}
+
+
+def normalise(text: str, punctuation: str = string.punctuation, replacement: str = "") -> str:
+    """Lower case, without punctuation and articles, white space collapsed."""
+    text = re.sub(f"[{re.escape(punctuation)}]", replacement, text.lower())
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def normalise_trivia(text: str) -> str:
+    return normalise(text, TRIVIA_PUNCTUATION, " ")
+
+
+def same_text(prediction: str, reference: str) -> float:
+    return float(prediction == reference)
+
+
+def shared_words(prediction: str, reference: str) -> float:
+    """F1 of the words of two normalised texts, as bags."""
+    words, wanted = prediction.split(), reference.split()
+    common = sum((Counter(words) & Counter(wanted)).values())
+    return 2 * common / (len(words) + len(wanted)) if common else 0.0
+
+
+def best_match(clean: Callable[[str], str], compare: Callable[[str, str], float]) -> Metric:
+    """The mean over examples of the best comparison with any reference."""
+
+    def metric(task: Task, predictions: Sequence[str], examples: Sequence[Example]) -> float:
+        total = 0.0
+        for prediction, example in zip(predictions, examples, strict=True):
+            text = clean(prediction)
+            total += max(compare(text, clean(reference)) for reference in example.references)
+        return 100 * total / len(examples)
+
+    return metric
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": accuracy,
+    "matthews": matthews,
+    "f1": f1,
+    "f1a": f1,  # MultiRC's name for the F1 over all answers
+    "macro_f1": macro_f1,
+    "question_exact_match": question_exact_match,
+    "pearson": pearson,
+    "spearman": spearman,
+    "referent_accuracy": referent_accuracy,
+    "exact_match": best_match(normalise, same_text),
+    "f1_words": best_match(normalise, shared_words),
+    "trivia_exact_match": best_match(normalise_trivia, same_text),
+    "trivia_f1_words": best_match(normalise_trivia, shared_words),
+    "exact_text": best_match(lambda text: " ".join(text.split()), same_text),
+}
