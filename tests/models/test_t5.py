@@ -333,3 +333,14 @@ def test_sampling_is_reproducible():
         runs.append(model.generate(ids, do_sample=True, max_new_tokens=10))
     assert torch.equal(*runs)
     assert altup.models.AltUpT5Config.model_type == "altup_t5"
+
+
+@torch.no_grad()
+def test_masks_of_queries_and_keys():
+    """Newer versions of `generate` pass whole masks, of truth or to be added."""
+    model, data = tiny_t5("altup"), batch()
+    want = model(**data).logits
+    seen = data["decoder_attention_mask"].bool()[:, None, None, :] & torch.ones(7, 7).tril().bool()
+    for mask in (seen, torch.where(seen, 0.0, torch.finfo(torch.float32).min)):
+        got = model(**{**data, "decoder_attention_mask": mask}).logits
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)

@@ -225,13 +225,18 @@ class T5Decoder(T5Stack):
 
 
 def mask_keys(bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Hide the keys where `mask` [batch, keys] is 0; keys beyond a shorter mask stay visible."""
+    """Hide the keys where `mask` [batch, keys] is 0; keys beyond a shorter mask stay visible.
+
+    Generation may pass [batch, 1, queries, keys]: true where a key is seen, or 0 there and negative elsewhere.
+    """
     if mask is None:
         return bias
-    missing = bias.shape[-1] - mask.shape[1]
-    if missing > 0:
-        mask = F.pad(mask, (0, missing), value=1)
-    return bias.masked_fill(mask[:, None, None, :] == 0, torch.finfo(bias.dtype).min)
+    if mask.dim() == 4:
+        hidden = ~mask if mask.dtype == torch.bool else mask < 0
+    else:
+        missing = bias.shape[-1] - mask.shape[1]
+        hidden = (F.pad(mask, (0, missing), value=1) if missing > 0 else mask)[:, None, None, :] == 0
+    return bias.masked_fill(hidden, torch.finfo(bias.dtype).min)
 
 
 def _cached_lengths(cache: EncoderDecoderCache | None, queries: int) -> tuple[Any, int]:
