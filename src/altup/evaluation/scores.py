@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -72,15 +72,19 @@ def score_task(
     return TaskScore(task.name, means, counts, splits, tuple(missing))
 
 
+def suites_of(names: Iterable[str]) -> list[str]:
+    """The suites of which more than one task is named."""
+    known = set(names)
+    return [suite for suite, members in SUITES.items() if len(known.intersection(members)) > 1]
+
+
 def score_suites(scores: Sequence[TaskScore]) -> list[SuiteScore]:
     """Every suite of which more than one task was scored."""
     by_name = {score.task: score for score in scores}
     found = []
-    for suite, members in SUITES.items():
-        present = [by_name[name] for name in members if name in by_name]
-        if len(present) < 2:
-            continue
-        missing = [f"{name}: not scored" for name in members if name not in by_name]
+    for suite in suites_of(by_name):
+        present = [by_name[name] for name in SUITES[suite] if name in by_name]
+        missing = [f"{name}: not scored" for name in SUITES[suite] if name not in by_name]
         missing += [f"{score.task}: {part}" for score in present for part in score.missing]
         mean = sum(score.score for score in present) / len(present)
         found.append(SuiteScore(suite, mean, tuple(s.task for s in present), tuple(missing)))

@@ -17,12 +17,13 @@ def write_card(folder: RunFolder, config: TrainConfig, *, title: str, data: str,
     """README.md and the curves, in the run's folder. `example` is a command that uses the model."""
     records = read_records(folder.metrics)
     plotted = draw_curves(records, folder.path / CURVES)
-    held_out = [r for r in records if r["split"] == "validation" and r.get("loss") is not None]
+    held_out = [r for r in records if r["split"] == "validation"]
     parts = [
         "---\nlibrary_name: transformers\ntags: [altup, t5]\n---\n",
         f"# {title}\n",
         data + "\n",
-        _results(held_out),
+        _results([r for r in held_out if r.get("loss") is not None]),
+        _scores([r for r in held_out if r.get("score") is not None]),
         f"![Loss and accuracy]({CURVES})\n" if plotted else "",
         "## Use\n",
         "```python\nimport altup.models\nfrom transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
@@ -66,6 +67,17 @@ def _results(held_out: list[dict[str, Any]]) -> str:
     lines = ["| held-out | step | loss | accuracy |", "|---|---|---|---|"]
     for name, record in rows:
         lines.append(f"| {name} | {record['step']:,} | {record['loss']:.4f} | {record['accuracy']:.2%} |")
+    return "\n".join(lines) + "\n"
+
+
+def _scores(held_out: list[dict[str, Any]]) -> str:
+    """Task scores: the last and the best of each, and where the best was."""
+    if not held_out:
+        return ""
+    lines = ["| held-out, % | last | best | at step |", "|---|---|---|---|"]
+    for name in (n for n in held_out[-1] if n not in ("step", "split")):
+        best = max((r for r in held_out if r.get(name) is not None), key=lambda r: r[name])
+        lines.append(f"| {name} | {held_out[-1][name]:.2f} | {best[name]:.2f} | {best['step']:,} |")
     return "\n".join(lines) + "\n"
 
 

@@ -50,7 +50,8 @@ class Loop:
 
     `build_model(checkpoint)` gives the model: fresh for None, else that checkpoint's. `make_evaluate(engine)`
     gives the callback that measures it on held-out data, called on every process; the checkpoint with the
-    highest `score` of what it returns is the best. `flops` is the cost of one training example, for the share
+    highest `score` of what it returns is the best, and so is, each for itself, the one with the highest value of
+    every name in `also_best`. `flops` is the cost of one training example, for the share
     of the device's peak.
     """
 
@@ -64,6 +65,7 @@ class Loop:
     flops: float | None = None
     sinks: Sequence[Sink] = ()
     score: Callable[[dict[str, float]], float] = lowest_loss
+    also_best: Sequence[str] = ()
 
     def run(self, resume: bool = False) -> Outcome:
         """Train to the end, or until a signal asks to stop."""
@@ -203,15 +205,22 @@ class Loop:
             save_checkpoint(self.engine, self.folder, self.tokenizer, self.state)
             self._saved_at = self.state["step"]
             if self.mine.is_first:
-                best = self.state["best"]
-                keep = [f"step-{best['step']}"] if best and self.config.keep_best else []
+                best = [self.state["best"], *self.state.get("best_of", {}).values()]
+                keep = [f"step-{one['step']}" for one in best if one and self.config.keep_best]
                 checkpoints.prune(self.folder.checkpoints, self.config.keep_last, keep)
 
     def _choose_best(self) -> None:
         """A checkpoint is the best if it was just measured and its score is the highest so far."""
-        measured, best = self.state.get("evaluation"), self.state["best"]
+        measured = self.state.get("evaluation")
         if not measured or measured["step"] != self.state["step"]:
             return
-        score = self.score(measured)
-        if math.isfinite(score) and (best is None or score > best["score"]):
-            self.state["best"] = {"step": measured["step"], "score": score}
+        self.state["best"] = _better(self.state["best"], measured["step"], self.score(measured))
+        if self.also_best:
+            known = self.state.get("best_of", {})
+            self.state["best_of"] = {
+                name: _better(known.get(name), measured["step"], measured[name]) for name in self.also_best
+            }
+
+
+def _better(best: dict[str, Any] | None, step: int, score: float) -> dict[str, Any] | None:
+    return {"step": step, "score": score} if math.isfinite(score) and (not best or score > best["score"]) else best

@@ -1,0 +1,1 @@
+"""Fine-tuning: joins tasks, the training loop and evaluation."""

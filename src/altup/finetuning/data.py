@@ -1,0 +1,74 @@
+"""The data of a fine-tuning run: which tasks can be trained and scored, and the mixture of their examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from altup.data.faults import Faults
+from altup.data.tasks import SUITES, Task, find_task
+from altup.data.tasks.examples import load_examples, tokenise
+from altup.data.tasks.sources import TaskSource, open_tasks, source_of
+from altup.errors import UserError
+from altup.evaluation.evaluate import HeldOutTask, load_held_out
+from altup.finetuning.config import FinetuneConfig
+from altup.finetuning.mixture import Mixture, TrainingTask, shares_of
+
+
+@dataclass(frozen=True)
+class FinetuneData:
+    mixture: Mixture
+    held_out: list[HeldOutTask]
+
+
+def load_data(config: FinetuneConfig, tokenizer: Any, faults: Faults, say: Callable[[str], None]) -> FinetuneData:
+    """Tokenise the training examples and read the held-out ones; `say` is told what is missing or was cut."""
+    source = open_tasks(config.data)
+    groups: list[tuple[float | None, list[int]]] = []
+    training: list[TrainingTask] = []
+    scored: list[Task] = []
+    for name, weight in config.weighted_names():
+        found = [t for t in map(find_task, SUITES.get(name, (name,))) if _is_new(t, training)]
+        present = [t for t in found if source_of(t, source).has(t, "train")]
+        for task in found:
+            if task not in present:
+                if name not in SUITES:
+                    raise UserError(f"task {task.name}: no training examples in the data; leave the task out")
+                say(f"{task.name}: no training examples in the data; it is not trained")
+        loaded = [_load_training(task, source, tokenizer, config.inputs_length, faults, say) for task in present]
+        training += loaded
+        groups.append((weight, [len(task) for task in loaded]))
+        scored += [task for task in found if _can_be_scored(task, source, say)]
+    if not training:
+        raise UserError("none of the tasks has training examples; check --data")
+    shares = shares_of([group for group in groups if group[1]])
+    mixture = Mixture(training, shares, config.batch_size, tokenizer.pad_token_id, config.seed)
+    return FinetuneData(mixture, load_held_out(scored, source, faults, config.eval_limit))
+
+
+def _is_new(task: Task, training: list[TrainingTask]) -> bool:
+    return task.name not in {other.name for other in training}
+
+
+def _load_training(
+    task: Task, source: TaskSource, tokenizer: Any, inputs_length: int, faults: Faults, say: Callable[[str], None]
+) -> TrainingTask:
+    examples = load_examples(task, "train", source, faults)
+    inputs_length = min(inputs_length, task.inputs_length)
+    inputs = tokenise(tokenizer, [e.input for e in examples], inputs_length)
+    targets = tokenise(tokenizer, [e.target for e in examples], task.targets_length)
+    for what, tokens, length in (("inputs", inputs, inputs_length), ("targets", targets, task.targets_length)):
+        if tokens.cut:
+            say(f"{task.name}: {tokens.cut:,} of {len(tokens):,} {what} exceed {length} tokens and were cut")
+    return TrainingTask(task.name, inputs, targets)
+
+
+def _can_be_scored(task: Task, source: TaskSource, say: Callable[[str], None]) -> bool:
+    if task.files and task.files.get("train") == task.files.get("validation"):
+        say(f"{task.name}: one file is all there is, so nothing is held out; give a folder with validation.jsonl")
+        return False
+    if not any(source_of(task, source).has(task, split) for split in task.held_out):
+        say(f"{task.name}: no held-out examples in the data; it is not scored")
+        return False
+    return True

@@ -1,0 +1,172 @@
+"""Fine-tuning: a pretrained model, a mixture of tasks, the one training loop, and scores along the way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from altup.errors import UserError
+from altup.finetuning.config import FinetuneConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from altup.evaluation.evaluate import HeldOutTask
+    from altup.evaluation.scores import TaskScore
+    from altup.training.engine import Engine
+    from altup.training.heldout import Evaluate
+    from altup.training.loop import Outcome
+    from altup.training.parallel import Processes
+    from altup.training.run import RunFolder
+
+
+def finetune(
+    config: FinetuneConfig, out: str | Path, resume: bool = False, push_to_hub: str | None = None
+) -> Outcome:
+    """Train as `config` says in the folder `out`, under `torchrun` with the other processes."""
+    from altup.data.faults import Faults
+    from altup.data.tasks.examples import counted
+    from altup.evaluation.scores import suites_of
+    from altup.finetuning.data import load_data
+    from altup.training.card import write_card
+    from altup.training.hub import create_repository, upload
+    from altup.training.loop import Loop
+    from altup.training.parallel import processes
+    from altup.training.run import RunFolder, disk_errors
+
+    with processes() as mine:
+        if mine.world > 1 and config.parallel == "fsdp":
+            raise UserError("parallel='fsdp': fine-tuning decodes with whole models; use ddp")
+        folder = RunFolder(Path(out))
+        say = _say if mine.is_first else lambda text: None
+        if mine.is_first and push_to_hub:
+            create_repository(push_to_hub)
+        tokenizer = load_tokenizer(_newest_checkpoint(folder) or starting_point(config.model))
+        faults = Faults(config.on_error)
+        data = load_data(config, tokenizer, faults, say)
+        if left_out := counted(faults):
+            say(f"left out: {left_out}")
+        config = replace(config, batches=data.mixture.describe())
+        _introduce(config, data.mixture, say)
+        names = [held.task.name for held in data.held_out]
+        loop = Loop(
+            config=config,
+            folder=folder,
+            mine=mine,
+            batches=data.mixture,
+            build_model=lambda checkpoint: build_model(config, checkpoint),
+            make_evaluate=make_evaluate(config, data.held_out, tokenizer, folder, mine) if names else None,
+            tokenizer=tokenizer,
+            score=lambda values: values["score"],
+            also_best=[*suites_of(names), *names],
+        )
+        outcome = loop.run(resume)
+        if mine.is_first:
+            described = (
+                f"{config.model} fine-tuned for {outcome.step:,} steps at batch {config.batch_size} on "
+                f"{', '.join(config.tasks)} ({data.mixture.sequences_per_epoch:,} examples)."
+            )
+            example = f"altup evaluate {folder.path} --task {(names or config.tasks)[0]}"
+            title = f"{Path(config.model).name} on {', '.join(config.tasks)}"
+            with disk_errors(folder):
+                write_card(folder, config, title=title, data=described, verb="finetune", example=example)
+        if mine.is_first and push_to_hub and outcome.finished:
+            upload(folder, push_to_hub)
+    return outcome
+
+
+def starting_point(model: str) -> str:
+    """The model folder that a run or folder means; any other name is one on the hub."""
+    from altup.training.run import newest_model
+
+    return str(newest_model(Path(model))) if Path(model).exists() else model
+
+
+def load_tokenizer(place: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{place!r}: no tokenizer beside the model ({error})") from None
+
+
+def build_model(config: FinetuneConfig, checkpoint: Path | None) -> torch.nn.Module:
+    """The model to begin with, ours or converted to ours, or that of a checkpoint; float32, with dropout."""
+    import torch
+
+    from altup.models.t5.config import AltUpT5Config
+    from altup.models.t5.convert import from_hugging_face
+    from altup.models.t5.model import AltUpT5ForConditionalGeneration
+    from altup.models.upcycling import load_pretrained
+
+    if checkpoint is not None:
+        return AltUpT5ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
+    found: Any = load_pretrained(starting_point(config.model))
+    if not isinstance(found, AltUpT5ForConditionalGeneration):
+        found = from_hugging_face(found)
+    fields = {**found.config.to_dict(), "dropout_rate": config.dropout, "z_loss": config.z_loss}
+    model = AltUpT5ForConditionalGeneration(AltUpT5Config(**{**fields, "dtype": "float32"}))
+    model.load_state_dict(found.state_dict())
+    model.generation_config = found.generation_config
+    return model
+
+
+def make_evaluate(
+    config: FinetuneConfig, held_out: list[HeldOutTask], tokenizer: Any, folder: RunFolder, mine: Processes
+) -> Callable[[Engine], Evaluate]:
+    """The loop's callback: every task's score, the suites' means, and `score`, the mean of all tasks.
+
+    Predictions and scores go to `evaluation/step-N` in the run's folder.
+    """
+    from altup.evaluation.evaluate import evaluate_tasks, summarise, write_scores
+    from altup.evaluation.scores import score_suites
+
+    def make(engine: Engine) -> Evaluate:
+        def evaluate(model: torch.nn.Module, step: int) -> dict[str, float]:
+            place = folder.path / "evaluation" / f"step-{step}"
+            scores: list[TaskScore] = evaluate_tasks(
+                model,
+                tokenizer,
+                held_out,
+                place if mine.is_first else None,
+                config.inputs_length,
+                batch_size=config.eval_batch_size,
+                autocast=engine.autocast,
+                peers=mine if mine.world > 1 else None,
+            )
+            if mine.is_first:
+                write_scores(place, summarise(scores, f"step-{step}"))
+            values = {"score": sum(s.score for s in scores) / len(scores)}
+            values |= {suite.suite: suite.score for suite in score_suites(scores)}
+            return values | {s.task: s.score for s in scores}
+
+        return evaluate
+
+    return make
+
+
+def _newest_checkpoint(folder: RunFolder) -> str | None:
+    from altup.training import checkpoints
+
+    found = checkpoints.newest_whole(folder.checkpoints) if folder.checkpoints.is_dir() else None
+    return str(found) if found else None
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _introduce(config: FinetuneConfig, mixture: Any, say: Callable[[str], None]) -> None:
+    parts = ", ".join(
+        f"{task.name} {share / sum(mixture.shares):.1%}"
+        for task, share in zip(mixture.tasks, mixture.shares, strict=True)
+    )
+    epochs = config.steps * config.batch_size / mixture.sequences_per_epoch
+    say(
+        f"{config.model}: {config.steps:,} steps of {config.batch_size} examples, {epochs:.2f} epochs of "
+        f"{mixture.sequences_per_epoch:,}; {parts}; {config.precision}"
+    )

@@ -1,0 +1,122 @@
+"""Batches from several tasks: what step s of seed r contains is a pure function, as in pretraining.
+
+The mixture goes in rounds of C = Σ share examples. The global counter g = step · batch_size + position gives the
+round g // C and the place g % C; a permutation keyed by (seed, round) turns the place into a number p, and p falls
+to the task whose range of `share` numbers it lies in. So a round holds exactly `share` examples of each task, and
+the n-th of them is example n % size of the task, in an order keyed by (seed, task, epoch n // size).
+
+Mixed in proportion, share = size: a round is an epoch that holds every example once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from altup.data.randomness import keys, permute
+from altup.data.tasks.examples import Tokens, pad
+from altup.errors import UserError, check_whole
+
+MIX, ROWS = 4, 5  # first coordinates of keys, beside those of altup.data.batches
+ROUND = 10_000  # examples of a round of weighted tasks: weights are kept to 1/10,000
+WIDTHS = (64, 128, 256)  # of inputs, below the longest: few, because each is compiled for itself
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """A task's training examples as tokens."""
+
+    name: str
+    inputs: Tokens
+    targets: Tokens
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for tokens in (self.inputs, self.targets):
+            digest.update(tokens.ends.tobytes())
+            digest.update(tokens.flat.tobytes())
+        return digest.hexdigest()
+
+
+class Mixture:
+    """`Batches` of padded examples: input_ids, attention_mask, labels (−100 after the end).
+
+    Inputs are padded to the narrowest of a few widths that holds the rows asked for; targets always to the longest
+    target of all.
+    """
+
+    def __init__(
+        self, tasks: Sequence[TrainingTask], shares: Sequence[int], batch_size: int, pad_id: int, seed: int = 0
+    ):
+        check_whole("batch_size", batch_size, 1)
+        check_whole("seed", seed, 0)
+        self.tasks, self.shares, self.batch_size, self.seed = list(tasks), list(shares), batch_size, seed
+        self.sequences_per_epoch = sum(len(task) for task in tasks)
+        self._pad = pad_id
+        self._ends = np.cumsum(shares)
+        self._sizes = np.array([len(task) for task in tasks])
+        longest = max(int(task.inputs.lengths.max()) for task in tasks)
+        self._widths = [*(width for width in WIDTHS if width < longest), _round_up(longest)]
+        self._target_width = _round_up(max(int(task.targets.lengths.max()) for task in tasks))
+
+    def order(self, step: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Task and row of the examples start..stop-1 of a step."""
+        turn, place = np.divmod(step * self.batch_size + np.arange(start, stop), self._ends[-1])
+        number = permute(place, int(self._ends[-1]), keys(self.seed, MIX, turn))
+        task = np.searchsorted(self._ends, number, side="right")
+        shares = np.array(self.shares)[task]
+        count = turn * shares + number - (self._ends[task] - shares)
+        epoch, place = np.divmod(count, self._sizes[task])
+        row = np.empty_like(place)
+        for t in np.unique(task):
+            mine = task == t
+            row[mine] = permute(place[mine], int(self._sizes[t]), keys(self.seed, ROWS, int(t), epoch[mine]))
+        return task, row
+
+    def examples(self, step: int, start: int, stop: int) -> dict[str, np.ndarray]:
+        chosen = list(zip(*self.order(step, start, stop), strict=True))
+        inputs = [self.tasks[task].inputs[row] for task, row in chosen]
+        longest = max((len(tokens) for tokens in inputs), default=0)
+        width = next(width for width in self._widths if width >= longest)
+        lengths = np.array([len(tokens) for tokens in inputs])
+        return {
+            "input_ids": pad(inputs, width, self._pad),
+            "attention_mask": (np.arange(width) < lengths[:, None]).astype(np.int32),
+            "labels": pad([self.tasks[task].targets[row] for task, row in chosen], self._target_width, IGNORED),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        parts = {
+            task.name: {"sha256": task.sha256, "examples": len(task), "share": share}
+            for task, share in zip(self.tasks, self.shares, strict=True)
+        }
+        return {"tasks": parts, "batch_size": self.batch_size, "seed": self.seed}
+
+
+def shares_of(groups: Sequence[tuple[float | None, Sequence[int]]]) -> list[int]:
+    """How many examples of each task a round holds, for groups of (weight, sizes of its tasks).
+
+    Without weights every task has its size: in proportion to its examples. With them a group has its part of a
+    round of 10,000, divided in proportion to the examples of its tasks, and no task has none.
+    """
+    weights = [weight for weight, _ in groups]
+    if all(weight is None for weight in weights):
+        return [size for _, sizes in groups for size in sizes]
+    if any(weight is None for weight in weights):
+        raise UserError("some tasks have a weight (NAME=WEIGHT) and some have none; give all of them one, or none")
+    total = sum(weight or 0.0 for weight in weights)
+    exact = [ROUND * (weight or 0.0) / total * size / sum(sizes) for weight, sizes in groups for size in sizes]
+    return [max(1, round(share)) for share in exact]
+
+
+def _round_up(length: int) -> int:
+    return -(-length // 8) * 8

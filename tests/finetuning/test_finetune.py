@@ -1,0 +1,228 @@
+"""Fine-tuning runs as users make them: from every kind of model, stopped and gone on, scored along the way."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from altup.cli.main import app
+from altup.errors import UserError
+from altup.finetuning.config import FinetuneConfig
+from altup.finetuning.finetune import build_model, finetune
+from tests.evaluation.tiny import made_up_words, save_tiny
+from tests.training.compare import assert_same_run, records
+
+SMALL: dict[str, Any] = {
+    "steps": 30, "batch_size": 16, "lr": 0.05, "log_every": 10, "eval_every": 10, "save_every": 10,
+    "deterministic": True, "keep_last": 1,
+}  # fmt: skip
+
+
+def lines(draw: random.Random, count: int) -> str:
+    words = made_up_words()
+    made = [{"sentence": " ".join(draw.choices(words, k=5)), "label": i % 2} for i in range(count)]
+    return "".join(json.dumps(line) + "\n" for line in made)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """CoLA and SST-2 of made-up sentences; CB without training examples."""
+    root, draw = tmp_path_factory.mktemp("data"), random.Random(0)
+    for name in ("cola", "sst2"):
+        (root / "glue" / name).mkdir(parents=True)
+        for split, count in (("train", 40), ("validation", 10)):
+            (root / "glue" / name / f"{split}.jsonl").write_text(lines(draw, count))
+    (root / "super_glue" / "cb").mkdir(parents=True)
+    (root / "super_glue/cb/validation.jsonl").write_text('{"premise": "a", "hypothesis": "b", "label": 0}\n')
+    return root
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+def config(model: Path, data: Path, **fields: Any) -> FinetuneConfig:
+    return FinetuneConfig(**{"model": str(model), "tasks": ["cola", "sst2"], "data": str(data), **SMALL, **fields})
+
+
+def test_the_defaults_are_the_papers_recipe() -> None:
+    recipe = FinetuneConfig(model="m", tasks=["glue"])
+    assert (recipe.optimizer, recipe.schedule, recipe.lr, recipe.decay_fraction) == (
+        "adafactor",
+        "constant",
+        1e-3,
+        0,
+    )
+    assert (recipe.dropout, recipe.batch_size, recipe.steps, recipe.inputs_length) == (0.1, 256, 50_000, 512)
+
+
+@pytest.fixture(scope="module")
+def trained(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert finetune(config(model, data), out).finished
+    return out
+
+
+def test_a_run_records_scores_and_keeps_predictions(trained: Path) -> None:
+    measured = [r for r in records(trained) if r["split"] == "validation"]
+    assert [r["step"] for r in measured] == [10, 20, 30]
+    assert measured[-1]["score"] > 0
+    for record in measured:
+        assert record["score"] == record["glue"] == pytest.approx((record["glue/cola"] + record["glue/sst2"]) / 2)
+        folder = trained / "evaluation" / f"step-{record['step']}"
+        said = [json.loads(line) for line in (folder / "glue/sst2.validation.jsonl").read_text().splitlines()]
+        right = sum(line["prediction"] == line["target"] for line in said)
+        assert record["glue/sst2"] == pytest.approx(100 * right / 10)
+        assert json.loads((folder / "scores.json").read_text())["model"] == f"step-{record['step']}"
+    card = (trained / "README.md").read_text()
+    assert "| glue/sst2 |" in card
+    assert f"altup finetune --out {trained} --resume" in card
+
+
+def test_a_run_stopped_and_gone_on_is_the_same(model: Path, data: Path, trained: Path, tmp_path: Path) -> None:
+    finetune(config(model, data, steps=20), tmp_path / "run")
+    finetune(config(model, data), tmp_path / "run", resume=True)
+    assert_same_run(trained, tmp_path / "run", 30)
+
+
+def test_other_data_or_another_task_is_refused(trained: Path, model: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="tasks"):
+        finetune(config(model, data, tasks=["sst2"]), trained, resume=True)
+    for name in ("cola", "sst2"):
+        (tmp_path / "glue" / name).mkdir(parents=True)
+        for split in ("train", "validation"):
+            (tmp_path / "glue" / name / f"{split}.jsonl").write_text(lines(random.Random(7), 40))
+    with pytest.raises(UserError, match="batches"):
+        finetune(config(model, tmp_path), trained, resume=True)
+
+
+def same_function(ours: Any, theirs: Any) -> bool:
+    ids = torch.arange(5, 25).view(2, 10)
+    with torch.no_grad():
+        a, b = (m.eval()(input_ids=ids, decoder_input_ids=ids[:, :4]).logits for m in (ours, theirs))
+    return torch.allclose(a, b, atol=1e-4 * float(b.std()))
+
+
+def test_it_begins_with_a_hugging_face_t5(model: Path, data: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+    shape = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_layers": 1, "decoder_start_token_id": 0}
+    theirs = T5ForConditionalGeneration(T5Config(vocab_size=640, feed_forward_proj="gated-gelu", **shape))
+    theirs.save_pretrained(tmp_path / "t5")
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "t5")
+    start = config(tmp_path / "t5", data, dropout=0.25, steps=2)
+    ours = build_model(start, None)
+    assert same_function(ours, theirs)
+    assert {m.dropout for m in ours.modules() if isinstance(getattr(m, "dropout", None), float)} == {0.25}
+    assert ours.config.z_loss == 1e-4  # type: ignore[union-attr]
+    assert finetune(start, tmp_path / "run").finished
+
+
+def test_it_begins_with_a_run_or_an_upcycled_model(trained: Path, data: Path, tmp_path: Path) -> None:
+    from altup.models.t5.model import AltUpT5ForConditionalGeneration
+    from altup.models.upcycling import upcycle
+
+    final = AltUpT5ForConditionalGeneration.from_pretrained(trained / "final")
+    again = build_model(config(trained, data), None)
+    assert same_function(again, final)
+    dense = AltUpT5ForConditionalGeneration(
+        type(final.config).from_preset("tiny", "dense", d_model=16, vocab_size=640)
+    )
+    wide = upcycle(dense, "recycled", 2)
+    wide.save_pretrained(tmp_path / "wide")
+    assert same_function(build_model(config(tmp_path / "wide", data), None), dense)
+
+
+def test_a_checkpoint_is_enough_to_go_on(data: Path, tmp_path: Path) -> None:
+    """The model a run began with may be gone by then."""
+    model = save_tiny(tmp_path / "model")
+    finetune(config(model, data, steps=10), tmp_path / "run")
+    for path in sorted(model.iterdir()):
+        path.unlink()
+    assert finetune(config(model, data, steps=11), tmp_path / "run", resume=True).step == 11
+
+
+def test_missing_parts_of_a_suite_are_told_and_of_a_task_refused(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finetune(config(model, data, tasks=["glue"], steps=1, eval_limit=1), tmp_path / "run")
+    told = capsys.readouterr().err
+    assert "glue/mnli: no training examples" in told
+    assert "glue/cola 50.0%, glue/sst2 50.0%" in told
+    with pytest.raises(UserError, match="super_glue/cb: no training examples"):
+        finetune(config(model, data, tasks=["cb"]), tmp_path / "other")
+    with pytest.raises(UserError, match="none of the tasks"):
+        finetune(config(model, data, tasks=["super_glue"]), tmp_path / "other")
+
+
+def test_long_targets_and_bad_records_are_counted(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = made_up_words()
+    made = [{"input": word, "target": word} for word in words[:20]]
+    made += [{"input": "x", "target": " ".join(words)}, {"input": "y"}]
+    (tmp_path / "own").mkdir()
+    for split in ("train", "validation"):
+        (tmp_path / "own" / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
+    own = config(model, tmp_path, tasks=[str(tmp_path / "own")], steps=1)
+    with pytest.raises(UserError, match=r"own/train\.jsonl, line 22: missing field"):
+        finetune(own, tmp_path / "run")
+    skipping = config(model, tmp_path, tasks=[str(tmp_path / "own")], steps=1, on_error="skip")
+    outcome = finetune(skipping, tmp_path / "run")
+    told = capsys.readouterr().err
+    assert "own: 1 of 21 targets exceed 128 tokens" in told
+    assert "2 × missing field" in told
+    assert outcome.evaluation is not None
+    assert "own" in outcome.evaluation
+
+
+def test_one_file_holds_nothing_out(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sums.jsonl").write_text('{"input": "a", "target": "b"}\n' * 9)
+    outcome = finetune(config(model, tmp_path, tasks=[str(tmp_path / "sums.jsonl")], steps=1), tmp_path / "run")
+    assert outcome.evaluation is None
+    assert "nothing is held out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": ""}, "model is not set"),
+        ({"tasks": []}, "--task"),
+        ({"tasks": ["cola=0"]}, "more than 0"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"on_error": "cry"}, "on_error"),
+        ({"eval_limit": 0}, "eval_limit"),
+    ],
+)
+def test_mistakes_in_a_config(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        FinetuneConfig(**{"model": "m", "tasks": ["cola"], **fields})
+
+
+def test_the_verb_trains_goes_on_and_is_evaluated(model: Path, data: Path, tmp_path: Path) -> None:
+    run, out = CliRunner(), tmp_path / "run"
+    flags = ["--batch-size", "8", "--eval-every", "2", "--save-every", "2", "--track", "none"]
+    first = run.invoke(app, ["finetune", str(model), "--task", "sst2=3", "--task", "cola=1", "--data", str(data),
+                             "--out", str(out), "--steps", "2", *flags])  # fmt: skip
+    assert first.exit_code == 0, first.output
+    assert "finished 2 steps" in first.output
+    again = run.invoke(app, ["finetune", "--out", str(out), "--resume", "--steps", "4"])
+    assert again.exit_code == 0, again.output
+    assert "finished 4 steps" in again.output
+    scored = run.invoke(app, ["evaluate", str(out), "--suite", "glue", "--data", str(data)])
+    assert isinstance(scored.exception, UserError)  # the suite's other tasks are not in the data
+    scored = run.invoke(
+        app, ["evaluate", str(out), "--task", "cola", "--task", "sst2", "--data", str(data), "--json"]
+    )
+    found = json.loads(scored.stdout)
+    last = [r for r in records(out) if r["split"] == "validation"][-1]
+    assert [t["score"] for t in found["tasks"]] == pytest.approx([last["glue/cola"], last["glue/sst2"]])
+    assert found["suites"][0]["score"] == pytest.approx(last["glue"])
+    assert found["suites"][0]["partial"] is True
