@@ -98,7 +98,18 @@ def test_rows_are_padded_and_masked() -> None:
         assert batch["labels"].shape == (8, 8)
     alone = [mixture.examples(step, i, i + 1)["input_ids"].shape[1] for step in range(10) for i in range(8)]
     longest = -(-max(int(t.inputs.lengths.max()) for t in tasks) // 8) * 8
-    assert set(alone) == {64, 128, 256, longest}
+    assert set(alone) == {32, 64, 128, 192, 256, longest}
+
+
+def test_the_examples_of_a_step_come_in_the_order_of_their_lengths() -> None:
+    mixture = Mixture([made_up("a", 300, 1000, longest=300)], [300], 32, 0)
+    for step in range(3):
+        lengths = mixture.examples(step, 0, 32)["attention_mask"].sum(1)
+        assert (np.diff(lengths) >= 0).all()
+        assert (
+            mixture.examples(step, 0, 8)["input_ids"].shape[1]
+            < mixture.examples(step, 24, 32)["input_ids"].shape[1]
+        )
 
 
 def test_identity_follows_the_tokens() -> None:

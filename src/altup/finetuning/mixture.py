@@ -6,6 +6,9 @@ to the task whose range of `share` numbers it lies in. So a round holds exactly 
 the n-th of them is example n % size of the task, in an order keyed by (seed, task, epoch n // size).
 
 Mixed in proportion, share = size: a round is an epoch that holds every example once.
+
+Within a step the examples are sorted by length, which changes no update (a step adds up its examples) and lets
+each micro-batch pad to its own width.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from altup.errors import UserError, check_whole
 
 MIX, ROWS = 4, 5  # first coordinates of keys, beside those of altup.data.batches
 ROUND = 10_000  # examples of a round of weighted tasks: weights are kept to 1/10,000
-WIDTHS = (64, 128, 256)  # of inputs, below the longest: few, because each is compiled for itself
+WIDTHS = (32, 64, 128, 192, 256, 384)  # of inputs, below the longest: few, because each is compiled for itself
 IGNORED = -100
 
 
@@ -69,8 +72,15 @@ class Mixture:
         self._target_width = _round_up(max(int(task.targets.lengths.max()) for task in tasks))
 
     def order(self, step: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Task and row of the examples start..stop-1 of a step."""
-        turn, place = np.divmod(step * self.batch_size + np.arange(start, stop), self._ends[-1])
+        """Task and row of the examples start..stop-1 of a step, which is sorted by the length of inputs."""
+        task, row = self._drawn(step)
+        lengths = np.array([len(self.tasks[t].inputs[r]) for t, r in zip(task, row, strict=True)])
+        chosen = np.argsort(lengths, kind="stable")[start:stop]
+        return task[chosen], row[chosen]
+
+    def _drawn(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Task and row of a step's examples, as they are drawn."""
+        turn, place = np.divmod(step * self.batch_size + np.arange(self.batch_size), self._ends[-1])
         number = permute(place, int(self._ends[-1]), keys(self.seed, MIX, turn))
         task = np.searchsorted(self._ends, number, side="right")
         shares = np.array(self.shares)[task]
