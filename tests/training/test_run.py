@@ -44,11 +44,74 @@ def test_a_run_that_never_began_is_not_in_the_way(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="not empty and holds no run"):
+    with pytest.raises(UserError, match=r"holds 'thesis\.txt' and no run"):
         run(tmp_path)
     with pytest.raises(UserError, match="is a file"):
         run(tmp_path / "thesis.txt")
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_files_of_another_project_are_left_alone(tmp_path: Path, resume: bool) -> None:
+    for name, content in (("config.yaml", "name: mine\n"), ("README.md", "# Mine\n")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=r"unknown key 'name'|holds 'README.md'"):
+            run(tmp_path, resume=resume)
+        assert (tmp_path / name).read_text() == content
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "config.yaml"]
+
+
+def test_a_second_process_changes_nothing(tmp_path: Path) -> None:
+    """It comes while the first one is in the middle of a save."""
+    seen = []
+
+    class Second:
+        def record(self, values: dict) -> None:
+            if values["split"] == "train" and values["step"] == 3:
+                half = tmp_path / "checkpoints" / ".unfinished-step-5"
+                half.mkdir()
+                before = (tmp_path / "config.yaml").read_text()
+                with pytest.raises(UserError, match="another process is training"):
+                    run(tmp_path, resume=True, log_every=7)
+                assert half.is_dir()
+                assert (tmp_path / "config.yaml").read_text() == before
+                seen.append(True)
+
+        def close(self) -> None:
+            pass
+
+    loop = tiny_loop(tmp_path, steps=3)
+    loop.sinks = [Second()]
+    assert loop.run().finished
+    assert seen == [True]
+
+
+def test_a_longer_run_killed_before_its_final_model_makes_it_when_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_end = {"schedule": "constant", "decay_fraction": 0.0}
+    run(tmp_path, steps=3, **open_end)
+    old = (tmp_path / "final" / "model.safetensors").read_bytes()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("altup.training.loop.save_final", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, steps=6, resume=True, **open_end)
+    assert run(tmp_path, steps=6, resume=True, **open_end).finished
+    new = (tmp_path / "final" / "model.safetensors").read_bytes()
+    assert new != old
+    assert new == (tmp_path / "checkpoints" / "step-6" / "model.safetensors").read_bytes()
+
+
+def test_fewer_steps_than_were_done_are_refused(tmp_path: Path) -> None:
+    open_end = {"schedule": "constant", "decay_fraction": 0.0}
+    run(tmp_path, steps=6, **open_end)
+    with pytest.raises(UserError, match="steps=3 is less than the 6"):
+        run(tmp_path, steps=3, resume=True, **open_end)
+    assert "steps: 6" in (tmp_path / "config.yaml").read_text()
 
 
 def test_a_run_can_be_made_longer_while_its_schedule_allows(tmp_path: Path) -> None:

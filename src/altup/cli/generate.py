@@ -29,13 +29,16 @@ def command(
     check_whole("max_new_tokens", max_new_tokens, 1)
     check_whole("beams", beams, 1)
     check_range("temperature", temperature, 0, float("inf"))
-    prompts = prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    prompts = prompt or [
+        line for line in sys.stdin.buffer.read().decode(errors="replace").splitlines() if line.strip()
+    ]
     if not prompts:
         raise UserError("no prompt; give --prompt TEXT or lines on stdin")
 
     import torch
     from rich.console import Console
     from rich.text import Text
+    from safetensors import SafetensorError
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -46,11 +49,11 @@ def command(
     logging.disable_progress_bar()
     folder = newest_model(model)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    network = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device).eval()
     try:
+        network = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device).eval()
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: no tokenizer beside the model ({error})") from None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{folder} holds no whole sequence-to-sequence model with a tokenizer: {error}") from None
     torch.manual_seed(seed)
     options = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     console = Console(highlight=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from altup.cli import run_options as run
 from altup.cli.options import Experts, ExtraLayers, K, Method, Size, Stride
+from altup.errors import UserError
 
 if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
@@ -78,7 +80,7 @@ def command(
     if outcome.finished:
         say(
             f"finished {outcome.step:,} steps; the model is in {out / 'final'}. Try it:\n"
-            f"  altup generate {out} --prompt 'The <extra_id_0> of the function is <extra_id_1>.'"
+            f"  altup generate {shlex.quote(str(out))} --prompt 'The <extra_id_0> of a <extra_id_1>.'"
         )
         return
     say(
@@ -107,7 +109,10 @@ def merged_config(out: Path, resume: bool, file: Path | None, flags: dict[str, A
     for source in (read_yaml(file) if file else {}, flags):
         if "method" in source:
             values = {name: value for name, value in values.items() if name not in ("k", "stride", "experts")}
-        overrides = {**(values.get("model_overrides") or {}), **(source.get("model_overrides") or {})}
+        of_source = source.get("model_overrides") or {}
+        if not isinstance(of_source, dict):
+            raise UserError(f"model_overrides={of_source!r}: expected `name: value` pairs")
+        overrides = {**(values.get("model_overrides") or {}), **of_source}
         values = {**values, **source, "model_overrides": overrides}
     values.pop("batches", None)  # what the data says of itself, asked anew at every start
     if "trackers" not in values or "trackers" in flags:

@@ -122,7 +122,10 @@ def read_overrides(pairs: list[str]) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not equals:
             raise UserError(f"--set {pair}: expected NAME=VALUE, for example --set d_ff=1024")
-        found[name.strip()] = yaml.safe_load(value)
+        try:
+            found[name.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"--set {pair}: {value!r} is not a value; quote text that looks like YAML") from None
     return found
 
 

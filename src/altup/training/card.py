@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def write_card(folder: RunFolder, config: TrainConfig, *, title: str, data: str,
 
 
 def resume_command(verb: str, path: Path) -> str:
-    return f"altup {verb} --out {path} --resume"
+    return f"altup {verb} --out {shlex.quote(str(path))} --resume"
 
 
 def versions() -> dict[str, str]:

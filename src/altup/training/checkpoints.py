@@ -89,6 +89,16 @@ def damage(checkpoint: Path) -> str | None:
     return None
 
 
+def same_model(one: Path | None, other: Path) -> bool:
+    """Whether two published folders hold the same weights, by their manifests."""
+
+    def weights(folder: Path) -> dict[str, Any]:
+        sums = load_json(folder / MANIFEST)
+        return {path: entry["sha256"] for path, entry in sums.items() if path.startswith("model")}
+
+    return one is not None and (other / MANIFEST).exists() and weights(one) == weights(other)
+
+
 def newest_whole(folder: Path) -> Path | None:
     """The checkpoint with the highest step whose manifest verifies; the log says which were passed over."""
     for checkpoint in reversed(steps(folder)):

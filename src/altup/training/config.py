@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from altup.errors import UserError, check_choice, check_range, check_whole
-from altup.training.schedules import SCHEDULES
+from altup.training.schedules import SCHEDULES, build_schedule
 
 PRECISIONS = ("bf16", "fp32")
 PARALLEL = ("ddp", "fsdp")
@@ -80,8 +81,13 @@ class TrainConfig:
         check_choice("optimizer", self.optimizer, OPTIMIZER_DEFAULTS)
         self._fill_in_schedule()
         check_range("lr", self.lr, 0, float("inf"))
-        check_range("decay_fraction", self.decay_fraction, 0, 1.0000001)
+        self.rate()
         check_range("weight_decay", self.weight_decay, 0, float("inf"))
+        if self.weight_decay and self.optimizer == "adafactor":
+            raise UserError(
+                f"weight_decay={self.weight_decay} does not go with optimizer='adafactor', which is T5's and has "
+                "none; leave it at 0 or choose 'adamw'"
+            )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(f"clip_norm={self.clip_norm!r} must be more than 0; leave it out to clip nothing")
         if self.precision is None:
@@ -89,6 +95,8 @@ class TrainConfig:
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("parallel", self.parallel, PARALLEL)
         check_whole("seed", self.seed, 0)
+        if self.seed >= 2**63:
+            raise UserError(f"seed={self.seed} is too large; give a whole number below 2**63")
         for name in ("max_skipped", "log_every", "eval_every", "save_every", "keep_last"):
             check_whole(name, getattr(self, name), 1)
         for tracker in self.trackers:
@@ -111,6 +119,20 @@ class TrainConfig:
             self.decay_fraction = 0.0 if decays_by_itself else 0.3
         if self.weight_decay is None:
             self.weight_decay = defaults["weight_decay"]
+
+    def rate(self) -> Callable[[int], float]:
+        """The learning rate of each step."""
+        assert self.schedule is not None
+        assert self.lr is not None
+        assert self.warmup_steps is not None
+        assert self.decay_fraction is not None
+        return build_schedule(
+            self.schedule,
+            lr=self.lr,
+            warmup_steps=self.warmup_steps,
+            total_steps=self.steps,
+            decay_fraction=self.decay_fraction,
+        )
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str) -> Self:
@@ -146,6 +168,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; give a YAML file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid YAML: {error}") from None
     if values is None:

@@ -15,7 +15,6 @@ from altup.training.metrics import Meter
 from altup.training.optimizers import build_optimizer
 from altup.training.parallel import Processes, gradient_sync, spread, unwrap, whole
 from altup.training.prefetch import StepBatch
-from altup.training.schedules import build_schedule
 
 
 class Engine:
@@ -35,19 +34,10 @@ class Engine:
         self.model = spread(model, config.parallel, config.precision == "bf16", mine)
         self.plain = unwrap(self.model)
         self._lr = torch.zeros((), device=mine.device)
-        assert config.lr is not None
-        assert config.schedule is not None
-        assert config.warmup_steps is not None
         self.optimizer = build_optimizer(
             config.optimizer, self.plain, lr=self._lr, weight_decay=config.weight_decay or 0.0
         )
-        self.schedule = build_schedule(
-            config.schedule,
-            lr=config.lr,
-            warmup_steps=config.warmup_steps,
-            total_steps=config.steps,
-            decay_fraction=config.decay_fraction or 0.0,
-        )
+        self.schedule = config.rate()
         self.meter = Meter(mine.device)
         self.tokens_per_example = 0
 

@@ -71,24 +71,27 @@ class Loop:
         """Train to the end, or until a signal asks to stop."""
         assert self.config.micro_batch is not None
         check_share(self.config.micro_batch, self.mine.world)
-        checkpoint = self.folder.open(self.config, resume, self.mine)
-        state: dict[str, Any] = read_state(checkpoint) if checkpoint else {"step": 0, "best": None}
-        if checkpoint and self.folder.final.exists() and state["step"] >= self.config.steps:
-            return Outcome(state["step"], True, state.get("evaluation"))
-        self.state = state
-        self._saved_at = state["step"] if checkpoint else None
-        low_precision = self.config.precision == "bf16"
+        if self.mine.is_first:
+            self.folder.refuse_foreign(type(self.config))
+        with disk_errors(self.folder), self.folder.lock(self.mine):
+            checkpoint = self.folder.open(self.config, resume, self.mine)
+            self.state: dict[str, Any] = read_state(checkpoint) if checkpoint else {"step": 0, "best": None}
+            self._saved_at = self.state["step"] if checkpoint else None
+            done = checkpoint is not None and self.state["step"] == self.config.steps
+            finished = done and checkpoints.same_model(checkpoint, self.folder.final)
+            if not finished:
+                finished = self._run(checkpoint)
+        return Outcome(self.state["step"], finished, self.state.get("evaluation"))
+
+    def _run(self, checkpoint: Path | None) -> bool:
         with (
-            disk_errors(self.folder),
-            self.folder.lock(self.mine),
-            numerics(self.config.deterministic, low_precision),
+            numerics(self.config.deterministic, self.config.precision == "bf16"),
             contextlib.ExitStack() as self._open,
             StopRequest() as stop,
         ):
             self._build(checkpoint)
             self._open_sinks(checkpoint)
-            finished = self._train(stop)
-        return Outcome(self.state["step"], finished, self.state.get("evaluation"))
+            return self._train(stop)
 
     def _build(self, checkpoint: Path | None) -> None:
         torch.manual_seed(self.config.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import sys
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from altup.training.loop import Outcome
     from altup.training.parallel import Processes
 
+FROM_THE_DATA = {"pad_token_id", "eos_token_id", "decoder_start_token_id"}
 MODEL_NAMES = ("size", "method", "k", "stride", "experts", "extra_layers")
 
 
@@ -67,7 +69,7 @@ class PretrainConfig(TrainConfig):
         """A model that cannot be is refused here, before data is read."""
         from altup.models.t5.config import AltUpT5Config
 
-        known = {f.name for f in fields(AltUpT5Config)}
+        known = {f.name for f in fields(AltUpT5Config)} - FROM_THE_DATA
         for name in self.model_overrides:
             check_choice("model_overrides", name, sorted(known))
         self._from_preset()
@@ -81,12 +83,17 @@ class PretrainConfig(TrainConfig):
 
     def model_config(self, vocabulary: Vocabulary) -> AltUpT5Config:
         """The model for a vocabulary; its tables have rows for every token, rounded up to 128."""
-        return self._from_preset(
+        config = self._from_preset(
             vocab_size=vocabulary.padded_size,
             pad_token_id=vocabulary.pad,
             eos_token_id=vocabulary.eos,
             decoder_start_token_id=vocabulary.pad,
         )
+        if config.vocab_size < vocabulary.size:
+            raise UserError(
+                f"vocab_size={config.vocab_size} is less than the data's {vocabulary.size} tokens; leave it out"
+            )
+        return config
 
 
 def build_model(model_config: AltUpT5Config, checkpoint: Path | None) -> torch.nn.Module:
@@ -153,7 +160,7 @@ def pretrain(
                 f"span corruption for {outcome.step:,} steps at batch {config.batch_size} on {len(text):,} tokens "
                 f"(SHA-256 of the shards {text.sha256[:16]}…)."
             )
-            example = f"altup generate {folder.path} --prompt 'I <extra_id_0> tea.'"
+            example = f"altup generate {shlex.quote(str(folder.path))} --prompt 'I <extra_id_0> tea.'"
             title = f"{config.method} {config.size}"
             with disk_errors(folder):
                 write_card(folder, config, title=title, data=described, verb="pretrain", example=example)

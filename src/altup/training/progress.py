@@ -13,14 +13,16 @@ import torch
 
 from altup.errors import UserError
 
+# In the order of what one wants to know: a narrow terminal cuts the rest.
 FORMS = {
     "loss": ".4f",
     "accuracy": ".2%",
-    "lr": ".2e",
-    "grad_norm": ".3g",
     "seq_per_s": ",.0f",
+    "left": "s",
     "tokens_per_s": ",.0f",
     "mfu": ".1%",
+    "lr": ".2e",
+    "grad_norm": ".3g",
 }
 
 
@@ -38,13 +40,13 @@ def describe(values: dict[str, Any], total: int) -> str:
     if values["split"] != "train":
         parts.append(values["split"])
     shown = FORMS if values["split"] == "train" else {**dict.fromkeys(numbers(values), ".4g"), **FORMS}
+    if values.get("steps_per_s"):
+        values = {**values, "left": duration((total - values["step"]) / values["steps_per_s"])}
     for name, form in shown.items():
         if values.get(name) is not None:
             parts.append(f"{name.replace('_per_s', '/s')} {values[name]:{form}}")
     if values.get("skipped"):
         parts.append(f"skipped {values['skipped']}")
-    if values.get("steps_per_s"):
-        parts.append(f"left {duration((total - values['step']) / values['steps_per_s'])}")
     return " · ".join(parts)
 
 
@@ -89,7 +91,7 @@ class Console:
             from rich.progress import BarColumn, Progress, TextColumn
 
             self._bar = Progress(
-                BarColumn(bar_width=20),
+                BarColumn(bar_width=6),
                 TextColumn("{task.percentage:>3.0f}% {task.description}"),
                 console=RichConsole(stderr=True),
             )

@@ -15,6 +15,10 @@ from altup.training.config import TrainConfig, read_yaml
 from altup.training.parallel import Processes
 
 ANY_CONFIG = TypeVar("ANY_CONFIG", bound=TrainConfig)
+# What a run that failed before its first record may have left in its folder.
+BEFORE_THE_FIRST_RECORD = frozenset(
+    {"config.yaml", "config.tmp", "metrics.jsonl", "metrics.tmp", ".lock", "checkpoints", "tensorboard", "wandb"}
+)
 STATE_FILE = "training_state.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 
@@ -57,6 +61,7 @@ class RunFolder:
         if not mine.is_first:
             yield
             return
+        self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,6 +70,20 @@ class RunFolder:
                     f"{self.path}: another process is training in this folder; wait for it or stop it"
                 ) from None
             yield
+
+    def refuse_foreign(self, kind: type[TrainConfig]) -> None:
+        """Stop, before anything is touched, at a folder that holds something other than a run."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file; choose another folder for the run")
+        if not self.path.exists() or self.started:
+            return
+        others = sorted(path.name for path in self.path.iterdir() if path.name not in BEFORE_THE_FIRST_RECORD)
+        if others:
+            raise UserError(
+                f"{self.path} holds {others[0]!r} and no run; choose an empty or new folder for the run"
+            )
+        if self.config.exists():
+            self.read_config(kind)
 
     def read_config(self, kind: type[ANY_CONFIG]) -> ANY_CONFIG:
         """The config with which the run was started."""
@@ -80,20 +99,21 @@ class RunFolder:
         return self.checkpoints / name if name else None
 
     def _open(self, config: TrainConfig, resume: bool) -> Path | None:
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path} is a file; choose another folder for the run")
         if self.started:
             self._check_same(self.read_config(type(config)), config, resume)
-        elif self.path.exists() and not self.config.exists() and any(self.path.iterdir()) and not resume:
-            raise UserError(f"{self.path} is not empty and holds no run; choose another folder for the run")
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         for folder in (self.path, self.checkpoints):
             checkpoints.remove_leftovers(folder)
         checkpoint = checkpoints.newest_whole(self.checkpoints)
         if checkpoint is None and checkpoints.steps(self.checkpoints):
             raise UserError(
-                f"{self.checkpoints}: every checkpoint is damaged; restore one from a backup, or delete the folder "
-                "to begin again"
+                f"{self.checkpoints}: every checkpoint is damaged; restore one from a backup, or delete the "
+                "folder to begin again"
+            )
+        if checkpoint and checkpoints.step_of(checkpoint) > config.steps:
+            raise UserError(
+                f"steps={config.steps} is less than the {checkpoints.step_of(checkpoint)} that the run in "
+                f"{self.path} has done; give more, or choose another folder"
             )
         temporary = self.config.with_suffix(".tmp")
         temporary.write_text(config.to_yaml(), encoding="utf-8")
