@@ -43,7 +43,7 @@ def command(
     from altup.data.tasks.examples import counted
     from altup.data.tasks.registry import check_suite
     from altup.data.tasks.sources import open_tasks
-    from altup.errors import check_choice, check_whole
+    from altup.errors import UserError, check_choice, check_whole
 
     check_whole("batch_size", batch_size, 1)
     if limit is not None:
@@ -51,11 +51,16 @@ def command(
     if precision is not None:
         check_choice("precision", precision, ("bf16", "fp32"))
     tasks = find_tasks([*map(check_suite, suite or ()), *(task or ())])
-    faults = Faults(on_error)
+    named = {found.name for found in find_tasks(task)} if task else set()
+    source, faults = open_tasks(data), Faults(on_error)
 
-    from altup.evaluation.evaluate import evaluate_tasks, load_held_out, summarise, write_scores
+    from altup.evaluation.evaluate import evaluate_tasks, has_held_out, load_held_out, summarise, write_scores
 
-    held_out = load_held_out(tasks, open_tasks(data), faults, limit)
+    # A suite may be there in part, which its score then says; a task that was asked for by name must be there.
+    present = [found for found in tasks if found.name in named or has_held_out(found, source)]
+    if not present:
+        raise UserError(f"none of the suite's tasks is in {data}; check --data")
+    held_out = load_held_out(present, source, faults, limit)
     place, name, folder = _place(model)
     out = out or folder
     network, tokenizer, autocast = _load(place, precision)

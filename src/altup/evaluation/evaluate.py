@@ -30,6 +30,10 @@ class HeldOutTask:
         return sum(len(examples) for examples in self.splits.values())
 
 
+def has_held_out(task: Task, source: TaskSource) -> bool:
+    return any(source_of(task, source).has(task, split) for split in task.held_out)
+
+
 def load_held_out(
     tasks: Sequence[Task], source: TaskSource, faults: Faults, limit: int | None = None
 ) -> list[HeldOutTask]:

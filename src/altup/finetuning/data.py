@@ -11,7 +11,7 @@ from altup.data.tasks import SUITES, Task, find_task
 from altup.data.tasks.examples import load_examples, tokenise
 from altup.data.tasks.sources import TaskSource, open_tasks, source_of
 from altup.errors import UserError
-from altup.evaluation.evaluate import HeldOutTask, load_held_out
+from altup.evaluation.evaluate import HeldOutTask, has_held_out, load_held_out
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.mixture import Mixture, TrainingTask, shares_of
 
@@ -68,7 +68,7 @@ def _can_be_scored(task: Task, source: TaskSource, say: Callable[[str], None]) -
     if task.files and task.files.get("train") == task.files.get("validation"):
         say(f"{task.name}: one file is all there is, so nothing is held out; give a folder with validation.jsonl")
         return False
-    if not any(source_of(task, source).has(task, split) for split in task.held_out):
+    if not has_held_out(task, source):
         say(f"{task.name}: no held-out examples in the data; it is not scored")
         return False
     return True
