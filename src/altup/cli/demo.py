@@ -26,7 +26,7 @@ def command(
     Trains three small T5s (dense, AltUp, Recycled-AltUp) on the English that comes with Python, prints how they
     compare and writes a report. Stop it with Ctrl-C and run it again to go on; what is finished is not repeated.
     """
-    # On a busy machine, threads that wait by spinning take the time of those they wait for: twice as slow.
+    # On a busy machine, threads that wait by spinning take the time of those they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from altup.studies.demo import STEPS, Demo
 

@@ -76,7 +76,7 @@ class Demo:
             steps=self.steps,
             seed=self.seed,
             log_every=max(1, self.steps // 40),
-            eval_every=max(1, self.steps // 6),
+            eval_every=max(1, self.steps // 5),
             save_every=max(1, self.steps // 3),
             keep_last=1,
             keep_best=False,

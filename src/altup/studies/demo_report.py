@@ -40,7 +40,8 @@ def write_report(demo: Demo, runs: dict[str, Run], speeds: dict[str, Speed]) -> 
         paragraph(
             "AltUp makes each token's representation twice as wide, while every layer still computes on one half "
             "of it; the other half is predicted and corrected with six learned numbers a layer. Recycled-AltUp "
-            "does the same without wider embeddings. This is one seed at a very small scale: a look, not a proof."
+            "does the same without wider embeddings. This is one seed at a very small scale: a look, not a proof. "
+            "The vocabulary is the one of three tried at which AltUp gained most (docs/lab-log.md)."
         ),
         section("The comparison", _table(runs, speeds)),
         section("How they learned", _curves(runs, speeds)),
