@@ -67,10 +67,11 @@ def list_tasks(
 def show(
     name: Annotated[str, typer.Argument(help="A task's name, or your own .jsonl file or folder.")],
     data: Data = None,
+    hub: Annotated[bool, typer.Option("--hub", help="Take the examples from Hugging Face datasets.")] = False,
     split: Annotated[str | None, typer.Option(help="Which split.", show_default="the first held-out one")] = None,
     count: Annotated[int, typer.Option("--count", "-n", help="Examples to show.")] = 3,
 ) -> None:
-    """How a task reads: its declaration and, with --data, real examples as the model sees them."""
+    """How a task reads: its declaration and, with --data or --hub, real examples as the model sees them."""
     from rich.console import Console
     from rich.text import Text
 
@@ -89,9 +90,9 @@ def show(
     )
     if task.labels:
         console.print(f"targets: {', '.join(task.labels)}")
-    if data is None and not task.files:
+    if data is None and not task.files and not hub:
         source = f"{task.hub[0]}, config {task.hub[1]}" if task.hub else "none on the hub"
-        console.print(f"Hugging Face dataset: {source}. Give --data DIR for examples from files.")
+        console.print(f"Hugging Face dataset: {source}. Give --data DIR or --hub for examples.")
         return
     split = split or task.held_out[0]
     if split != "train" and split not in task.held_out:

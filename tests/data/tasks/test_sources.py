@@ -110,6 +110,15 @@ def test_a_hugging_face_dataset_reads_as_the_folder_does(tmp_path: Path) -> None
     assert len(from_hub) == 5
 
 
+def test_a_dataset_that_cannot_be_had_is_explained(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    task = Task(name="x", write=find_task("cola").write, metrics=("accuracy",), hub=(str(tmp_path / "none"), None))
+    with pytest.raises(UserError, match="cannot be opened"):
+        list(read_examples(task, "train", TaskHub(), Faults("skip")))
+    with pytest.raises(UserError, match="not on the hub"):
+        list(read_examples(Task(name="x", write=task.write, metrics=()), "train", TaskHub(), Faults("skip")))
+
+
 def published(shared: Path) -> dict[str, int]:
     """Task files that the manifest says are complete, with their sizes."""
     rows = re.findall(

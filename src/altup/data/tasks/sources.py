@@ -93,7 +93,18 @@ class TaskHub:
 
     def records(self, task: Task, split: str, faults: Faults) -> Iterator[tuple[str, Record]]:
         dataset = self._dataset(task, split)
-        for number, record in enumerate(dataset.load(), start=1):
+        records, number = iter(dataset.load()), 0
+        while True:
+            try:
+                record = next(records)
+            except StopIteration:
+                return
+            except Exception as error:  # whatever the library and the network raise
+                raise UserError(
+                    f"dataset {dataset.name!r}, {split}, failed after record {number} "
+                    f"({type(error).__name__}: {error}); check the network and start again"
+                ) from error
+            number += 1
             yield f"dataset {dataset.name}, {split}, record {number}", record
 
     def describe(self, task: Task, split: str) -> dict[str, Any]:
