@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def out(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("out") / "data"
     result = run(*options, "--out", folder)
     assert result.exit_code == 0
-    for part in ("train", "validation", "sequences of 568", "Next: altup pretrain --data", "1 × broken JSON"):
+    for part in ("train", "validation", "sequences of 568", "--out runs/NAME", "1 × broken JSON"):
         assert part in result.output
     assert "800 with the sentinels" in result.output
     return folder
@@ -64,6 +65,34 @@ def test_again_says_it_is_finished(out: Path, options: list[str]) -> None:
     result = run(*options, "--out", out)
     assert result.exit_code == 0
     assert "is finished and whole" in result.output
+
+
+def test_the_next_command_can_be_copied(out: Path, corpus: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "my data; rm -r x"
+    tokenizer = out / "tokenizer"
+    result = run(corpus, "--field", "body", "--tokenizer", tokenizer, "--workers", "1", "--out", folder)
+    (line,) = (line for line in result.output.splitlines() if line.startswith("Next: "))
+    expected = ["altup", "pretrain", "--data", str(folder), "--out", "runs/NAME"]
+    assert shlex.split(line.removeprefix("Next: ")) == expected
+
+
+@pytest.mark.parametrize("place", ["afile", "afile/x", "/dev/null", "/dev/null/x", "/proc/foo", "n" * 300])
+def test_a_place_that_cannot_be_a_folder(out: Path, corpus: Path, tmp_path: Path, place: str) -> None:
+    (tmp_path / "afile").write_text("text")
+    with pytest.raises(UserError, match="give a"):
+        run(corpus, "--field", "body", "--tokenizer", out / "tokenizer", "--out", tmp_path / place)
+    assert (tmp_path / "afile").read_text() == "text"
+
+
+def test_the_advice_of_a_failed_run_can_be_followed(corpus: Path, tmp_path: Path) -> None:
+    """Nothing is finished yet, so other settings begin again in the same folder."""
+    arguments: list[str | Path] = [corpus, "--field", "body", "--workers", "1", "--out", tmp_path / "data"]
+    with pytest.raises(UserError, match="give at most") as caught:
+        run(*arguments, "--vocab-size", "50000")
+    assert "give at most" in str(caught.value)
+    assert run(*arguments, "--vocab-size", "700").exit_code == 0
+    with pytest.raises(UserError, match="was made with other settings"):
+        run(*arguments, "--vocab-size", "701")
 
 
 def test_other_settings_are_refused(out: Path, options: list[str]) -> None:

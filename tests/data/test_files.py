@@ -145,6 +145,29 @@ def test_bad_bytes_in_a_text_file_cost_one_document(tmp_path: Path) -> None:
         read(path, on_error="stop")
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("content", [b"", b"\n", b"\n \n\t\n" * 5])
+def test_a_text_file_of_nothing_is_one_empty_document(tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = pack(tmp_path / f"a.txt{suffix}", content)
+    assert read(path) == ([], {"empty document": 1})
+    text = pack(tmp_path / f"b.txt{suffix}", content + b"Words." + content)
+    assert read(text) == (["Words."], {})
+
+
+def test_a_text_file_of_one_line_too_long_is_not_empty_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\n" + b"x" * 101 + b"\n")
+    assert read(path, limits=Limits(document_bytes=100)) == ([], {"too long": 1})
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl.gz", "a.txt.zst", "a.txt.gz"])
+def test_an_archive_of_0_bytes_is_a_truncated_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    assert read(tmp_path / name) == ([], {"truncated archive": 1})
+    empty = pack(tmp_path / f"whole-{name}", b"")
+    assert "truncated archive" not in read(empty)[1]
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_a_truncated_archive_gives_what_it_holds(tmp_path: Path, suffix: str) -> None:
     rng = random.Random(0)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from altup.data import tokenizer as tokenizers
 from altup.data.files import LocalFiles
@@ -149,6 +150,40 @@ def test_a_damaged_shard_is_made_anew(prepared: Path, corpus: Path, tmp_path: Pa
     assert contents(folder) == contents(prepared)
 
 
+@pytest.mark.parametrize("content", [b"{bad", b"[]", b"\xff", None])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_tokenizer_is_made_anew(
+    prepared: Path, corpus: Path, tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    """And the shards, which are whole, are kept."""
+    chosen = recipe(corpus, tokenizer=str(prepared / "tokenizer"))
+    folder = tmp_path / "data"
+    prepare(folder, chosen, workers=1)
+    before, written = contents(folder), (folder / "train-00000.bin").stat().st_mtime_ns
+    path = folder / "tokenizer" / name
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name} is missing or not the one.*run the same"):
+        verify(folder)
+    assert prepare(folder, chosen, workers=1).finished
+    assert contents(folder) == before
+    assert (folder / "train-00000.bin").stat().st_mtime_ns == written
+    verify(folder)
+
+
+def test_a_manifest_without_the_hashes_of_the_tokenizer_still_reads(
+    prepared: Path, corpus: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(prepared, tmp_path / "data"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["tokenizer"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert verify(folder).finished
+    assert prepare(folder, recipe(corpus), workers=1).finished
+    (folder / "tokenizer" / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer\.json is missing"):
+        verify(folder)
+
+
 def test_a_finished_folder_is_left_alone(prepared: Path, corpus: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in prepared.rglob("*")}
     assert prepare(prepared, recipe(corpus), workers=3).finished
@@ -179,22 +214,6 @@ def test_other_text_is_refused(prepared: Path, corpus: Path, tmp_path: Path) -> 
     changed.write_bytes(corpus.read_bytes() + b'{"text": "one more"}\n')
     with pytest.raises(UserError, match=r"train\.sources\[0\]\.files\[0\]\.bytes: there"):
         prepare(prepared, recipe(changed))
-
-
-def test_a_folder_with_other_things_is_refused(corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "thesis.docx").write_text("years of work")
-    with pytest.raises(UserError, match="holds other things"):
-        prepare(tmp_path, recipe(corpus))
-
-
-def test_two_at_once_in_one_folder_are_refused(corpus: Path, tmp_path: Path) -> None:
-    import fcntl
-
-    handle = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    with pytest.raises(UserError, match="another `altup prepare` is at work"):
-        prepare(tmp_path, recipe(corpus))
-    os.close(handle)
 
 
 def test_validation_text_of_its_own(prepared: Path, corpus: Path, tmp_path: Path) -> None:
@@ -229,14 +248,34 @@ def test_nothing_usable_is_an_error_that_says_why(prepared: Path, tmp_path: Path
         prepare(tmp_path / "data", recipe(path, tokenizer=str(prepared / "tokenizer")), workers=1)
 
 
-def test_a_worker_that_dies_is_reported(prepared: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_that_dies_is_reported(prepared: Path, number: signal.Signals) -> None:
+    """Only a kill, which is how the system ends a process that takes too much, is put down to memory."""
     from altup.data.workers import Workers
 
     with Workers(prepared / "tokenizer", 2) as pool:
         for process in pool._processes:
-            process.kill()
-        with pytest.raises(UserError, match="a tokenising process died"):
+            process.send_signal(number)
+        with pytest.raises(UserError, match="a tokenising process died") as caught:
             list(pool.encode([([["some text"], []], None)]))
+        assert ("memory" in str(caught.value)) == (number == signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("highest", "kind"), [(3_099, "<u2"), (80_000, "<u4")])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_tokenizer_with_gaps_in_its_ids(highest: int, kind: str, workers: int, tmp_path: Path) -> None:
+    words = {"<pad>": 0, "</s>": 1, "<unk>": 2, "the": 2_000, "cat": highest}
+    foreign = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    foreign.pre_tokenizer = pre_tokenizers.Whitespace()
+    foreign.save(str(tmp_path / "tokenizer.json"))
+    text = tmp_path / "a.txt"
+    text.write_text("the cat the dog")
+    chosen = recipe(text, tokenizer=str(tmp_path / "tokenizer.json"), validation_fraction=0)
+    vocabulary = prepare(tmp_path / "data", chosen, workers).vocabulary
+    assert vocabulary is not None
+    assert vocabulary.size == highest + 1
+    assert np.fromfile(tmp_path / "data" / "train-00000.bin", kind).tolist() == [2_000, highest, 2_000, 2]
+    assert TokenStream(tmp_path / "data").read(0, 4).max() < vocabulary.padded_size
 
 
 def test_long_documents_are_tokenised_in_pieces_with_the_same_ids(
@@ -247,8 +286,9 @@ def test_long_documents_are_tokenised_in_pieces_with_the_same_ids(
     tokenizer = tokenizers.load(prepared / "tokenizer")
     whole = tokenizer.encode("\n".join(prose), add_special_tokens=False).ids
     monkeypatch.setattr(workers, "LONGEST", 1000)
-    assert workers.encode(tokenizer, [["\n".join(prose)]])[0].tolist() == whole
-    assert len(workers.encode(tokenizer, [["x" * 5000], []])[0]) > 0
+    kind = np.dtype("<u2")
+    assert workers.encode(tokenizer, [["\n".join(prose)]], kind)[0].tolist() == whole
+    assert len(workers.encode(tokenizer, [["x" * 5000], []], kind)[0]) > 0
 
 
 def test_progress_never_goes_back(corpus: Path, prepared: Path, tmp_path: Path) -> None:
@@ -268,6 +308,6 @@ def test_tokenising_is_fast(prepared: Path, prose: list[str]) -> None:
     best = 0.0
     for _ in range(4):
         began = time.perf_counter()
-        encode(tokenizer, [prose])
+        encode(tokenizer, [prose], np.dtype("<u2"))
         best = max(best, size / (time.perf_counter() - began))
     assert best > 500_000, "characters a second"

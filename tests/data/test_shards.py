@@ -77,6 +77,10 @@ def test_folders_that_are_not_prepared_data(folder: Path, tmp_path: Path) -> Non
         ({"finished": False}, "not finished"),
         ({"format": 99}, "format 99"),
         ({"segments": 3}, "damaged"),
+        ({"segments": [{**content["segments"][0], "shards": []}]}, "damaged"),
+        ({"tokenizer": ["tokenizer.json"]}, "damaged"),
+        ({"vocabulary": None}, "not finished"),
+        ({"settings": None, "format": None}, "format None"),
     ]:
         (folder / MANIFEST).write_text(json.dumps({**content, **change}))
         with pytest.raises(UserError, match=message):
@@ -84,6 +88,10 @@ def test_folders_that_are_not_prepared_data(folder: Path, tmp_path: Path) -> Non
     (folder / MANIFEST).write_text('{"format"')
     with pytest.raises(UserError, match="damaged"):
         Manifest.load(folder)
+    (folder / MANIFEST).write_text('{"name": "some web page"}')
+    with pytest.raises(UserError, match="not a manifest of altup") as caught:
+        Manifest.load(folder)
+    assert "delete" not in str(caught.value)
 
 
 def test_large_vocabularies_get_wider_tokens() -> None:

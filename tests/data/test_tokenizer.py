@@ -143,6 +143,14 @@ def test_a_foreign_one_without_sentinels_is_taken(tmp_path: Path) -> None:
     assert found.sha256 == digest
 
 
+@pytest.mark.parametrize("content", ["{bad", "[1]", "\x00"])
+def test_a_damaged_config_is_named(folder: Path, tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(UserError, match=r"tokenizer_config\.json is damaged"):
+        tokenizers.vocabulary(tmp_path)
+
+
 def test_one_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{broken")
     for name in (str(tmp_path / "tokenizer.json"), "nobody/nothing"):

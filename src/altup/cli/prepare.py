@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,7 +62,7 @@ def command(
     """
     from altup.data.faults import MEBIBYTE, Limits
     from altup.data.prepare import Recipe, prepare
-    from altup.data.shards import MANIFEST, Manifest
+    from altup.data.shards import Manifest
     from altup.data.sources import open_source
     from altup.errors import UserError
 
@@ -79,7 +80,9 @@ def command(
         on_error=on_error,
         limits=Limits(max_document_mb * MEBIBYTE, max_unpack_ratio, max_unpacked_mb * MEBIBYTE),
     )
-    finished_before = (out / MANIFEST).exists() and Manifest.load(out).finished
+    finished_before = False
+    with suppress(UserError):  # what is wrong with the folder is for `prepare` to say
+        finished_before = Manifest.load(out).finished
     try:
         with _display() as watch:
             manifest = prepare(out, recipe, workers, watch)
@@ -89,7 +92,7 @@ def command(
     if finished_before:
         typer.echo(f"{out} is finished and whole: every shard was compared with its hash.")
     _report(manifest)
-    typer.echo(f"Next: altup pretrain --data {out}")
+    typer.echo(f"Next: altup pretrain --data {shlex.quote(str(out))} --out runs/NAME")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 TEMPORARY = ".tmp"
@@ -13,16 +14,21 @@ PIECE = 1 << 20
 def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write beside, flush to the disk, rename: a kill leaves the old file or the new one, never half."""
     beside = path.with_name(path.name + TEMPORARY)
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()  # what does not fit on the disk must not fill it
+        raise
     sync_folder(path.parent)
 
 
 def rename_folder_whole(beside: Path, folder: Path) -> None:
-    for path in beside.iterdir():
+    for path in files_below(beside):
         with path.open("rb") as file:
             os.fsync(file.fileno())
     sync_folder(beside)
@@ -36,6 +42,10 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def sha256_of(path: Path) -> str:

@@ -128,7 +128,10 @@ class _FilesReader:
         return enumerate(split_lines(self._unpacked(path, limits), limits.document_bytes), start=1)
 
     def _unpacked(self, path: Path, limits: Limits) -> Iterator[bytes]:
-        allowed, size = limits.allowed(path.stat().st_size), 0
+        packed_bytes = path.stat().st_size
+        allowed, size = limits.allowed(packed_bytes), 0
+        if path.suffix in CODECS and not packed_bytes:
+            raise OSError("truncated to 0 bytes")  # even an archive of nothing has a head
         with pa.OSFile(str(path)) as packed:
             codec = CODECS.get(path.suffix)
             stream = pa.CompressedInputStream(packed, codec) if codec else packed
@@ -165,10 +168,11 @@ class _FilesReader:
     def _text(self, path: Path, skip: int) -> Iterator[tuple[int, str, str]]:
         held: list[bytes] = []
         size = number = 0
-        first = skip + 1
+        first, blank = skip + 1, not skip
         for number, line in self._lines(path):
             if number <= skip:
                 continue
+            blank = blank and line is not None and not line.strip()
             if line is None:
                 limit = self._faults.limits.document_bytes
                 self._faults.report("too long", f"{path}, line {number}", f"a line of more than {limit} bytes")
@@ -179,7 +183,7 @@ class _FilesReader:
             if size >= TEXT_AT_LINE_END or (not line and size >= TEXT_AT_BLANK_LINE):
                 yield from self._decoded(path, held, first, number)
                 held, size, first = [], 0, number + 1
-        if size or not number:
+        if size or blank:
             yield from self._decoded(path, held, first, number)
 
     def _decoded(self, path: Path, lines: list[bytes], first: int, last: int) -> Iterator[tuple[int, str, str]]:

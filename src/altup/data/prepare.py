@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,22 +15,14 @@ import numpy as np
 from altup.data import tokenizer as tokenizers
 from altup.data.disk import TEMPORARY, rename_folder_whole
 from altup.data.faults import MEBIBYTE, Faults, Limits
-from altup.data.shards import (
-    MANIFEST,
-    SPLITS,
-    TOKENIZER,
-    Manifest,
-    Shard,
-    damage,
-    token_type,
-    write_shard,
-)
+from altup.data.folder import begin, locked, refusals
+from altup.data.sample import sample
+from altup.data.shards import SPLITS, TOKENIZER, Manifest, Shard, hashes, write_shard
 from altup.data.sources import Chain, Reader, Source
 from altup.data.workers import Workers
 from altup.errors import UserError, check_range, check_whole
 
 CHUNK = 1 << 20  # characters tokenised in one request, at most
-PARTS_SAMPLED = 32
 Watch = Callable[[str, float | None, int, int], None]
 
 
@@ -86,12 +76,11 @@ def prepare(out: str | Path, recipe: Recipe, workers: int | None = None, watch: 
     workers = usable_cores() if workers is None else workers
     check_whole("workers", workers, 1)
     settings = recipe.settings()
-    out.mkdir(parents=True, exist_ok=True)
-    with _locked(out):
-        manifest = _begin(out, settings)
+    with refusals(out), locked(out):
+        manifest = begin(out, settings)
         if manifest.finished:
             return manifest
-        manifest.vocabulary = _tokenizer(out, recipe, watch)
+        _settle_tokenizer(out, recipe, manifest, watch)
         manifest.save(out)
         with Workers(out / TOKENIZER, workers) as pool:
             passes = [("train", recipe.sources), ("validation", recipe.validation)]
@@ -112,113 +101,31 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    handle = os.open(out, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise UserError(f"another `altup prepare` is at work in {out}; wait for it or stop it") from None
-    finally:
-        os.close(handle)
-
-
-def _begin(out: Path, settings: dict[str, Any]) -> Manifest:
-    """The manifest to go on from: a new one, or the whole segments of the one that is there."""
-    for left in out.glob(f"*{TEMPORARY}"):
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
-    if not (out / MANIFEST).exists():
-        if found := sorted(path.name for path in out.iterdir()):
-            raise UserError(
-                f"folder {out} holds other things ({', '.join(found[:3])}…); give a new or empty folder"
-            )
-        manifest = Manifest(settings, segments=[])
-        manifest.save(out)
-        return manifest
-    manifest = Manifest.load(out)
-    if differences := list(_differences(manifest.settings, settings)):
-        raise UserError(
-            f"folder {out} was made with other settings:\n  " + "\n  ".join(differences[:8]) + "\n"
-            "give the same settings to go on, or another --out"
-        )
-    kept = []
-    if manifest.vocabulary and _tokenizer_whole(out, manifest.vocabulary):
-        itemsize = token_type(manifest.vocabulary.size).itemsize
-        for segment in manifest.segments or []:
-            if any(damage(out, shard, itemsize) for shard in segment["shards"].values()):
-                break
-            kept.append(segment)
-    else:
-        shutil.rmtree(out / TOKENIZER, ignore_errors=True)
-    manifest.finished = manifest.finished and bool(kept) and len(kept) == len(manifest.segments or [])
-    manifest.segments = kept
-    return manifest
-
-
-def _tokenizer_whole(out: Path, vocabulary: tokenizers.Vocabulary) -> bool:
-    try:
-        return tokenizers.vocabulary(out / TOKENIZER) == vocabulary
-    except UserError:
-        return False
-
-
-def _differences(there: Any, now: Any, name: str = "") -> Iterator[str]:
-    """`name: there … now …` for every leaf that differs."""
-    if isinstance(there, dict) and isinstance(now, dict):
-        for key in sorted(there.keys() | now.keys()):
-            yield from _differences(there.get(key), now.get(key), f"{name}.{key}" if name else key)
-    elif isinstance(there, list | tuple) and isinstance(now, list | tuple) and len(there) == len(now):
-        for index, (old, new) in enumerate(zip(there, now, strict=True)):
-            yield from _differences(old, new, f"{name}[{index}]")
-    elif there != now:
-        yield f"{name}: there {_short(there)}, now {_short(now)}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"
-
-
-def _tokenizer(out: Path, recipe: Recipe, watch: Watch) -> tokenizers.Vocabulary:
+def _settle_tokenizer(out: Path, recipe: Recipe, manifest: Manifest, watch: Watch) -> None:
+    """Make the tokenizer if it is not there; shards that another one made are not kept."""
     folder, beside = out / TOKENIZER, out / (TOKENIZER + TEMPORARY)
     if not folder.exists():
-        if recipe.tokenizer:
-            watch("loading the tokenizer", None, 0, 0)
-            tokenizers.take(recipe.tokenizer, beside)
-        else:
-            watch("reading a sample for the vocabulary", None, 0, 0)
-            texts = list(_sample(recipe))
-            watch(f"training a vocabulary of {recipe.vocab_size} pieces", None, len(texts), 0)
-            tokenizers.save(tokenizers.train(texts, recipe.vocab_size), beside)
-        rename_folder_whole(beside, folder)
-    return tokenizers.vocabulary(folder)
+        try:
+            _make_tokenizer(beside, recipe, watch)
+            rename_folder_whole(beside, folder)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+    vocabulary = tokenizers.vocabulary(folder)
+    if vocabulary != manifest.vocabulary:
+        manifest.segments = []
+    manifest.vocabulary, manifest.tokenizer = vocabulary, hashes(folder)
 
 
-def _sample(recipe: Recipe) -> Iterator[str]:
-    """At most `sample_bytes` of training text, from up to 32 parts in turn.
-
-    Of large sources every k-th document is taken, so that the sample reaches further in.
-    """
-    chain = Chain(recipe.sources)
-    parts = chain.parts()
-    step = -(-len(parts) // PARTS_SAMPLED)
-    every = min(8, max(1, chain.text_bytes() // recipe.sample_bytes))
-    faults = Faults(recipe.on_error, recipe.limits)
-    readers = [iter(part.read(faults)) for part in parts[::step]]
-    left = recipe.sample_bytes
-    while readers and left > 0:
-        for reader in list(readers):
-            for _ in range(every - 1):
-                next(reader, None)
-            text = next(reader, None)
-            if text is None:
-                readers.remove(reader)
-            elif not recipe.held_out(text):
-                left -= len(text)
-                yield text
-            if left <= 0:
-                return
+def _make_tokenizer(folder: Path, recipe: Recipe, watch: Watch) -> None:
+    if recipe.tokenizer:
+        watch("loading the tokenizer", None, 0, 0)
+        tokenizers.take(recipe.tokenizer, folder)
+    else:
+        watch("reading a sample for the vocabulary", None, 0, 0)
+        texts = list(sample(recipe))
+        watch(f"training a vocabulary of {recipe.vocab_size} pieces", None, len(texts), 0)
+        tokenizers.save(tokenizers.train(texts, recipe.vocab_size), folder)
 
 
 @dataclass

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from altup.data.disk import sha256_of, write_whole
+from altup.data.disk import files_below, sha256_of, write_whole
 from altup.data.tokenizer import Vocabulary
 from altup.errors import UserError, check_choice
 
@@ -60,6 +61,7 @@ class Manifest:
     vocabulary: Vocabulary | None = None
     segments: list[dict[str, Any]] | None = None
     finished: bool = False
+    tokenizer: dict[str, str] = field(default_factory=dict)  # sha256 of each file of tokenizer/
 
     def save(self, folder: Path) -> None:
         content = {
@@ -67,6 +69,7 @@ class Manifest:
             "finished": self.finished,
             "settings": self.settings,
             "vocabulary": self.vocabulary and self.vocabulary.to_json(),
+            "tokenizer": self.tokenizer,
             "segments": [
                 {**segment, "shards": {split: asdict(shard) for split, shard in segment["shards"].items()}}
                 for segment in self.segments or []
@@ -88,13 +91,23 @@ class Manifest:
                 {**segment, "shards": {split: Shard(**shard) for split, shard in segment["shards"].items()}}
                 for segment in content["segments"]
             ]
-            return cls(content["settings"], vocabulary, segments, content["finished"])
-        except FileNotFoundError:
+            tokenizer = content.get("tokenizer")
+            if not tokenizer and vocabulary:  # older manifests name this file alone
+                tokenizer = {"tokenizer.json": vocabulary.sha256}
+            return cls(content["settings"], vocabulary, segments, content["finished"], dict(tokenizer or {}))
+        except (FileNotFoundError, NotADirectoryError):
             raise UserError(
-                f"{folder} holds no prepared data; make it with `altup prepare SOURCE --out {folder}`"
+                f"{folder} holds no prepared data; "
+                f"make it with `altup prepare SOURCE --out {shlex.quote(str(folder))}`"
             ) from None
-        except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} is damaged ({error}); delete the folder and prepare it again") from None
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}); make it readable") from None
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"{path} is damaged, or not a manifest of altup ({error}); prepare into another folder"
+            ) from None
 
     def shards(self, split: str) -> list[Shard]:
         return [segment["shards"][split] for segment in self.segments or [] if split in segment["shards"]]
@@ -121,17 +134,28 @@ def damage(folder: Path, shard: Shard, itemsize: int, hashed: bool = True) -> st
     return None
 
 
+def hashes(folder: Path) -> dict[str, str]:
+    """The sha256 of every file below a folder."""
+    return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files_below(folder)}
+
+
+def tokenizer_damage(folder: Path, manifest: Manifest) -> Path | None:
+    """The first file of the tokenizer that is missing or not as it was written; files added later are no harm."""
+    for name, sha256 in manifest.tokenizer.items():
+        path = folder / TOKENIZER / name
+        if not path.is_file() or sha256_of(path) != sha256:
+            return path
+    return None
+
+
 def verify(folder: str | Path) -> Manifest:
     """Read every byte of a prepared folder and compare with its manifest; `UserError` at the first difference."""
     folder = Path(folder)
     manifest = _finished(folder)
     vocabulary = manifest.vocabulary
     assert vocabulary is not None
-    tokenizer = folder / TOKENIZER / "tokenizer.json"
-    if not tokenizer.is_file() or sha256_of(tokenizer) != vocabulary.sha256:
-        raise UserError(
-            f"{tokenizer} is missing or not the one the shards were made with; restore it or prepare again"
-        )
+    if wrong_file := tokenizer_damage(folder, manifest):
+        raise UserError(f"{wrong_file} is missing or not the one the shards were made with; {AGAIN}")
     shards = [shard for split in SPLITS for shard in manifest.shards(split)]
     itemsize = token_type(vocabulary.size).itemsize
     with ThreadPoolExecutor(4) as threads:
@@ -143,7 +167,7 @@ def verify(folder: str | Path) -> Manifest:
 
 def _finished(folder: Path) -> Manifest:
     manifest = Manifest.load(folder)
-    if not manifest.finished:
+    if not manifest.finished or manifest.vocabulary is None:
         raise UserError(f"preparing {folder} was not finished; {AGAIN}")
     return manifest
 

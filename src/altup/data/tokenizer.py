@@ -26,6 +26,7 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 COVERAGE = 0.9995  # of the sample's characters get a piece of their own; the others are spelt in bytes
 NEVER = -1000.0  # the score of pieces that text must not match: `</s>` written out in a document is no end
 LEAST_VOCABULARY = 360  # specials, bytes, printable ASCII
+RESTORE = "restore it, or run the same `altup prepare` command again"
 PADDED_TO = 128  # embedding rows; 32,100 pieces and sentinels become T5's 32,128
 
 
@@ -197,16 +198,31 @@ def load(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+def size_of(tokenizer: Tokenizer) -> int:
+    """Rows that a table indexed by its ids needs. Ids may have gaps, so this is more than the number of tokens."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes()) if path.exists() else {}
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} is damaged ({error}); {RESTORE}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is damaged (no JSON object); {RESTORE}")
+    return config
+
+
 def vocabulary(folder: Path) -> Vocabulary:
     tokenizer = load(folder)
     config_file = folder / "tokenizer_config.json"
-    config = json.loads(config_file.read_text()) if config_file.exists() else {}
+    config = _config(config_file)
 
     def find(*roles: str) -> int | None:
         for role in roles:
             token = config.get(role)
             token = token.get("content") if isinstance(token, dict) else token
-            if token is not None and (found := tokenizer.token_to_id(token)) is not None:
+            if isinstance(token, str) and (found := tokenizer.token_to_id(token)) is not None:
                 return found
         return None
 
@@ -218,7 +234,7 @@ def vocabulary(folder: Path) -> Vocabulary:
     mask = find("mask_token")
     return Vocabulary(
         sha256=hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest(),
-        size=tokenizer.get_vocab_size(with_added_tokens=True),
+        size=size_of(tokenizer),
         pad=eos if pad is None else pad,
         eos=eos,
         start=find("cls_token", "bos_token"),

@@ -26,7 +26,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from altup.data.shards import token_type
-from altup.data.tokenizer import load
+from altup.data.tokenizer import load, size_of
 from altup.errors import UserError
 
 LENGTH = struct.Struct("<Q")
@@ -35,9 +35,8 @@ Lists = list[list[str]]
 Job = TypeVar("Job")
 
 
-def encode(tokenizer: Tokenizer, lists: Lists) -> list[np.ndarray]:
-    """The ids of each list of texts, one text after the other."""
-    kind = token_type(tokenizer.get_vocab_size())
+def encode(tokenizer: Tokenizer, lists: Lists, kind: np.dtype[Any]) -> list[np.ndarray]:
+    """The ids of each list of texts, one text after the other, as numbers of that kind."""
     encoded = []
     for texts in lists:
         pieces = [piece for text in texts for piece in _cut(text)]
@@ -60,7 +59,7 @@ class Workers:
 
     def __init__(self, tokenizer_folder: Path, count: int):
         self._tokenizer = load(tokenizer_folder)
-        self._kind = token_type(self._tokenizer.get_vocab_size())
+        self._kind = token_type(size_of(self._tokenizer))
         self._count = count
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
         command = [sys.executable, "-m", "altup.data.workers", str(tokenizer_folder)]
@@ -88,7 +87,7 @@ class Workers:
     def encode(self, jobs: Iterable[tuple[Lists, Job]]) -> Iterator[tuple[list[np.ndarray], Job]]:
         """Ids for the texts of each job, in order; a few jobs are read ahead so that no worker waits."""
         if not self._processes:
-            yield from ((encode(self._tokenizer, lists), job) for lists, job in jobs)
+            yield from ((encode(self._tokenizer, lists, self._kind), job) for lists, job in jobs)
             return
         with ThreadPoolExecutor(self._count) as threads:
             ahead: deque[tuple[Future[list[np.ndarray]], Job]] = deque()
@@ -112,11 +111,13 @@ class Workers:
             _send(process.stdin, json.dumps(lists).encode())
             process.stdin.flush()
             return [np.frombuffer(_receive(process.stdout), self._kind) for _ in lists]
-        except (BrokenPipeError, EOFError, ValueError):
-            raise UserError(
-                f"a tokenising process died (exit status {process.wait()}; -9 is usually a lack of memory); "
-                "run the same command again with fewer --workers"
-            ) from None
+        except (BrokenPipeError, EOFError):
+            status = process.wait()
+            if status == -signal.SIGKILL:
+                remedy = "usually a lack of memory; run the same command again with fewer --workers"
+            else:
+                remedy = "what it said stands above; run the same command again, with --workers 1 if it recurs"
+            raise UserError(f"a tokenising process died (exit status {status}): {remedy}") from None
         finally:
             self._idle.put(process)
 
@@ -139,11 +140,12 @@ def _receive(pipe: IO[bytes]) -> bytes:
 def _serve(tokenizer_folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     tokenizer = load(tokenizer_folder)
+    kind = token_type(size_of(tokenizer))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:
             request: Any = json.loads(_receive(source))
-            for ids in encode(tokenizer, request):
+            for ids in encode(tokenizer, request, kind):
                 _send(sink, ids.data.cast("B"))
             sink.flush()
         except (EOFError, BrokenPipeError):

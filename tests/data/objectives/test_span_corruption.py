@@ -122,6 +122,17 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
         assert all(np.array_equal(alone[name][0], whole[name][row]) for name in whole)
 
 
+def test_the_advice_on_sentinels_is_true() -> None:
+    """`--vocab-size` gives 100 sentinels, so it is named only where these are enough."""
+    with pytest.raises(UserError, match="needs 114 sentinels") as caught:
+        SpanCorruption(range(100), 1, 2048)
+    assert "--vocab-size" not in str(caught.value)
+    with pytest.raises(UserError, match="needs 28 sentinels, the tokenizer has 0") as caught:
+        SpanCorruption((), 1, 512)
+    assert "--vocab-size` has 100" in str(caught.value)
+    SpanCorruption(range(100), 1, 512)
+
+
 def test_settings_that_make_no_sense() -> None:
     with pytest.raises(UserError, match="needs 114 sentinels, the tokenizer has 100"):
         SpanCorruption(SENTINELS, 1, 2048)

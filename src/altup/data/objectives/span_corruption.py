@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 
 from altup.data.randomness import choose
+from altup.data.tokenizer import SENTINELS
 from altup.errors import UserError, check_range, check_whole
+
+OURS = len(SENTINELS)
 
 
 def noise_counts(raw_length: int, noise_density: float, mean_span: float) -> tuple[int, int]:
@@ -64,7 +67,12 @@ class SpanCorruption:
         if self.spans > len(sentinels):
             raise UserError(
                 f"input_length={input_length} needs {self.spans} sentinels, the tokenizer has {len(sentinels)}; "
-                "shorten the input, raise mean_span, or train a vocabulary of your own with --vocab-size"
+                "shorten the input, raise mean_span, or lower noise_density"
+                + (
+                    f"; a vocabulary made with `altup prepare --vocab-size` has {OURS}"
+                    if self.spans <= OURS
+                    else ""
+                )
             )
         self._eos = eos
         self._sentinels = np.array(sentinels[: self.spans], np.int32)

@@ -1,0 +1,130 @@
+"""The folder that `prepare` writes: for one process at a time, and only if it is new or its own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from altup.data import tokenizer as tokenizers
+from altup.data.disk import TEMPORARY
+from altup.data.shards import MANIFEST, SPLITS, TOKENIZER, Manifest, damage, token_type, tokenizer_damage
+from altup.errors import UserError
+
+SHARD_FILE = rf"({'|'.join(SPLITS)})-\d{{5,}}\.bin"
+UNFINISHED = re.compile(rf"({re.escape(MANIFEST)}|{TOKENIZER}|{SHARD_FILE}){re.escape(TEMPORARY)}")
+MADE = re.compile(f"{TOKENIZER}|{SHARD_FILE}")
+
+
+@contextmanager
+def refusals(out: Path) -> Iterator[None]:
+    """What the system refuses (a full disk, a folder that may not be written) becomes a `UserError`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        # Libraries in Rust (tokenizers) raise a bare Exception where the system refuses.
+        if isinstance(error, OSError) or "(os error " in str(error):
+            raise UserError(
+                f"preparing {out} failed: {error}; free space or mend what it says, then run the same command "
+                "again to go on, or give another --out"
+            ) from error
+        raise
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """The folder, made if it is not there, for this process alone."""
+    if out.is_file():
+        raise UserError(f"--out {out} is a file; give a new or empty folder")
+    out.mkdir(parents=True, exist_ok=True)
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UserError(f"another `altup prepare` is at work in {out}; wait for it or stop it") from None
+    finally:
+        os.close(handle)
+
+
+def begin(out: Path, settings: dict[str, Any]) -> Manifest:
+    """The manifest to go on from: a new one, or the whole segments of the one that is there."""
+    if not (out / MANIFEST).exists():
+        left = {MANIFEST + TEMPORARY}  # by a kill at the very beginning
+        if found := sorted(path.name for path in out.iterdir() if path.name not in left):
+            raise UserError(
+                f"folder {out} holds other things ({', '.join(found[:3])}…); give a new or empty folder"
+            )
+        return _new(out, settings)
+    manifest = Manifest.load(out)
+    if differences := list(_differences(manifest.settings, settings)):
+        if not any(segment["shards"] for segment in manifest.segments or []):
+            _remove(out, UNFINISHED)
+            _remove(out, MADE)  # nothing but a failed attempt is lost
+            return _new(out, settings)
+        raise UserError(
+            f"folder {out} was made with other settings:\n  " + "\n  ".join(differences[:8]) + "\n"
+            "give the same settings to go on, or another --out"
+        )
+    _remove(out, UNFINISHED)
+    tokenizer_whole = _tokenizer_whole(out, manifest)
+    if not tokenizer_whole:
+        shutil.rmtree(out / TOKENIZER, ignore_errors=True)
+    kept = []
+    if manifest.vocabulary:
+        itemsize = token_type(manifest.vocabulary.size).itemsize
+        for segment in manifest.segments or []:
+            if any(damage(out, shard, itemsize) for shard in segment["shards"].values()):
+                break
+            kept.append(segment)
+    segments_whole = bool(kept) and len(kept) == len(manifest.segments or [])
+    manifest.finished = manifest.finished and tokenizer_whole and segments_whole
+    manifest.segments = kept
+    return manifest
+
+
+def _new(out: Path, settings: dict[str, Any]) -> Manifest:
+    manifest = Manifest(settings, segments=[])
+    manifest.save(out)
+    return manifest
+
+
+def _remove(out: Path, names: re.Pattern[str]) -> None:
+    for path in out.iterdir():
+        if names.fullmatch(path.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _tokenizer_whole(out: Path, manifest: Manifest) -> bool:
+    try:
+        return (
+            manifest.vocabulary is not None
+            and tokenizer_damage(out, manifest) is None
+            and tokenizers.vocabulary(out / TOKENIZER) == manifest.vocabulary
+        )
+    except UserError:
+        return False
+
+
+def _differences(there: Any, now: Any, name: str = "") -> Iterator[str]:
+    """`name: there … now …` for every leaf that differs."""
+    if isinstance(there, dict) and isinstance(now, dict):
+        for key in sorted(there.keys() | now.keys()):
+            yield from _differences(there.get(key), now.get(key), f"{name}.{key}" if name else key)
+    elif isinstance(there, list | tuple) and isinstance(now, list | tuple) and len(there) == len(now):
+        for index, (old, new) in enumerate(zip(there, now, strict=True)):
+            yield from _differences(old, new, f"{name}[{index}]")
+    elif there != now:
+        yield f"{name}: there {_short(there)}, now {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"
