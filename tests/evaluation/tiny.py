@@ -22,15 +22,17 @@ def made_up_text() -> list[str]:
     return [" ".join(draw.choices(words, k=8)) + "." for _ in range(500)]
 
 
-def save_tiny(folder: Path, text: Sequence[str] | None = None, vocab_size: int = 450, **fields: Any) -> Path:
-    """A fresh model with a vocabulary trained on `text`."""
+def save_tiny(
+    folder: Path, text: Sequence[str] | None = None, vocab_size: int = 450, rows: int | None = None, **fields: Any
+) -> Path:
+    """A fresh model with a vocabulary trained on `text`, and tables of `rows` rows (as many as it needs)."""
     from altup.models.t5.config import AltUpT5Config
     from altup.models.t5.model import AltUpT5ForConditionalGeneration
 
     vocabularies.save(vocabularies.train(text or made_up_text(), vocab_size), folder)
     vocabulary = vocabularies.vocabulary(folder)
     shape = {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2}
-    shape |= {"vocab_size": vocabulary.padded_size, "dropout_rate": 0.0, **fields}
+    shape |= {"vocab_size": rows or vocabulary.padded_size, "dropout_rate": 0.0, **fields}
     torch.manual_seed(0)
     AltUpT5ForConditionalGeneration(AltUpT5Config.from_preset("tiny", "altup", k=2, **shape)).save_pretrained(
         folder

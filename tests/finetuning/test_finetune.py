@@ -159,6 +159,11 @@ def test_it_begins_with_a_run_or_an_upcycled_model(trained: Path, data: Path, tm
     assert same_function(build_model(config(tmp_path / "wide", data), None), dense)
 
 
+def test_a_tokenizer_of_another_model_is_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="550 tokens, the model's tables 200 rows"):
+        finetune(config(save_tiny(tmp_path / "model", vocab_size=450, rows=200), data), tmp_path / "run")
+
+
 def test_a_checkpoint_is_enough_to_go_on(data: Path, tmp_path: Path) -> None:
     """The model a run began with may be gone by then."""
     model = save_tiny(tmp_path / "model")

@@ -14,7 +14,7 @@ from altup.data.tasks import TASKS, find_task
 from altup.data.tasks.sources import TaskFolder
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.finetune import finetune
-from tests.evaluation.tiny import save_tiny
+from tests.evaluation.tiny import made_up_text, save_tiny
 
 COUNT = 64
 FAST = ("super_glue/copa",)
@@ -65,7 +65,7 @@ def overfit(name: str, shared: Path, tmp_path: Path, steps: int) -> dict[str, fl
     assert len(lines) == COUNT
     write_task(tmp_path / "data", name, lines)
     text = [e.input + " " + e.target for line in lines for e in TASKS[name].write(line, True)]
-    model = save_tiny(tmp_path / "model", text * 3, 450, d_model=64, d_ff=128, d_kv=16)
+    model = save_tiny(tmp_path / "model", [*text, *made_up_text()], 450, d_model=64, d_ff=128, d_kv=16)
     config = FinetuneConfig(
         model=str(model), tasks=[name], data=str(tmp_path / "data"), steps=steps, batch_size=32, inputs_length=160,
         lr=0.02, decay_fraction=0.3, dropout=0.0, eval_every=steps, save_every=steps, log_every=50,

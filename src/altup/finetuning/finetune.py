@@ -57,7 +57,7 @@ def finetune(
             folder=folder,
             mine=mine,
             batches=data.mixture,
-            build_model=lambda checkpoint: build_model(config, checkpoint),
+            build_model=lambda checkpoint: check_vocabulary(build_model(config, checkpoint), tokenizer),
             make_evaluate=make_evaluate(config, data.held_out, tokenizer, folder, mine) if names else None,
             tokenizer=tokenizer,
             score=lambda values: values["score"],
@@ -112,6 +112,16 @@ def build_model(config: FinetuneConfig, checkpoint: Path | None) -> torch.nn.Mod
     model = AltUpT5ForConditionalGeneration(AltUpT5Config(**{**fields, "dtype": "float32"}))
     model.load_state_dict(found.state_dict())
     model.generation_config = found.generation_config
+    return model
+
+
+def check_vocabulary(model: Any, tokenizer: Any) -> Any:
+    """The model, if it has a row for every token."""
+    if len(tokenizer) > model.config.vocab_size:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer):,} tokens, the model's tables {model.config.vocab_size:,} rows; "
+            "put the model's own tokenizer beside it"
+        )
     return model
 
 
