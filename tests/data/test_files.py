@@ -238,6 +238,15 @@ def test_100_mb_need_little_memory(tmp_path: Path, name: str) -> None:
         assert faults == "{}"
 
 
+def test_blank_lines_without_end_need_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"first" + b"\n" * 8_000_000 + b"second\n")
+    done = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
+    found, faults, grown = done.stdout.strip().split("|")
+    assert (found, faults) == ("2", "{}")
+    assert int(grown) < 40, "MiB"
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "txt", "parquet"])
 def test_reading_goes_on_from_any_cursor(tmp_path: Path, kind: str) -> None:
     """From the state after any document, the rest is the same: texts and counts of bad input."""

@@ -73,7 +73,7 @@ def test_folders_that_are_not_prepared_data(folder: Path, tmp_path: Path) -> Non
     with pytest.raises(UserError, match="split='test' is not known"):
         TokenStream(folder, "test")
     content = json.loads((folder / MANIFEST).read_text())
-    for change, message in [
+    changes: list[tuple[dict[str, object], str]] = [
         ({"finished": False}, "not finished"),
         ({"format": 99}, "format 99"),
         ({"segments": 3}, "damaged"),
@@ -81,7 +81,8 @@ def test_folders_that_are_not_prepared_data(folder: Path, tmp_path: Path) -> Non
         ({"tokenizer": ["tokenizer.json"]}, "damaged"),
         ({"vocabulary": None}, "not finished"),
         ({"settings": None, "format": None}, "format None"),
-    ]:
+    ]
+    for change, message in changes:
         (folder / MANIFEST).write_text(json.dumps({**content, **change}))
         with pytest.raises(UserError, match=message):
             verify(folder)

@@ -178,8 +178,11 @@ class _FilesReader:
                 self._faults.report("too long", f"{path}, line {number}", f"a line of more than {limit} bytes")
                 line = b""
             line = line.rstrip()
+            if not line and not held:
+                first = number + 1
+                continue
             held.append(line)
-            size += len(line)
+            size += len(line) or 1  # blank lines count too, or a file of them would be held whole
             if size >= TEXT_AT_LINE_END or (not line and size >= TEXT_AT_BLANK_LINE):
                 yield from self._decoded(path, held, first, number)
                 held, size, first = [], 0, number + 1
