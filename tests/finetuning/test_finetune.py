@@ -176,7 +176,7 @@ def test_a_checkpoint_is_enough_to_go_on(data: Path, tmp_path: Path) -> None:
 def test_missing_parts_of_a_suite_are_told_and_of_a_task_refused(
     model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finetune(config(model, data, tasks=["glue"], steps=1, eval_limit=1), tmp_path / "run")
+    finetune(config(model, data, tasks=["glue", "sst2", "glue"], steps=1, eval_limit=1), tmp_path / "run")
     told = capsys.readouterr().err
     assert "glue/mnli: no training examples" in told
     assert "glue/cola 50.0%, glue/sst2 50.0%" in told

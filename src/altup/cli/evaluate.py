@@ -17,7 +17,7 @@ Tasks = Annotated[
 Suites = Annotated[list[str] | None, typer.Option("--suite", help="glue or super_glue. Repeat it.")]
 Data = Annotated[
     str | None,
-    typer.Option(help="Folder with <suite>/<task>/<split>.jsonl files (.gz, .zst).", show_default="the hub"),
+    typer.Option(help="Folder with SUITE/TASK/SPLIT.jsonl files (.gz, .zst).", show_default="the hub"),
 ]
 
 

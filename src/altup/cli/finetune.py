@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def command(
     out: run.Out,
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A run, a model folder, or a T5 1.1 on the hub.")
+        str | None, typer.Argument(metavar="MODEL", help="A run, a model folder, or a T5 1.1 on the hub.")
     ] = None,
     task: Annotated[
         list[str] | None,

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The fine-tuning tasks, with sizes and real formatted examples.", no_args_is_help=True)
 
-Data = Annotated[
-    str | None, typer.Option("--data", help="Folder with <suite>/<task>/<split>.jsonl files: count what is there.")
-]
+Data = Annotated[str | None, typer.Option("--data", help="Folder with SUITE/TASK/SPLIT.jsonl files (.gz, .zst).")]
 
 
 @app.command("list")

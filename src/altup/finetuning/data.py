@@ -9,6 +9,7 @@ from typing import Any
 from altup.data.faults import Faults
 from altup.data.tasks import SUITES, Task, find_task
 from altup.data.tasks.examples import load_examples, tokenise
+from altup.data.tasks.registry import add_task
 from altup.data.tasks.sources import TaskSource, open_tasks, source_of
 from altup.errors import UserError
 from altup.evaluation.evaluate import HeldOutTask, has_held_out, load_held_out
@@ -28,8 +29,9 @@ def load_data(config: FinetuneConfig, tokenizer: Any, faults: Faults, say: Calla
     groups: list[tuple[float | None, list[int]]] = []
     training: list[TrainingTask] = []
     scored: list[Task] = []
+    known: dict[str, Task] = {}
     for name, weight in config.weighted_names():
-        found = [t for t in map(find_task, SUITES.get(name, (name,))) if _is_new(t, training)]
+        found = [task for task in map(find_task, SUITES.get(name, (name,))) if add_task(task, known)]
         present = [t for t in found if source_of(t, source).has(t, "train")]
         for task in found:
             if task not in present:
@@ -45,10 +47,6 @@ def load_data(config: FinetuneConfig, tokenizer: Any, faults: Faults, say: Calla
     shares = shares_of([group for group in groups if group[1]])
     mixture = Mixture(training, shares, config.batch_size, tokenizer.pad_token_id, config.seed)
     return FinetuneData(mixture, load_held_out(scored, source, faults, config.eval_limit))
-
-
-def _is_new(task: Task, training: list[TrainingTask]) -> bool:
-    return task.name not in {other.name for other in training}
 
 
 def _load_training(

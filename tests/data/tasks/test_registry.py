@@ -45,7 +45,17 @@ def test_own_task_from_a_file_and_a_folder(tmp_path: Path) -> None:
         find_task(str(tmp_path / "empty"))
 
 
-def test_registered_tasks_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sums.jsonl").write_text("{}\n")
+    first, second = (str(tmp_path / name / "sums.jsonl") for name in ("a", "b"))
+    with pytest.raises(UserError, match="two tasks are called 'sums'"):
+        find_tasks([first, second])
+    assert [task.name for task in find_tasks([first, "cola", "glue/cola"])] == ["sums", "glue/cola"]
+
+
+def test_registered_tasks_are_known() -> None:
     task = Task(name="mine/sums", write=plain, metrics=("exact_text",))
     try:
         assert register(task) is find_task("sums")

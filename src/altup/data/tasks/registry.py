@@ -59,11 +59,20 @@ def find_tasks(names: Iterable[str]) -> list[Task]:
     found: dict[str, Task] = {}
     for name in names:
         for member in SUITES.get(name, (name,)):
-            task = find_task(member)
-            found[task.name] = task
+            add_task(find_task(member), found)
     if not found:
         raise UserError("no task is named; give --task NAME or --suite NAME (`altup tasks list` shows them)")
     return list(found.values())
+
+
+def add_task(task: Task, found: dict[str, Task]) -> bool:
+    """Add a task to those found; False if it is there already. Two tasks of one name could not be told apart."""
+    if task.name not in found:
+        found[task.name] = task
+        return True
+    if found[task.name] != task:
+        raise UserError(f"two tasks are called {task.name!r}; rename one of the files")
+    return False
 
 
 def check_suite(name: str) -> str:
