@@ -160,3 +160,26 @@ def test_a_file_that_is_not_there() -> None:
 def test_choices_that_make_no_sense(arguments: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         count(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "field", "value"),
+    [
+        ("size: tiny\nmethod: altup\nnum_blocks: 3", [], "num_blocks", 3),
+        ("size: tiny\nmethod: altup\nnum_blocks: 3", ["--k", "4"], "num_blocks", 4),
+        ("size: tiny\nd_model: 64\nnum_layers: 3", [], "d_model", 64),
+        ("size: tiny\nd_model: 64\nnum_layers: 3", ["--size", "base"], "num_layers", 12),
+        ("size: tiny\nsequence: altup\nstride: 4", [], "stride", 4),
+        ("size: tiny\nwidening: altup\nnum_blocks: 2", ["--k", "4"], "num_blocks", 4),
+        ("size: large\nextra_layers: 2", ["--extra-layers", "4"], "num_layers", 28),
+    ],
+)
+def test_flags_win_over_a_run_file(tmp_path: Path, file: str, flags: list[str], field: str, value: int) -> None:
+    (tmp_path / "run.yaml").write_text(file)
+    assert count("--config", str(tmp_path / "run.yaml"), *flags)["config"][field] == value
+
+
+def test_overrides_that_are_no_mapping_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model_overrides: hello")
+    with pytest.raises(UserError, match="name: value"):
+        run("--config", str(tmp_path / "run.yaml"))

@@ -21,6 +21,8 @@ def test_folder_to_folder(tmp_path):
     done = run_altup("upcycle", tmp_path / "t5", "--method", "altup", "--k", 2, "--out", tmp_path / "wide")
     assert done.returncode == 0, done.stderr
     assert "largest difference" in done.stdout
+    assert "no tokenizer found" in done.stdout.replace("\n", " ")
+    assert not (tmp_path / "wide" / "tokenizer.json").exists()
     wide = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "wide")
     assert wide.config.num_blocks == 2
     with torch.no_grad():

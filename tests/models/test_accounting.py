@@ -23,7 +23,7 @@ SHAPES: list[dict[str, Any]] = [
     {"size": "tiny", "method": "sum", "k": 4, "vocab_size": 501},
     {"size": "tiny", "method": "recycled", "tie_word_embeddings": True},
     {"size": "tiny", "method": "altup+average-pooling", "num_layers": 3, "num_decoder_layers": 5},
-    {"size": "tiny", "method": "sequence-altup", "num_layers": 2, "num_decoder_layers": 1},
+    {"size": "tiny", "method": "sequence-altup", "num_layers": 3, "num_decoder_layers": 1},
     {"size": "tiny", "method": "moe", "expert_hidden": 7, "expert_top_k": 3, "experts": 5, "extra_layers": 2},
     {"size": "tiny", "method": "dense-wide", "k": 3, "num_heads": 3, "relative_attention_num_buckets": 20},
 ]

@@ -32,6 +32,16 @@ from altup.models.config import METHODS
         ({"feed_forward_proj": "relu"}, "feed_forward_proj='relu'"),
         ({"widening": "sum", "num_blocks": 2, "tie_word_embeddings": True}, "tie_word_embeddings"),
         ({"extra_layers": -1}, "extra_layers=-1"),
+        ({"widening": "altup", "num_blocks": "2"}, "num_blocks='2'"),
+        ({"layer_norm_epsilon": "1e-6"}, "layer_norm_epsilon='1e-6'"),
+        ({"layer_norm_epsilon": -1}, "layer_norm_epsilon=-1"),
+        ({"relative_attention_num_buckets": None}, "relative_attention_num_buckets=None"),
+        ({"relative_attention_max_distance": "x"}, "relative_attention_max_distance='x'"),
+        ({"pad_token_id": None}, "pad_token_id=None"),
+        ({"decoder_start_token_id": 40000}, "decoder_start_token_id=40000"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false'"),
+        ({"sequence": "altup", "stride": 4, "num_layers": 2}, "at least 3 layers"),
+        ({"widening": "altup", "num_block": 2}, "did you mean 'num_blocks'"),
     ],
 )
 def test_nonsense_gets_an_error_that_names_the_field(fields, says):
@@ -48,6 +58,9 @@ def test_nonsense_gets_an_error_that_names_the_field(fields, says):
         ({"method": "dense", "k": 2}, "k=2 does not fit"),
         ({"method": "altup", "stride": 4}, "stride=4 does not fit"),
         ({"method": "altup", "k": 0}, "num_blocks=0"),
+        ({"method": None}, "method=None"),
+        ({"method": "moe", "experts": 0}, "experts=0"),
+        ({"method": "altup", "kk": 4}, "kk=4"),
     ],
 )
 def test_presets_refuse_nonsense(arguments, says):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
@@ -177,6 +179,8 @@ class TestEveryMethod:
             assert parameter.dtype == (torch.float32 if is_coefficient(name) else torch.bfloat16), name
             if name in wide:
                 assert torch.equal(parameter, wide[name])
+        assert loaded.dtype == model.dtype == torch.bfloat16
+        assert AltUpT5ForConditionalGeneration.from_pretrained(tmp_path).lm_head.weight.dtype == torch.bfloat16
 
     @torch.no_grad()
     def test_bfloat16_agrees_with_float32(self, method):
@@ -344,3 +348,62 @@ def test_masks_of_queries_and_keys():
     for mask in (seen, torch.where(seen, 0.0, torch.finfo(torch.float32).min)):
         got = model(**{**data, "decoder_attention_mask": mask}).logits
         torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("kind", ["whole", "plain"])
+def test_a_cache_given_by_hand_is_read(use_cache, kind):
+    model, data = tiny_t5("altup"), batch()
+    del data["labels"], data["decoder_attention_mask"]
+    whole = model(**data).logits
+    first = model(**{**data, "decoder_input_ids": data["decoder_input_ids"][:, :4]}, use_cache=True)
+    cache = first.past_key_values if kind == "whole" else first.past_key_values.self_attention_cache
+    rest = model(
+        encoder_outputs=(first.encoder_last_hidden_state,),
+        attention_mask=data["attention_mask"],
+        decoder_input_ids=data["decoder_input_ids"][:, 4:],
+        past_key_values=cache,
+        use_cache=use_cache,
+    )
+    torch.testing.assert_close(rest.logits, whole[:, 4:], rtol=0, atol=1e-5)
+
+
+def test_a_mask_of_another_length_is_refused():
+    data = batch()
+    data["attention_mask"] = data["attention_mask"][:, :5]
+    with pytest.raises(ValueError, match="5 long for 13 tokens"):
+        tiny_t5("altup")(**data)
+
+
+@torch.no_grad()
+def test_pooled_memory_takes_the_mask_of_either_length():
+    model, data = tiny_t5("average-pooling"), batch()
+    want = model(**data).logits
+    encoded = model.encoder(data.pop("input_ids"), data["attention_mask"])
+    assert torch.equal(model(**data, encoder_outputs=encoded).logits, want)
+    data["attention_mask"] = model.encoder.output_mask(data["attention_mask"])
+    assert torch.equal(model(**data, encoder_outputs=encoded).logits, want)
+
+
+def test_balance_loss_leaves_nothing_behind_and_refuses_reentrant_checkpointing():
+    model = tiny_t5("moe", expert_balance=0.1).train()
+    model(**batch()).loss.backward()
+    copy.deepcopy(model)
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ValueError, match="use_reentrant"):
+        model(**batch())
+
+
+def test_conversion_keeps_the_start_token():
+    theirs = hugging_face_t5()
+    theirs.generation_config.decoder_start_token_id, theirs.config.pad_token_id = 0, 3
+    assert from_hugging_face(theirs).config.decoder_start_token_id == 0
+    theirs.generation_config.decoder_start_token_id, theirs.config.decoder_start_token_id = None, 5
+    assert from_hugging_face(theirs).config.decoder_start_token_id == 5
+
+
+def test_encoder_folder_is_not_a_whole_model(tmp_path):
+    AltUpT5EncoderModel(tiny_t5("altup").config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="not that of a AltUpT5ForConditionalGeneration"):
+        AltUpT5ForConditionalGeneration.from_pretrained(pretrained_model_name_or_path=tmp_path)

@@ -90,3 +90,36 @@ def test_clear_errors(tmp_path):
         upcycle(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="no-such-folder"):
         upcycle(str(tmp_path / "no-such-folder"))
+
+
+def test_recycled_is_exact_for_any_epsilon():
+    original = hugging_face_t5(layer_norm_epsilon=1e-2)
+    with torch.no_grad():
+        got = upcycle(original, "recycled", 4)(**batch()).logits
+        torch.testing.assert_close(got, original(**batch()).logits, rtol=0, atol=1e-5)
+
+
+def test_nothing_is_shared_with_the_original():
+    ours = from_hugging_face(hugging_face_t5()).train()
+    for method in ("dense", "recycled"):
+        copy = upcycle(ours, method)
+        copy.generation_config.max_length = 7
+        assert ours.generation_config.max_length != 7
+        assert copy is not ours
+        assert not copy.training
+    assert ours.training
+
+
+def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path):
+    original = hugging_face_t5()
+    kept = {n: v for n, v in original.state_dict().items() if "decoder.block.1." not in n}
+    original.save_pretrained(tmp_path, state_dict=kept)
+    with pytest.raises(ValueError, match="not whole"):
+        upcycle(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"half a file")
+    with pytest.raises(ValueError, match="cannot be read as safetensors"):
+        upcycle(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(original.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="cannot be read as safetensors"):
+        upcycle(tmp_path)

@@ -94,6 +94,9 @@ def test_alternation_and_lists():
         ({"num_blocks": 2, "num_layers": 2, "selection": [0, 2]}, "from 0 to 1"),
         ({"num_blocks": 2, "num_layers": 3, "selection": [0, 1]}, "each of the 3 layers"),
         ({"num_blocks": 2, "num_layers": 3, "lowering": "max"}, "lowering='max'"),
+        ({"num_blocks": 2, "num_layers": 2, "selection": [0.0, 1]}, "selection="),
+        ({"num_blocks": 2, "num_layers": 2, "selection": [True, 0]}, "selection="),
+        ({"num_blocks": 2, "num_layers": 2, "selection": None}, "selection=None"),
     ],
 )
 def test_nonsense_is_refused(arguments, says):
@@ -101,9 +104,21 @@ def test_nonsense_is_refused(arguments, says):
         AltUp(**arguments)
 
 
-def test_lift_refuses_a_width_that_does_not_split():
+@pytest.mark.parametrize("rule", [AltUp(2, 1), Sum(2)])
+def test_lift_refuses_a_width_that_does_not_split(rule):
     with pytest.raises(ValueError, match="7 wide"):
-        AltUp(2, 1).lift(torch.randn(1, 1, 7))
+        rule.lift(torch.randn(1, 1, 7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_predict_and_correct_are_exact_under_autocast(dtype):
+    update = AltUp(3, 1).updates[0]
+    nn.init.normal_(update.P)
+    state, computed = torch.randn(3, 2, 5, 4, dtype=dtype), torch.randn(2, 5, 4, dtype=dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        by_parts = update.correct(update.predict(state), computed)
+        fused = update(state, computed)
+    torch.testing.assert_close(by_parts, fused, rtol=1e-6, atol=1e-6)
 
 
 def test_twins_are_found_and_parted_without_changing_the_function():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from altup.errors import UserError
+from altup.errors import UserError, check_choice
 
 if TYPE_CHECKING:
     from altup.models.t5.config import AltUpT5Config
@@ -90,19 +90,26 @@ def _from_names(names: dict[str, Any]) -> AltUpT5Config:
 def _from_run_file(
     path: Path, values: dict[str, Any], flags: dict[str, Any], run_fields: Collection[str]
 ) -> AltUpT5Config:
-    values |= values.pop("model_overrides", None) or {}
-    _refuse_unknown(path, values, {*MODEL_NAMES, *_config_fields(), *run_fields})
+    """The model of the file's names and fields, with the flags laid over it."""
+    overrides = values.pop("model_overrides", None) or {}
+    if not isinstance(overrides, dict):
+        raise UserError(f"{path}: model_overrides={overrides!r}: expected `name: value` pairs")
+    values |= overrides
     known = {*MODEL_NAMES, *_config_fields()}
-    ours = {name: value for name, value in values.items() if name in known and value is not None}
-    if "method" in flags:
-        ours = {name: value for name, value in ours.items() if name not in {"k", *CHOICE_FIELDS}}
-    return _from_names({**ours, **flags})
+    _refuse_unknown(path, values, {*known, *run_fields})
+    fields = {name: value for name, value in values.items() if name in known and value is not None}
+    of_preset = MODEL_NAMES if "method" in fields else ("size", "extra_layers")
+    names = {name: fields.pop(name) for name in of_preset if name in fields}
+    if "k" in fields:
+        fields["num_blocks"] = fields.pop("k")
+    if "extra_layers" in flags:
+        names.pop("extra_layers", None)
+    return _with_flags(_from_names({**names, **fields}).to_dict(), flags)
 
 
 def _from_saved_model(path: Path, values: dict[str, Any], flags: dict[str, Any]) -> AltUpT5Config:
     """A complete configuration, with the flags laid over its fields."""
-    from altup.models.config import preset_fields
-    from altup.models.t5.config import SIZES, AltUpT5Config
+    from altup.models.t5.config import AltUpT5Config
 
     kind = values.get("model_type")
     if kind != AltUpT5Config.model_type:
@@ -111,12 +118,18 @@ def _from_saved_model(path: Path, values: dict[str, Any], flags: dict[str, Any])
             f"(model_type {AltUpT5Config.model_type!r}), or convert the model with `altup upcycle` first"
         )
     _refuse_unknown(path, values, _config_fields())
+    return _with_flags(values, flags)
+
+
+def _with_flags(values: dict[str, Any], flags: dict[str, Any]) -> AltUpT5Config:
+    """`--size` replaces the whole shape, `--method` all that says how it is widened."""
+    from altup.models.config import preset_fields
+    from altup.models.t5.config import SIZES, AltUpT5Config
+
     flags = dict(flags)
     if "size" in flags:
-        size = flags.pop("size")
-        if size not in SIZES:
-            raise UserError(f"size={size!r} is not known; choose one of {', '.join(SIZES)}")
-        values |= {**SIZES[size], "num_decoder_layers": None}
+        check_choice("size", flags["size"], SIZES)
+        values = {**values, **SIZES[flags.pop("size")], "num_decoder_layers": 0}
     if "method" in flags:
         chosen = preset_fields(*(flags.pop(name, None) for name in ("method", "k", "stride", "experts")))
         values = {name: value for name, value in values.items() if name not in CHOICE_FIELDS} | chosen

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model")
 
 
 def command(
@@ -29,7 +32,11 @@ def command(
     from altup.models.upcycling import load_pretrained, upcycle
 
     console = Console()
-    if out.exists() and any(out.iterdir()):
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be made: {error.strerror}; give a new folder") from None
+    if any(out.iterdir()):
         raise UserError(f"--out {out} is not empty; give a new folder")
     with console.status(f"Loading {model}"):
         original = load_pretrained(model)
@@ -41,11 +48,12 @@ def command(
         before, after = original(**inputs).logits.float(), wide(**inputs).logits.float()
         difference = (after - before).abs().max().item() / before.std().item()
     wide.save_pretrained(out)
-    try:
-        AutoTokenizer.from_pretrained(model).save_pretrained(out)
-        tokenizer = "tokenizer copied"
-    except (OSError, ValueError, KeyError):
-        tokenizer = "no tokenizer found beside the original; copy it yourself"
+    tokenizer = "no tokenizer found beside the original; copy it yourself"
+    # Without a file to read, the Auto class would make up an empty T5 tokenizer.
+    if not Path(model).is_dir() or any((Path(model) / name).exists() for name in TOKENIZER_FILES):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            AutoTokenizer.from_pretrained(model).save_pretrained(out)
+            tokenizer = "tokenizer copied"
     number, old = wide.num_parameters(), original.num_parameters()
     console.print(
         f"{out}: {method}, {wide.config.num_blocks} block(s), {number:,} parameters ({number / old - 1:+.2%}); "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import difflib
+from dataclasses import fields
+from typing import Any
 
 from transformers import PreTrainedConfig
 
@@ -32,6 +34,8 @@ def preset_fields(
     method: str, k: int | None = None, stride: int | None = None, experts: int | None = None
 ) -> dict[str, Any]:
     """Config fields of a preset such as `altup`, `recycled` or `altup+moe`."""
+    if not isinstance(method, str):
+        raise UserError(f"method={method!r} makes no sense; choose one of {', '.join(METHODS)}")
     fields: dict[str, Any] = {}
     for name in method.split("+"):
         if name not in PRESETS:
@@ -52,6 +56,8 @@ def preset_fields(
     elif stride not in (None, 1):
         raise UserError(f"stride={stride} does not fit method={method!r}; try method 'sequence-altup'")
     if experts is not None:
+        if experts == 0 and "experts" in fields:
+            raise UserError(f"experts=0 does not fit method={method!r}; give a number, or leave 'moe' out")
         fields["experts"] = experts
     return fields
 
@@ -65,8 +71,6 @@ class AltUpConfig(PreTrainedConfig):
     - `experts`: 0 or a number of partial experts beside each feed-forward.
     """
 
-    has_no_defaults_at_init: ClassVar[bool] = False
-
     widening: str = "none"
     num_blocks: int = 1
     selection: str | list[int] | None = None
@@ -79,7 +83,13 @@ class AltUpConfig(PreTrainedConfig):
     expert_balance: float = 0.0
 
     def __post_init__(self, **kwargs: Any) -> None:
+        own = {field.name for field in fields(AltUpConfig)} - {field.name for field in fields(PreTrainedConfig)}
+        for name in kwargs:
+            near = difflib.get_close_matches(name, own, n=1, cutoff=0.85)
+            if near:
+                raise UserError(f"{name}={kwargs[name]!r}: there is no such field; did you mean {near[0]!r}?")
         super().__post_init__(**kwargs)
+        check_whole("num_blocks", self.num_blocks, 1)
         if self.selects_blocks and self.num_blocks > 1 and self.selection is None:
             self.selection = "alternating"
         self.validate_choices()
@@ -90,7 +100,6 @@ class AltUpConfig(PreTrainedConfig):
 
     def validate_choices(self) -> None:
         check_choice("widening", self.widening, WIDENINGS)
-        check_whole("num_blocks", self.num_blocks, 1)
         if self.widening == "none" and self.num_blocks != 1:
             raise UserError(
                 f"num_blocks={self.num_blocks} needs a widening; set widening to one of "
@@ -123,17 +132,13 @@ class AltUpConfig(PreTrainedConfig):
             check_range("expert_balance", self.expert_balance, 0, float("inf"))
 
     def _validate_block_list(self) -> None:
-        selection = self.selection
-        ok = isinstance(selection, list | tuple) and all(
-            isinstance(block, int) and not isinstance(block, bool) and 0 <= block < self.num_blocks
-            for block in selection
-        )
-        if not ok:
+        blocks = self.selection if isinstance(self.selection, list | tuple) else [-1]
+        if not all(type(block) is int and 0 <= block < self.num_blocks for block in blocks):
             raise UserError(
-                f"selection={selection!r} must be 'alternating', 'same' or a list of blocks from 0 to "
+                f"selection={self.selection!r} must be 'alternating', 'same' or a list of blocks from 0 to "
                 f"{self.num_blocks - 1}, one a layer"
             )
-        self.selection = list(selection)
+        self.selection = list(blocks)
 
     def _validate_selection_length(self, **layers: int) -> None:
         """A list of blocks must fit every stack it is used in."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel, T5ForConditionalGeneration
 
@@ -50,7 +52,7 @@ def upcycle(
             rule.reset_parameters()
             if rule.has_twins:
                 rule.part_twins(generator=generator)
-    wide.generation_config = dense.generation_config
+    wide.generation_config = copy.deepcopy(dense.generation_config)
     return wide.eval()
 
 
@@ -84,7 +86,7 @@ def _as_dense(model: PreTrainedModel | str | Path) -> AltUpT5ForConditionalGener
             f"the model is widened already (widening={model.config.widening!r}, "
             f"num_blocks={model.config.num_blocks}); give a dense one"
         )
-    return model
+    return copy.deepcopy(model).eval()
 
 
 def load_pretrained(place: str) -> PreTrainedModel:
@@ -101,4 +103,13 @@ def load_pretrained(place: str) -> PreTrainedModel:
     }
     if config.model_type not in classes:
         raise UserError(f"{place!r} holds a {config.model_type!r} model; give one of {', '.join(classes)}")
-    return classes[config.model_type].from_pretrained(place)
+    try:
+        model, info = classes[config.model_type].from_pretrained(
+            place, use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{place!r}: the weights cannot be read as safetensors: {error}") from error
+    lost = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
+    if lost:
+        raise UserError(f"{place!r} is not whole: {len(lost)} weights are missing or misshapen, first {lost[0]}")
+    return model

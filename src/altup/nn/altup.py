@@ -22,13 +22,24 @@ def active_blocks(num_blocks: int, num_layers: int, selection: str | Sequence[in
     if isinstance(selection, str):
         check_choice("selection", selection, ("alternating", "same"))
         return tuple(i % num_blocks if selection == "alternating" else 0 for i in range(num_layers))
-    blocks = tuple(selection)
-    if len(blocks) != num_layers or not all(block in range(num_blocks) for block in blocks):
+    blocks: tuple[int, ...] = tuple(selection) if isinstance(selection, list | tuple) else ()
+    whole = all(type(block) is int and 0 <= block < num_blocks for block in blocks)
+    if len(blocks) != num_layers or not whole:
         raise UserError(
-            f"selection={list(blocks)} must hold one block from 0 to {num_blocks - 1} for each of the "
-            f"{num_layers} layers"
+            f"selection={selection!r} must be 'alternating', 'same' or a list that holds one block from 0 to "
+            f"{num_blocks - 1} for each of the {num_layers} layers"
         )
     return blocks
+
+
+def split(embeddings: Tensor, num_blocks: int) -> Tensor:
+    """[..., K·d] → [..., K, d]."""
+    if embeddings.shape[-1] % num_blocks:
+        raise UserError(
+            f"embeddings are {embeddings.shape[-1]} wide, which num_blocks={num_blocks} does not divide; "
+            "use a table K·d wide (Recycled-AltUp takes one d wide)"
+        )
+    return embeddings.unflatten(-1, (num_blocks, -1))
 
 
 class AltUpUpdate(CoefficientModule):
@@ -50,7 +61,9 @@ class AltUpUpdate(CoefficientModule):
 
     def predict(self, state: Tensor) -> Tensor:
         """x̂ = P·x."""
-        return torch.einsum("ij,j...->i...", self.P, state.to(self.P.dtype)).to(state.dtype)
+        dtype = torch.promote_types(state.dtype, self.P.dtype)
+        with torch.autocast(state.device.type, enabled=False):
+            return torch.einsum("ij,j...->i...", self.P.to(dtype), state.to(dtype)).to(state.dtype)
 
     def correct(self, predicted: Tensor, computed: Tensor) -> Tensor:
         """x_new = x̂ + g ⊗ (y − x̂ᵃ), where a is the active block."""
@@ -128,12 +141,7 @@ class AltUp(nn.Module):
         """[batch, tokens, K·d] → [K, batch, tokens, d]; recycled: [batch, tokens, d], repeated K times."""
         if self.recycled:
             return embeddings.unsqueeze(0).expand(self.num_blocks, *embeddings.shape)
-        if embeddings.shape[-1] % self.num_blocks:
-            raise UserError(
-                f"embeddings are {embeddings.shape[-1]} wide, which num_blocks={self.num_blocks} does not divide; "
-                "use a table K·d wide, or recycled=True for one d wide"
-            )
-        return embeddings.unflatten(-1, (self.num_blocks, -1)).movedim(-2, 0).contiguous()
+        return split(embeddings, self.num_blocks).movedim(-2, 0).contiguous()
 
     def predict(self, state: Tensor, index: int) -> Tensor:
         """The prediction of layer `index`."""
@@ -170,7 +178,7 @@ class Sum(nn.Module):
 
     def lift(self, embeddings: Tensor) -> Tensor:
         """[batch, tokens, K·d] → [1, batch, tokens, d]."""
-        return embeddings.unflatten(-1, (self.num_blocks, -1)).sum(dim=-2).unsqueeze(0)
+        return split(embeddings, self.num_blocks).sum(dim=-2).unsqueeze(0)
 
     def forward(self, state: Tensor, layer: Layer, index: int, *args: Any, **kwargs: Any) -> Tensor:
         return layer(state[0], *args, **kwargs).unsqueeze(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,6 @@ class CoefficientModule(nn.Module):
         return super()._apply(keep_wide, recurse)
 
 
-def coefficient(*shape: int, fill: float = 0.0, **kwargs: Any) -> nn.Parameter:
+def coefficient(*shape: int) -> nn.Parameter:
     """A float32 parameter, whatever the default dtype is."""
-    return nn.Parameter(torch.full(shape, fill, dtype=torch.float32, **kwargs))
+    return nn.Parameter(torch.zeros(shape, dtype=torch.float32))

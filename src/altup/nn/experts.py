@@ -37,7 +37,7 @@ class PartialExperts(nn.Module):
     No token is dropped. Tokens are sorted by expert into blocks that belong to one expert each, so the work is
     that of about twice the routed tokens at most, however many experts there are.
     With `balance=True`, `balance_loss` holds E·Σᵢ fᵢ·mean(pᵢ) of the last training forward, where f is an
-    expert's share of the routed tokens: 1 when all are used alike.
+    expert's share of the routed tokens (padding included): 1 when all are used alike.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class PartialExperts(nn.Module):
         balance: bool = False,
     ) -> None:
         super().__init__()
+        check_whole("width", width, 1)
         check_whole("num_experts", num_experts, 1)
         check_whole("hidden", hidden, 1)
         check_whole("top_k", top_k, 1)

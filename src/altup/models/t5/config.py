@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 from typing import Any, ClassVar
 
 from altup.errors import UserError, check_choice, check_range, check_whole
@@ -85,6 +87,11 @@ class AltUpT5Config(AltUpConfig):
     ) -> AltUpT5Config:
         """The paper's models by name; any field can be set beside them."""
         check_choice("size", size, SIZES)
+        known = {*(field.name for field in dataclasses.fields(cls)), "extra_layers"}
+        for name in fields:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise UserError(f"{name}={fields[name]!r}: there is no such field; did you mean {near or 'k'}?")
         return cls(**{**SIZES[size], **preset_fields(method, k, stride, experts), **fields})
 
     @property
@@ -110,6 +117,20 @@ class AltUpT5Config(AltUpConfig):
     def _validate_shape(self) -> None:
         for field in ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads"):
             check_whole(field, getattr(self, field), 1)
+        check_whole("relative_attention_num_buckets", self.relative_attention_num_buckets, 1)
+        check_whole("relative_attention_max_distance", self.relative_attention_max_distance, 1)
+        for field in ("tie_word_embeddings", "scale_decoder_outputs", "use_cache"):
+            check_choice(field, getattr(self, field), (True, False))
+        for field in ("pad_token_id", "decoder_start_token_id"):
+            check_whole(field, getattr(self, field), 0)
+            if getattr(self, field) >= self.vocab_size:
+                raise UserError(f"{field}={getattr(self, field)} is not below vocab_size={self.vocab_size}")
+        check_range("layer_norm_epsilon", self.layer_norm_epsilon, 1e-30, 1)
+        if self.sequence in ("altup", "skip") and self.stride > 1 and not self.strided_layers:
+            raise UserError(
+                f"sequence={self.sequence!r} strides all layers but the first and the last, and num_layers="
+                f"{self.num_layers} leaves none; give at least 3 layers"
+            )
         if self.relative_attention_num_buckets < 4 or self.relative_attention_num_buckets % 2:
             raise UserError(
                 f"relative_attention_num_buckets={self.relative_attention_num_buckets} makes no sense; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -72,15 +73,17 @@ def from_hugging_face(model: T5ForConditionalGeneration) -> AltUpT5ForConditiona
         )
     # The flag in their config is always true; only the tensors tell whether the head is tied.
     tied = torch.equal(model.lm_head.weight, model.shared.weight)
+    of_config = getattr(theirs, "decoder_start_token_id", None)
+    starts = (model.generation_config.decoder_start_token_id, of_config, theirs.pad_token_id, 0)
     config = AltUpT5Config(
         **{field: getattr(theirs, field) for field in _SAME_FIELDS},
-        decoder_start_token_id=model.generation_config.decoder_start_token_id or theirs.pad_token_id,
+        decoder_start_token_id=next(token for token in starts if token is not None),
         tie_word_embeddings=tied,
     )
     weights = model.state_dict()
     ours = _empty(AltUpT5ForConditionalGeneration, config, model)
     ours.load_state_dict({name: weights[hugging_face_name(name)] for name in ours.state_dict()})
-    ours.generation_config = model.generation_config
+    ours.generation_config = copy.deepcopy(model.generation_config)
     return ours
 
 
@@ -105,7 +108,7 @@ def to_hugging_face(model: AltUpT5ForConditionalGeneration) -> T5ForConditionalG
     for stack in ("encoder", "decoder"):
         weights[f"{stack}.embed_tokens.weight"] = weights["shared.weight"]
     theirs.load_state_dict(weights)
-    theirs.generation_config = model.generation_config
+    theirs.generation_config = copy.deepcopy(model.generation_config)
     return theirs
 
 

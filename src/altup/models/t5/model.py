@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from altup.errors import UserError
 from altup.kernels.cross_entropy import IGNORED, TokenSums, token_sums
 from altup.models.t5.config import AltUpT5Config
-from altup.models.t5.stack import T5Decoder, T5Encoder, T5Layer
+from altup.models.t5.stack import T5Decoder, T5Encoder
 from altup.nn import PartialExperts
 
 
@@ -51,6 +51,11 @@ class AltUpT5PreTrainedModel(PreTrainedModel):
         elif hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear):
             _reset_missing(module)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the weights at large: the coefficients are float32 in any model."""
+        return self.encoder.embed_tokens.weight.dtype
+
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         # For code outside its own tree, Hugging Face skips modules whose parameters all sit in children.
         super()._initialize_weights(module, is_custom_code=False)
@@ -58,7 +63,7 @@ class AltUpT5PreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(
         cls,
-        place: Any,
+        pretrained_model_name_or_path: Any,
         *args: Any,
         ignore_mismatched_sizes: bool = False,
         output_loading_info: bool = False,
@@ -66,20 +71,28 @@ class AltUpT5PreTrainedModel(PreTrainedModel):
     ) -> Any:
         """As Hugging Face's, but weights that do not fit the config are an error that says which field differs,
         unless `ignore_mismatched_sizes` is set."""
-        model, info = super().from_pretrained(
+        place = pretrained_model_name_or_path
+        loaded: Any = super().from_pretrained(
             place, *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
         )
+        model, info = loaded
         wrong = [str(key[0]) for key in info["mismatched_keys"]] + sorted(info["missing_keys"])
         if wrong and not ignore_mismatched_sizes:
-            stored = cls.config_class.from_pretrained(place).to_dict()
+            where = {k: kwargs[k] for k in ("subfolder", "revision", "token", "cache_dir") if k in kwargs}
+            stored = cls.config_class.from_pretrained(place, **where).to_dict()
             differing = [
                 f"{field}={value!r} where the checkpoint has {stored[field]!r}"
                 for field, value in model.config.to_dict().items()
                 if field in stored and stored[field] != value and field not in ("dtype", "architectures")
+                if not field.startswith("_")
             ]
+            remedy = (
+                f"{'; '.join(differing)}; load it with the config saved beside it"
+                if differing
+                else f"the file is not whole, or not that of a {cls.__name__}"
+            )
             raise UserError(
-                f"{place}: {len(wrong)} weights are of another shape or missing, first {wrong[0]}; "
-                f"{'; '.join(differing) or 'the file is not whole'}; load it with the config saved beside it"
+                f"{place}: {len(wrong)} weights are of another shape or missing, first {wrong[0]}; {remedy}"
             )
         return (model, info) if output_loading_info else model
 
@@ -98,6 +111,10 @@ def _reset_missing(module: nn.Module) -> None:
         parameter.copy_(value)
 
 
+def _as_dict(asked: bool | None, config: PreTrainedConfig) -> bool:
+    return bool(config.return_dict if asked is None else asked)
+
+
 class AltUpT5EncoderModel(AltUpT5PreTrainedModel):
     """The encoder alone: [batch, tokens, output_width]."""
 
@@ -109,8 +126,10 @@ class AltUpT5EncoderModel(AltUpT5PreTrainedModel):
         self.post_init()
 
     def forward(self, *args: Any, return_dict: bool | None = None, **kwargs: Any) -> BaseModelOutput | tuple:
+        if kwargs.get("output_hidden_states") is None:
+            kwargs["output_hidden_states"] = self.config.output_hidden_states
         output = self.encoder(*args, **kwargs)
-        return output if return_dict is not False else output.to_tuple()
+        return output if _as_dict(return_dict, self.config) else output.to_tuple()
 
 
 class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, GenerationMixin):
@@ -181,13 +200,15 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, GenerationMixin):
             use_cache = self.config.use_cache and labels is None and not self.training
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        elif past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
+            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache())
 
         hidden, decoder_hidden_states = self.decoder(
             decoder_inputs_embeds,
             encoded.last_hidden_state,
             decoder_attention_mask,
-            self.encoder.output_mask(attention_mask),
-            past_key_values if use_cache else None,
+            self._memory_mask(attention_mask, encoded.last_hidden_state),
+            past_key_values,
             output_hidden_states,
         )
         if self.config.scale_decoder_outputs:
@@ -210,7 +231,12 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, GenerationMixin):
             num_correct=None if sums is None else sums.correct,
             num_tokens=None if sums is None else sums.tokens,
         )
-        return output if return_dict is not False else output.to_tuple()
+        return output if _as_dict(return_dict, self.config) else output.to_tuple()
+
+    def _memory_mask(self, mask: Tensor | None, memory: Tensor) -> Tensor | None:
+        """`mask` of the input, or already of the encoder's output where that is shorter."""
+        fits = mask is not None and mask.shape[1] == memory.shape[1]
+        return mask if fits else self.encoder.output_mask(mask)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Teacher forcing: the labels shifted right, behind the start token."""
@@ -222,9 +248,16 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, GenerationMixin):
         """Add the experts' mean balance loss, scaled by the tokens as the rest of `loss_sum` is."""
         if not (self.training and self.config.experts and self.config.expert_balance):
             return sums
-        balance = [m.balance_loss for m in self.modules() if isinstance(m, PartialExperts)]
-        mean = torch.stack([loss for loss in balance if loss is not None]).mean()
+        experts = [m for m in self.modules() if isinstance(m, PartialExperts)]
+        mean = torch.stack([m.balance_loss for m in experts if m.balance_loss is not None]).mean()
+        for module in experts:
+            module.balance_loss = None
+        if torch.is_grad_enabled() and not mean.requires_grad:
+            raise UserError(
+                f"expert_balance={self.config.expert_balance} gets no gradient through reentrant checkpointing; "
+                "call gradient_checkpointing_enable({'use_reentrant': False})"
+            )
         return sums._replace(loss=sums.loss + self.config.expert_balance * mean * sums.tokens)
 
 
-__all__ = ["AltUpSeq2SeqLMOutput", "AltUpT5EncoderModel", "AltUpT5ForConditionalGeneration", "T5Layer"]
+__all__ = ["AltUpSeq2SeqLMOutput", "AltUpT5EncoderModel", "AltUpT5ForConditionalGeneration"]

@@ -119,7 +119,9 @@ class T5Stack(nn.Module):
             std=config.layer_width**-0.5,
         )
         self.layers = nn.ModuleList([T5Layer(config, index, is_decoder) for index in range(num_layers)])
-        self.final_norm = RMSNorm(config.output_width, config.layer_norm_epsilon)
+        # A sum of K blocks is K times as large: ε grows with it, so that the norm treats it as their mean.
+        scale = config.num_blocks**2 if config.widening == "recycled" else 1
+        self.final_norm = RMSNorm(config.output_width, config.layer_norm_epsilon * scale)
 
     def _lift(self, embeddings: Tensor) -> Tensor:
         """The first state, in the dtype that the layers compute in."""
@@ -210,6 +212,9 @@ class T5Decoder(T5Stack):
         memory = memory.to(state.dtype)
         queries = state.shape[-2]
         past, keys = _cached_lengths(past_key_values, queries)
+        if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] < keys:
+            # Places of a static cache that are not filled yet lie in the future and are hidden as such.
+            attention_mask = F.pad(attention_mask, (0, keys - attention_mask.shape[1]), value=1)
         bias = mask_keys(self.relative_bias(queries, keys, offset=past), attention_mask)
         memory_bias = None
         if memory_mask is not None:
@@ -225,7 +230,7 @@ class T5Decoder(T5Stack):
 
 
 def mask_keys(bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Hide the keys where `mask` [batch, keys] is 0; keys beyond a shorter mask stay visible.
+    """Hide the keys where `mask` [batch, keys] is 0.
 
     Generation may pass [batch, 1, queries, keys]: true where a key is seen, or 0 there and negative elsewhere.
     """
@@ -234,8 +239,9 @@ def mask_keys(bias: Tensor, mask: Tensor | None) -> Tensor:
     if mask.dim() == 4:
         hidden = ~mask if mask.dtype == torch.bool else mask < 0
     else:
-        missing = bias.shape[-1] - mask.shape[1]
-        hidden = (F.pad(mask, (0, missing), value=1) if missing > 0 else mask)[:, None, None, :] == 0
+        if mask.shape[1] != bias.shape[-1]:
+            raise UserError(f"attention_mask is {mask.shape[1]} long for {bias.shape[-1]} tokens; they must agree")
+        hidden = mask[:, None, None, :] == 0
     return bias.masked_fill(hidden, torch.finfo(bias.dtype).min)
 
 
