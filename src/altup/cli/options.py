@@ -91,6 +91,8 @@ def _from_run_file(
     path: Path, values: dict[str, Any], flags: dict[str, Any], run_fields: Collection[str]
 ) -> AltUpT5Config:
     """The model of the file's names and fields, with the flags laid over it."""
+    from altup.models.t5.config import SIZES, AltUpT5Config
+
     overrides = values.pop("model_overrides", None) or {}
     if not isinstance(overrides, dict):
         raise UserError(f"{path}: model_overrides={overrides!r}: expected `name: value` pairs")
@@ -98,13 +100,16 @@ def _from_run_file(
     known = {*MODEL_NAMES, *_config_fields()}
     _refuse_unknown(path, values, {*known, *run_fields})
     fields = {name: value for name, value in values.items() if name in known and value is not None}
-    of_preset = MODEL_NAMES if "method" in fields else ("size", "extra_layers")
-    names = {name: fields.pop(name) for name in of_preset if name in fields}
+    if "extra_layers" in flags:
+        fields.pop("extra_layers", None)
+    if "method" in fields:
+        return _with_flags(_from_names(fields).to_dict(), flags)
+    # Without a method, stride and experts are fields like any other.
+    size = fields.pop("size", "base")
+    check_choice("size", size, SIZES)
     if "k" in fields:
         fields["num_blocks"] = fields.pop("k")
-    if "extra_layers" in flags:
-        names.pop("extra_layers", None)
-    return _with_flags(_from_names({**names, **fields}).to_dict(), flags)
+    return _with_flags(AltUpT5Config(**{**SIZES[size], **fields}).to_dict(), flags)
 
 
 def _from_saved_model(path: Path, values: dict[str, Any], flags: dict[str, Any]) -> AltUpT5Config:
