@@ -18,7 +18,7 @@ STOPPED = 75  # EX_TEMPFAIL, as for `altup pretrain`: everything is saved
 
 def command(
     out: Annotated[Path, typer.Option(help="Folder for data, runs and report.")] = Path("altup-demo"),
-    steps: Annotated[int | None, typer.Option(help="Updates of each model.", show_default="1000")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates of each model.", show_default="800")] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and data order, the same for all three.")] = 0,
 ) -> None:
     """See AltUp at work: no network, no GPU, no arguments, a few minutes.

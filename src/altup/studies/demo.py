@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # The models by method. The first is what the others are compared with.
 MODELS = {"dense": "Dense", "altup": "AltUp K=2", "recycled": "Recycled K=2"}
-STEPS = 1000
+STEPS = 800
 VOCABULARY = 2000
 HELD_OUT = 0.08
 MODEL = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 2}
