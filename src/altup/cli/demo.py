@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from altup.cli.run_options import STOPPED
+
 if TYPE_CHECKING:
     from altup.studies.demo import Demo
-
-STOPPED = 75  # EX_TEMPFAIL, as for `altup pretrain`: everything is saved
 
 
 def command(

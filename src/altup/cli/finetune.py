@@ -9,7 +9,6 @@ import typer
 
 from altup.cli import run_options as run
 from altup.cli.evaluate import Data, Suites
-from altup.cli.pretrain import STOPPED, say
 
 if TYPE_CHECKING:
     from altup.finetuning.config import FinetuneConfig
@@ -97,33 +96,18 @@ def command(
 
     from altup.data.tasks.registry import check_suite
     from altup.finetuning.finetune import finetune
-    from altup.training.card import resume_command
 
     if task or suite:
         given["tasks"] = [*map(check_suite, suite or ()), *(task or ())]
     outcome = finetune(merged_config(out, resume, config, given), out, resume, push_to_hub)
-    if not outcome.finished:
-        say(
-            f"stopped after step {outcome.step:,}; everything is saved. Go on with:\n"
-            f"  {resume_command('finetune', out)}"
-        )
-        raise typer.Exit(STOPPED)
-    say(f"finished {outcome.step:,} steps; the model is in {out / 'final'}, scores are in {out / 'README.md'}")
+    run.tell(outcome, "finetune", out, f"the model is in {out / 'final'}, scores are in {out / 'README.md'}")
 
 
 def merged_config(out: Path, resume: bool, file: Path | None, flags: dict[str, Any]) -> FinetuneConfig:
-    """What the run in `out` was started with (when it goes on), then the file, then the flags."""
+    """Later settings win."""
     from altup.finetuning.config import FinetuneConfig
-    from altup.training.config import read_yaml
-    from altup.training.run import RunFolder
 
-    saved = RunFolder(out).config
-    values = {
-        **(read_yaml(saved) if resume and saved.exists() else {}),
-        **(read_yaml(file) if file else {}),
-        **flags,
-    }
-    values.pop("batches", None)  # what the data says of itself, asked anew at every start
-    if "trackers" not in values or "trackers" in flags:
-        values["trackers"] = run.read_trackers(flags.get("trackers"))
+    values: dict[str, Any] = {}
+    for source in run.settings(out, resume, file, flags):
+        values |= source
     return FinetuneConfig.from_dict(values, str(file or "config"))

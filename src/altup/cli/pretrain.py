@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from altup.cli import run_options as run
 from altup.cli.options import Experts, ExtraLayers, K, Method, Size, Stride
@@ -15,8 +12,6 @@ from altup.errors import UserError
 
 if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
-
-STOPPED = 75  # EX_TEMPFAIL: stopped on request, everything saved; start again with --resume
 
 
 def command(
@@ -73,40 +68,19 @@ def command(
     if "model_overrides" in given:
         given["model_overrides"] = run.read_overrides(given["model_overrides"])
 
-    from altup.training.card import resume_command
     from altup.training.pretraining import pretrain
 
     outcome = pretrain(merged_config(out, resume, config, given), out, resume, push_to_hub)
-    if outcome.finished:
-        say(
-            f"finished {outcome.step:,} steps; the model is in {out / 'final'}. Try it:\n"
-            f"  altup generate {shlex.quote(str(out))} --prompt 'The <extra_id_0> of a <extra_id_1>.'"
-        )
-        return
-    say(
-        f"stopped after step {outcome.step:,}; everything is saved. Go on with:\n"
-        f"  {resume_command('pretrain', out)}"
-    )
-    raise typer.Exit(STOPPED)
-
-
-def say(text: str) -> None:
-    """Once, however many processes there are."""
-    if os.environ.get("RANK", "0") == "0":
-        typer.echo(text)
+    example = f"altup generate {shlex.quote(str(out))} --prompt 'The <extra_id_0> of a <extra_id_1>.'"
+    run.tell(outcome, "pretrain", out, f"the model is in {out / 'final'}. Try it:\n  {example}")
 
 
 def merged_config(out: Path, resume: bool, file: Path | None, flags: dict[str, Any]) -> PretrainConfig:
-    """What the run in `out` was started with (when it goes on), then the file, then the flags."""
-    from altup.training.config import read_yaml
+    """Later settings win; a method replaces the earlier one together with its k, stride and experts."""
     from altup.training.pretraining import PretrainConfig
-    from altup.training.run import RunFolder
 
     values: dict[str, Any] = {}
-    saved = RunFolder(out).config
-    if resume and saved.exists():
-        values = read_yaml(saved)
-    for source in (read_yaml(file) if file else {}, flags):
+    for source in run.settings(out, resume, file, flags):
         if "method" in source:
             values = {name: value for name, value in values.items() if name not in ("k", "stride", "experts")}
         of_source = source.get("model_overrides") or {}
@@ -114,7 +88,4 @@ def merged_config(out: Path, resume: bool, file: Path | None, flags: dict[str, A
             raise UserError(f"model_overrides={of_source!r}: expected `name: value` pairs")
         overrides = {**(values.get("model_overrides") or {}), **of_source}
         values = {**values, **source, "model_overrides": overrides}
-    values.pop("batches", None)  # what the data says of itself, asked anew at every start
-    if "trackers" not in values or "trackers" in flags:
-        values["trackers"] = run.read_trackers(flags.get("trackers"))
     return PretrainConfig.from_dict(values, str(file or "config"))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
 
 from altup.errors import UserError
+
+if TYPE_CHECKING:
+    from altup.training.loop import Outcome
+
+STOPPED = 75  # EX_TEMPFAIL: stopped on request, everything saved; start again with --resume
 
 
 def option(name: str, *, panel: str, text: str, default: str = "") -> Any:
@@ -136,3 +142,30 @@ def read_trackers(names: list[str] | None) -> list[str]:
 
         return ["tensorboard"] if find_spec("tensorboard") else []
     return [name for name in names if name != "none"]
+
+
+def settings(out: Path, resume: bool, file: Path | None, flags: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a run is told, the weakest first: how it was started (when it goes on), the file, the flags."""
+    from altup.training.config import read_yaml
+    from altup.training.run import RunFolder
+
+    saved = RunFolder(out).config
+    told = [read_yaml(saved) if resume and saved.exists() else {}, read_yaml(file) if file else {}, flags]
+    if "trackers" in flags or not any("trackers" in source for source in told):
+        told.append({"trackers": read_trackers(flags.get("trackers"))})
+    for source in told:
+        source.pop("batches", None)  # what the data says of itself, asked anew at every start
+    return told
+
+
+def tell(outcome: Outcome, verb: str, out: Path, finished: str) -> None:
+    """How the run ended, once, however many processes there are; one that was stopped exits with STOPPED."""
+    from altup.training.card import resume_command
+
+    stopped = (
+        f"stopped after step {outcome.step:,}; everything is saved. Go on with:\n  {resume_command(verb, out)}"
+    )
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(f"finished {outcome.step:,} steps; {finished}" if outcome.finished else stopped)
+    if not outcome.finished:
+        raise typer.Exit(STOPPED)
