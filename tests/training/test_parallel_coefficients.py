@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from altup.nn import CoefficientModule
-from altup.training.parallel import Processes, spread
+from altup.training.parallel import Processes, leave, spread
 from tests.models.helpers import batch, tiny_t5
 
 
@@ -39,7 +39,8 @@ def work(rank, address, results):
                 "kinds": sorted({type(m).__name__ for m in model.modules() if isinstance(m, CoefficientModule)}),
             }
         )
-    dist.destroy_process_group()
+    dist.barrier()
+    leave()
 
 
 def test_coefficients_stay_float32(tmp_path):

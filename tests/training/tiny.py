@@ -22,7 +22,7 @@ import torch
 from altup.training.config import TrainConfig
 from altup.training.heldout import held_out_loss
 from altup.training.loop import Loop, Outcome
-from altup.training.parallel import Processes, processes
+from altup.training.parallel import Processes, leave, processes
 from altup.training.run import RunFolder
 
 SETTINGS: dict[str, Any] = {
@@ -126,3 +126,4 @@ if __name__ == "__main__":
         for case in json.loads(sys.argv[1]):
             loop = tiny_loop(Path(case.pop("out")), mine, **case.pop("settings"))
             loop.run(**case)
+    leave()

@@ -50,10 +50,23 @@ for _verb in VERBS:
 
 
 def main() -> None:
+    code = _run()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from altup.training.parallel import leave
+
+        leave(code)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The exit code of the verb."""
     try:
         app()
     except UserError as error:
         if os.environ.get("ALTUP_TRACEBACK"):
             raise
         typer.secho(f"altup: {error}", err=True, fg="red")
-        sys.exit(2)
+        return 2
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0

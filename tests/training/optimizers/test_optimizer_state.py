@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from altup.errors import UserError
 from altup.training.checkpoints import load_tensors, save_tensors
 from altup.training.optimizers import OPTIMIZERS, build_optimizer, load_state_tensors, state_tensors
+from altup.training.parallel import leave
 
 
 class Model(nn.Module):
@@ -157,7 +158,8 @@ def run_sharded(rank: int, folder: Path) -> None:
         assert state_tensors(fresh, model, keep=False) == {}
         if rank == 0:
             save_tensors(folder / f"{name}.safetensors", result)
-    dist.destroy_process_group()
+    dist.barrier()
+    leave()
 
 
 def test_two_processes_with_fsdp2_equal_one(tmp_path):
