@@ -7,39 +7,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from altup.errors import UserError
-from altup.kernels.cross_entropy import IGNORED, TokenSums, token_sums
+from altup.kernels.cross_entropy import IGNORED, token_sums
+from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, loss_fields, refuse_attentions
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.stack import T5Decoder, T5Encoder
-from altup.nn import PartialExperts
 
 
 @dataclass
-class AltUpSeq2SeqLMOutput(Seq2SeqLMOutput):
-    """Hugging Face's output and, when labels are given, sums over the tokens that count.
-
-    `loss_sum` is what a training loop differentiates: divided by the tokens of the whole batch it gives the
-    same gradient however the batch is cut into pieces.
-    """
-
-    loss_sum: Tensor | None = None
-    nll_sum: Tensor | None = None
-    num_correct: Tensor | None = None
-    num_tokens: Tensor | None = None
+class AltUpSeq2SeqLMOutput(SumsOutput, Seq2SeqLMOutput):
+    """Hugging Face's output and, when labels are given, sums over the tokens that count."""
 
 
-class AltUpT5PreTrainedModel(PreTrainedModel):
+class AltUpT5PreTrainedModel(AltUpPreTrainedModel):
     config_class = AltUpT5Config
     base_model_prefix = "transformer"
-    main_input_name = "input_ids"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _can_compile_fullgraph = True
+    reads_blocks = ("lm_head.weight", "cross_attention.k.weight", "cross_attention.v.weight")
     _no_split_modules = ["T5Layer"]  # noqa: RUF012
-    _keep_in_fp32_modules_strict = ["rule", "update", "router"]  # noqa: RUF012
     encoder: T5Encoder
 
     @torch.no_grad()
@@ -48,71 +35,14 @@ class AltUpT5PreTrainedModel(PreTrainedModel):
             nn.init.normal_(module.weight, std=1.0)
         elif module is getattr(self, "lm_head", None):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
-        elif hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear):
-            _reset_missing(module)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the weights at large: the coefficients are float32 in any model."""
-        return self.encoder.embed_tokens.weight.dtype
-
-    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        # For code outside its own tree, Hugging Face skips modules whose parameters all sit in children.
-        super()._initialize_weights(module, is_custom_code=False)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: Any,
-        *args: Any,
-        ignore_mismatched_sizes: bool = False,
-        output_loading_info: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        """As Hugging Face's, but weights that do not fit the config are an error that says which field differs,
-        unless `ignore_mismatched_sizes` is set."""
-        place = pretrained_model_name_or_path
-        loaded: Any = super().from_pretrained(
-            place, *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
-        )
-        model, info = loaded
-        wrong = [str(key[0]) for key in info["mismatched_keys"]] + sorted(info["missing_keys"])
-        if wrong and not ignore_mismatched_sizes:
-            where = {k: kwargs[k] for k in ("subfolder", "revision", "token", "cache_dir") if k in kwargs}
-            stored = cls.config_class.from_pretrained(place, **where).to_dict()
-            differing = [
-                f"{field}={value!r} where the checkpoint has {stored[field]!r}"
-                for field, value in model.config.to_dict().items()
-                if field in stored and stored[field] != value and field not in ("dtype", "architectures")
-                if not field.startswith("_")
-            ]
-            remedy = (
-                f"{'; '.join(differing)}; load it with the config saved beside it"
-                if differing
-                else f"the file is not whole, or not that of a {cls.__name__}"
-            )
-            raise UserError(
-                f"{place}: {len(wrong)} weights are of another shape or missing, first {wrong[0]}; {remedy}"
-            )
-        return (model, info) if output_loading_info else model
+        else:
+            super()._init_weights(module)
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.encoder.embed_tokens = value  # type: ignore[assignment]
-
-
-def _reset_missing(module: nn.Module) -> None:
-    """Initialise a module's parameters, except those that were loaded from a checkpoint."""
-    loaded = [(p, p.clone()) for p in module.parameters() if getattr(p, "_is_hf_initialized", False)]
-    module.reset_parameters()  # type: ignore[operator]
-    for parameter, value in loaded:
-        parameter.copy_(value)
-
-
-def _as_dict(asked: bool | None, config: PreTrainedConfig) -> bool:
-    return bool(config.return_dict if asked is None else asked)
 
 
 class AltUpT5EncoderModel(AltUpT5PreTrainedModel):
@@ -129,7 +59,7 @@ class AltUpT5EncoderModel(AltUpT5PreTrainedModel):
         if kwargs.get("output_hidden_states") is None:
             kwargs["output_hidden_states"] = self.config.output_hidden_states
         output = self.encoder(*args, **kwargs)
-        return output if _as_dict(return_dict, self.config) else output.to_tuple()
+        return output if as_dict(return_dict, self.config) else output.to_tuple()
 
 
 class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, GenerationMixin):
@@ -176,8 +106,7 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, GenerationMixin):
     ) -> AltUpSeq2SeqLMOutput | tuple:
         """`labels` uses −100 where a token does not count. The loss is the mean over the tokens that do, or their
         sum divided by `num_items_in_batch`. `return_logits=False` spares a training loop the logits."""
-        if kwargs.get("output_attentions"):
-            raise UserError("output_attentions=True: attention weights are never held here; leave it unset")
+        refuse_attentions(kwargs.get("output_attentions"))
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if encoder_outputs is None:
@@ -215,23 +144,18 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, GenerationMixin):
             hidden = hidden * self.config.d_model**-0.5
         logits = self.lm_head(hidden)
 
-        sums = loss = None
+        sums = None
         if labels is not None:
-            sums = self._with_balance_loss(token_sums(logits, labels, self.config.z_loss))
-            loss = sums.loss / (num_items_in_batch if num_items_in_batch is not None else sums.tokens.clamp(min=1))
+            sums = self.with_balance_loss(token_sums(logits, labels, self.config.z_loss))
         output = AltUpSeq2SeqLMOutput(
-            loss=loss,  # type: ignore[arg-type]
             logits=logits if return_logits else None,
             past_key_values=past_key_values if use_cache else None,
             decoder_hidden_states=decoder_hidden_states,
             encoder_last_hidden_state=encoded.last_hidden_state,
             encoder_hidden_states=encoded.hidden_states,
-            loss_sum=None if sums is None else sums.loss,
-            nll_sum=None if sums is None else sums.nll,
-            num_correct=None if sums is None else sums.correct,
-            num_tokens=None if sums is None else sums.tokens,
+            **loss_fields(sums, num_items_in_batch),
         )
-        return output if _as_dict(return_dict, self.config) else output.to_tuple()
+        return output if as_dict(return_dict, self.config) else output.to_tuple()
 
     def _memory_mask(self, mask: Tensor | None, memory: Tensor) -> Tensor | None:
         """`mask` of the input, or already of the encoder's output where that is shorter."""
@@ -243,21 +167,6 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, GenerationMixin):
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
         shifted = torch.cat([start, labels[:, :-1]], dim=1)
         return shifted.masked_fill(shifted == IGNORED, self.config.pad_token_id)
-
-    def _with_balance_loss(self, sums: TokenSums) -> TokenSums:
-        """Add the experts' mean balance loss, scaled by the tokens as the rest of `loss_sum` is."""
-        if not (self.training and self.config.experts and self.config.expert_balance):
-            return sums
-        experts = [m for m in self.modules() if isinstance(m, PartialExperts)]
-        mean = torch.stack([m.balance_loss for m in experts if m.balance_loss is not None]).mean()
-        for module in experts:
-            module.balance_loss = None
-        if torch.is_grad_enabled() and not mean.requires_grad:
-            raise UserError(
-                f"expert_balance={self.config.expert_balance} gets no gradient through reentrant checkpointing; "
-                "call gradient_checkpointing_enable({'use_reentrant': False})"
-            )
-        return sums._replace(loss=sums.loss + self.config.expert_balance * mean * sums.tokens)
 
 
 __all__ = ["AltUpSeq2SeqLMOutput", "AltUpT5EncoderModel", "AltUpT5ForConditionalGeneration"]

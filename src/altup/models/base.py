@@ -1,0 +1,142 @@
+"""What all our models share: how they load and start, and what they return beside Hugging Face's outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from altup.errors import UserError
+from altup.kernels import TokenSums
+from altup.nn import PartialExperts
+
+
+@dataclass
+class SumsOutput:
+    """Fields of an output: when labels are given, sums over the tokens that count.
+
+    `loss_sum` is what a training loop differentiates: divided by the tokens of the whole batch it gives the
+    same gradient however the batch is cut into pieces.
+    """
+
+    loss_sum: Tensor | None = None
+    nll_sum: Tensor | None = None
+    num_correct: Tensor | None = None
+    num_tokens: Tensor | None = None
+
+
+def loss_fields(sums: TokenSums | None, num_items_in_batch: Tensor | int | None = None) -> dict[str, Any]:
+    """`sums` as fields of an output, with the loss: the mean over its tokens, or over `num_items_in_batch`."""
+    if sums is None:
+        return {}
+    number = sums.tokens.clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+    return {
+        "loss": sums.loss / number,
+        "loss_sum": sums.loss,
+        "nll_sum": sums.nll,
+        "num_correct": sums.correct,
+        "num_tokens": sums.tokens,
+    }
+
+
+def as_dict(asked: bool | None, config: PreTrainedConfig) -> bool:
+    return bool(config.return_dict if asked is None else asked)
+
+
+def refuse_attentions(asked: bool | None) -> None:
+    if asked:
+        raise UserError("output_attentions=True: attention weights are never held here; leave it unset")
+
+
+class AltUpPreTrainedModel(PreTrainedModel):
+    """Loading with errors that name the field, fresh weights, and coefficients that stay float32.
+
+    `reads_blocks` names, by their ends, the parameters that upcycling divides by K: those through which K equal
+    blocks would otherwise count K times.
+    """
+
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    reads_blocks: tuple[str, ...] = ()
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+    _keep_in_fp32_modules_strict = ["rule", "update", "router"]  # noqa: RUF012
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the weights at large: the coefficients are float32 in any model."""
+        return self.get_input_embeddings().weight.dtype  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Modules that know how to start; a model's own `_init_weights` sees to embeddings and linear maps."""
+        if hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear | nn.Embedding):
+            reset_missing(module)
+
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # For code outside its own tree, Hugging Face skips modules whose parameters all sit in children.
+        super()._initialize_weights(module, is_custom_code=False)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: Any,
+        *args: Any,
+        ignore_mismatched_sizes: bool = False,
+        output_loading_info: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As Hugging Face's, but weights that do not fit the config are an error that says which field differs,
+        unless `ignore_mismatched_sizes` is set."""
+        place = pretrained_model_name_or_path
+        loaded: Any = super().from_pretrained(
+            place, *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
+        )
+        model, info = loaded
+        wrong = [str(key[0]) for key in info["mismatched_keys"]] + sorted(info["missing_keys"])
+        if wrong and not ignore_mismatched_sizes:
+            where = {k: kwargs[k] for k in ("subfolder", "revision", "token", "cache_dir") if k in kwargs}
+            config_class: Any = cls.config_class
+            stored = config_class.from_pretrained(place, **where).to_dict()
+            differing = [
+                f"{field}={value!r} where the checkpoint has {stored[field]!r}"
+                for field, value in model.config.to_dict().items()
+                if field in stored and stored[field] != value and field not in ("dtype", "architectures")
+                if not field.startswith("_")
+            ]
+            remedy = (
+                f"{'; '.join(differing)}; load it with the config saved beside it"
+                if differing
+                else f"the file is not whole, or not that of a {cls.__name__}"
+            )
+            raise UserError(
+                f"{place}: {len(wrong)} weights are of another shape or missing, first {wrong[0]}; {remedy}"
+            )
+        return (model, info) if output_loading_info else model
+
+    def with_balance_loss(self, sums: TokenSums) -> TokenSums:
+        """Add the experts' mean balance loss, scaled by the tokens as the rest of `loss_sum` is."""
+        config: Any = self.config
+        if not (self.training and config.experts and config.expert_balance):
+            return sums
+        experts = [m for m in self.modules() if isinstance(m, PartialExperts)]
+        mean = torch.stack([m.balance_loss for m in experts if m.balance_loss is not None]).mean()
+        for module in experts:
+            module.balance_loss = None
+        if torch.is_grad_enabled() and not mean.requires_grad:
+            raise UserError(
+                f"expert_balance={config.expert_balance} gets no gradient through reentrant checkpointing; "
+                "call gradient_checkpointing_enable({'use_reentrant': False})"
+            )
+        return sums._replace(loss=sums.loss + config.expert_balance * mean * sums.tokens)
+
+
+def reset_missing(module: nn.Module) -> None:
+    """Initialise a module's parameters, except those that were loaded from a checkpoint."""
+    loaded = [(p, p.clone()) for p in module.parameters() if getattr(p, "_is_hf_initialized", False)]
+    module.reset_parameters()  # type: ignore[operator]
+    for parameter, value in loaded:
+        parameter.copy_(value)
