@@ -1,4 +1,4 @@
-"""The loss over a batch's tokens: cross-entropy, z-loss and accuracy."""
+"""The definition of the loss over a batch's tokens: cross-entropy, z-loss and accuracy."""
 
 from __future__ import annotations
 

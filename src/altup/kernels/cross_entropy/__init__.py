@@ -1,0 +1,60 @@
+"""The loss over a batch's tokens: from logits, or from the hidden states without ever holding all logits."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from altup.errors import UserError, check_choice
+from altup.kernels.cross_entropy.op import fused_head
+from altup.kernels.cross_entropy.reference import IGNORED, TokenSums, token_sums
+
+__all__ = ["IGNORED", "TokenSums", "head_sums", "token_sums"]
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+FUSED_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def head_sums(
+    hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float = 0.0, *, implementation: str = "auto"
+) -> TokenSums:
+    """`token_sums(hidden·weightᵀ, labels, z_loss)`, which `triton` finds without holding all logits.
+
+    hidden: [..., D], weight: [V, D], labels: [...]. Works in the dtype of `hidden`, or autocast's: `weight` may be
+    a float32 master, and its gradient comes back in its own dtype. `auto` takes `triton` on GPUs that run bf16.
+    """
+    check_choice("implementation", implementation, ("auto", "plain", "triton"))
+    if hidden.shape[:-1] != labels.shape or hidden.shape[-1] != weight.shape[1]:
+        raise UserError(
+            f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and labels {tuple(labels.shape)} do not "
+            "fit; give [..., D], [V, D] and [...]"
+        )
+    if torch.is_autocast_enabled(hidden.device.type) and hidden.dtype != torch.float64:
+        hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+    if implementation == "auto":
+        implementation = "triton" if _runs_fused(hidden) else "plain"
+    if implementation == "plain":
+        return token_sums(F.linear(hidden, weight.to(hidden.dtype)), labels, z_loss)
+    training = torch.is_grad_enabled()
+    sums, _, _ = fused_head(
+        hidden.reshape(-1, hidden.shape[-1]),
+        weight,
+        labels.reshape(-1),
+        z_loss,
+        training and hidden.requires_grad,
+        training and weight.requires_grad,
+    )
+    loss, nll, correct = sums.unbind()
+    return TokenSums(loss, nll.detach(), correct.detach(), (labels != IGNORED).sum().float())
+
+
+def _runs_fused(hidden: Tensor) -> bool:
+    return HAS_TRITON and hidden.is_cuda and hidden.dtype in FUSED_TYPES and _is_recent(hidden.device.index or 0)
+
+
+@torch.compiler.assume_constant_result
+def _is_recent(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)

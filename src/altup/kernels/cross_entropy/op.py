@@ -1,0 +1,105 @@
+"""Head and loss as one operator that `torch.compile` sees whole.
+
+The loss is a sum of one scalar for each token, so its gradients are known as soon as a token's logits are, up to
+the factor that arrives in the backward pass. So the forward pass takes the tokens in chunks, and from the logits
+of one chunk makes the loss, overwrites them with their own gradient, and multiplies that into the gradients of
+`hidden` and `weight`. All chunks use the same memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 256 * 2**20
+
+
+def chunk_rows(tokens: int, vocabulary: int, itemsize: int) -> int:
+    """Tokens of a chunk: equal parts whose logits take at most `CHUNK_BYTES`."""
+    most = max(1, CHUNK_BYTES // (vocabulary * itemsize))
+    parts = max(1, -(-tokens // most))
+    return -(-tokens // parts)
+
+
+@torch.library.custom_op("altup::fused_head", mutates_args=())
+def fused_head(
+    hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, hidden_grad: bool, weight_grad: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums [3] (loss, nll, correct) over the tokens, and the loss's gradients where asked for, else empty tensors.
+
+    hidden: [N, D], weight: [V, D], labels: [N].
+    """
+    from altup.kernels.cross_entropy.kernel import loss_and_gradient_
+
+    tokens = hidden.shape[0]
+    sums = hidden.new_zeros(3, dtype=torch.float32)
+    d_hidden, d_weight = _gradients(hidden, weight, hidden_grad, weight_grad)
+    if not tokens:
+        return sums, d_hidden, d_weight.zero_()
+    rows = chunk_rows(tokens, weight.shape[0], hidden.element_size())
+    with torch.autocast(hidden.device.type, enabled=False):
+        weight = weight.to(hidden.dtype)
+        vocabulary = weight.shape[0]
+        logits = hidden.new_empty(rows, -(-vocabulary // 16) * 16)[:, :vocabulary]  # rows aligned for wide loads
+        total = None  # of the weight's gradient, in float32 where there are several chunks
+        for start in range(0, tokens, rows):
+            part = hidden[start : start + rows]
+            scores = torch.mm(part, weight.t(), out=logits[: len(part)])
+            sums += loss_and_gradient_(scores, labels[start : start + rows], z_loss, hidden_grad or weight_grad)
+            if hidden_grad:
+                torch.mm(scores, weight, out=d_hidden[start : start + rows])
+            if weight_grad and rows >= tokens and d_weight.dtype == scores.dtype:
+                torch.mm(scores.t(), part, out=d_weight)
+            elif weight_grad:
+                product = _wide_product(scores.t(), part)
+                total = product if total is None else total.add_(product)
+    return sums, d_hidden, d_weight if total is None else total.to(d_weight.dtype)
+
+
+def _gradients(hidden: Tensor, weight: Tensor, hidden_grad: bool, weight_grad: bool) -> tuple[Tensor, Tensor]:
+    # A sum over all tokens can leave float16's range before the backward pass divides it.
+    dtype = torch.float32 if weight.dtype == torch.float16 else weight.dtype
+    return (
+        hidden.new_empty(hidden.shape if hidden_grad else (0,)),
+        weight.new_empty(weight.shape if weight_grad else (0,), dtype=dtype),
+    )
+
+
+def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """a·b in float32, which the GPU's matrix units sum in anyway."""
+    if a.is_cuda and a.dtype != torch.float32:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+@fused_head.register_fake
+def _(
+    hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, hidden_grad: bool, weight_grad: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return hidden.new_empty(3, dtype=torch.float32), *_gradients(hidden, weight, hidden_grad, weight_grad)
+
+
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, d_hidden, d_weight = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(d_hidden, d_weight)
+    ctx.save_for_backward(d_hidden, d_weight)
+    ctx.weight_dtype = inputs[1].dtype
+    ctx.wanted = inputs[4:]
+
+
+def _scale_gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    d_hidden, d_weight = ctx.saved_tensors
+    if grad is None:
+        return (None,) * 6
+    hidden_grad, weight_grad = ctx.wanted
+    return (
+        d_hidden * grad[0] if hidden_grad else None,
+        (d_weight * grad[0]).to(ctx.weight_dtype) if weight_grad else None,
+        *[None] * 4,
+    )
+
+
+fused_head.register_autograd(_scale_gradients, setup_context=_keep_gradients)
