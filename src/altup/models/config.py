@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from transformers import PreTrainedConfig
 
@@ -69,7 +69,26 @@ class AltUpConfig(PreTrainedConfig):
       select a block, `selection`: `alternating`, `same` or a list with one block a layer.
     - `sequence`: `none`, `altup`, `skip` or `pool` with `stride`.
     - `experts`: 0 or a number of partial experts beside each feed-forward.
+
+    A family adds its shape, with `d_model` the width of a layer and `num_layers` the depth, and its `SIZES`.
     """
+
+    SIZES: ClassVar[dict[str, dict[str, int]]] = {}
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        "past_key_values",
+        "loss_sum",
+        "nll_sum",
+        "num_correct",
+        "num_tokens",
+    ]
+    if TYPE_CHECKING:
+        vocab_size: int
+        d_model: int
+        d_kv: int
+        d_ff: int
+        num_heads: int
+        num_layers: int
+        z_loss: float
 
     widening: str = "none"
     num_blocks: int = 1
@@ -94,9 +113,48 @@ class AltUpConfig(PreTrainedConfig):
             self.selection = "alternating"
         self.validate_choices()
 
+    @classmethod
+    def from_preset(
+        cls,
+        size: str = "base",
+        method: str = "dense",
+        k: int | None = None,
+        stride: int | None = None,
+        experts: int | None = None,
+        **fields_beside: Any,
+    ) -> Self:
+        """A model by the names of its size and method; any field can be set beside them."""
+        check_choice("size", size, cls.SIZES)
+        known = {*(field.name for field in fields(cls)), "extra_layers"}
+        for name, value in fields_beside.items():
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise UserError(f"{name}={value!r}: there is no such field; did you mean {near or 'k'}?")
+        return cls(**{**cls.SIZES[size], **preset_fields(method, k, stride, experts), **fields_beside})
+
     @property
     def selects_blocks(self) -> bool:
         return self.widening in ("altup", "recycled")
+
+    @property
+    def layer_width(self) -> int:
+        """Width of a layer's input and output."""
+        return self.d_model * self.num_blocks if self.widening == "wide" else self.d_model
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of a row of the input table."""
+        return self.d_model if self.widening in ("none", "recycled") else self.d_model * self.num_blocks
+
+    @property
+    def output_width(self) -> int:
+        """Width of a stack's output: what the head (and T5's cross-attention) reads."""
+        return self.d_model * self.num_blocks if self.widening in ("altup", "wide") else self.d_model
+
+    @property
+    def strided_layers(self) -> range:
+        """The layers that a strided method wraps: all but the first and the last (of T5 the encoder's)."""
+        return range(1, self.num_layers - 1) if self.sequence in ("altup", "skip") else range(0)
 
     def validate_choices(self) -> None:
         check_choice("widening", self.widening, WIDENINGS)
@@ -139,6 +197,32 @@ class AltUpConfig(PreTrainedConfig):
                 f"{self.num_blocks - 1}, one a layer"
             )
         self.selection = list(blocks)
+
+    def _validate_shape(self) -> None:
+        """What every family's shape must be."""
+        for field in ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers"):
+            check_whole(field, getattr(self, field), 1)
+        check_range("layer_norm_epsilon", getattr(self, "layer_norm_epsilon", None), 1e-30, 1)
+        check_range("dropout_rate", getattr(self, "dropout_rate", None), 0, 1)
+        check_range("z_loss", self.z_loss, 0, float("inf"))
+        check_choice("tie_word_embeddings", self.tie_word_embeddings, (True, False))
+        if self.tie_word_embeddings and self.embedding_width != self.output_width:
+            raise UserError(
+                f"tie_word_embeddings=True does not fit widening={self.widening!r}: the input table is "
+                f"{self.embedding_width} wide and the head {self.output_width}; set tie_word_embeddings=False"
+            )
+        if self.sequence in ("altup", "skip") and self.stride > 1 and not self.strided_layers:
+            raise UserError(
+                f"sequence={self.sequence!r} strides all layers but the first and the last, and num_layers="
+                f"{self.num_layers} leaves none; give at least 3 layers"
+            )
+
+    def _validate_tokens(self, *names: str) -> None:
+        """Special tokens that must be there."""
+        for field in names:
+            check_whole(field, getattr(self, field), 0)
+            if getattr(self, field) >= self.vocab_size:
+                raise UserError(f"{field}={getattr(self, field)} is not below vocab_size={self.vocab_size}")
 
     def _validate_selection_length(self, **layers: int) -> None:
         """A list of blocks must fit every stack it is used in."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 from typing import Any, ClassVar
 
-from altup.errors import UserError, check_choice, check_range, check_whole
-from altup.models.config import AltUpConfig, preset_fields
+from altup.errors import UserError, check_choice, check_whole
+from altup.models.config import AltUpConfig
 
 # The shapes behind the paper's parameter tables. `small` is the paper's own, shallower than T5 1.1's;
 # `tiny` is ours, for tests and for machines without a GPU.
@@ -29,13 +27,7 @@ class AltUpT5Config(AltUpConfig):
     """
 
     model_type = "altup_t5"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = [
-        "past_key_values",
-        "loss_sum",
-        "nll_sum",
-        "num_correct",
-        "num_tokens",
-    ]
+    SIZES: ClassVar[dict[str, dict[str, int]]] = SIZES
     attribute_map: ClassVar[dict[str, str]] = {
         "hidden_size": "d_model",
         "num_attention_heads": "num_heads",
@@ -75,62 +67,13 @@ class AltUpT5Config(AltUpConfig):
         self.num_decoder_layers += extra_layers
         self._validate_shape()
 
-    @classmethod
-    def from_preset(
-        cls,
-        size: str = "base",
-        method: str = "dense",
-        k: int | None = None,
-        stride: int | None = None,
-        experts: int | None = None,
-        **fields: Any,
-    ) -> AltUpT5Config:
-        """The paper's models by name; any field can be set beside them."""
-        check_choice("size", size, SIZES)
-        known = {*(field.name for field in dataclasses.fields(cls)), "extra_layers"}
-        for name in fields:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise UserError(f"{name}={fields[name]!r}: there is no such field; did you mean {near or 'k'}?")
-        return cls(**{**SIZES[size], **preset_fields(method, k, stride, experts), **fields})
-
-    @property
-    def layer_width(self) -> int:
-        """Width of a layer's input and output."""
-        return self.d_model * self.num_blocks if self.widening == "wide" else self.d_model
-
-    @property
-    def embedding_width(self) -> int:
-        """Width of a row of the input table."""
-        return self.d_model if self.widening in ("none", "recycled") else self.d_model * self.num_blocks
-
-    @property
-    def output_width(self) -> int:
-        """Width of a stack's output: what the head and cross-attention read."""
-        return self.d_model * self.num_blocks if self.widening in ("altup", "wide") else self.d_model
-
-    @property
-    def strided_layers(self) -> range:
-        """The encoder layers that a strided method wraps: all but the first and the last."""
-        return range(1, self.num_layers - 1) if self.sequence in ("altup", "skip") else range(0)
-
     def _validate_shape(self) -> None:
-        for field in ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads"):
-            check_whole(field, getattr(self, field), 1)
+        super()._validate_shape()
+        for field in ("scale_decoder_outputs", "use_cache"):
+            check_choice(field, getattr(self, field), (True, False))
+        self._validate_tokens("pad_token_id", "decoder_start_token_id")
         check_whole("relative_attention_num_buckets", self.relative_attention_num_buckets, 1)
         check_whole("relative_attention_max_distance", self.relative_attention_max_distance, 1)
-        for field in ("tie_word_embeddings", "scale_decoder_outputs", "use_cache"):
-            check_choice(field, getattr(self, field), (True, False))
-        for field in ("pad_token_id", "decoder_start_token_id"):
-            check_whole(field, getattr(self, field), 0)
-            if getattr(self, field) >= self.vocab_size:
-                raise UserError(f"{field}={getattr(self, field)} is not below vocab_size={self.vocab_size}")
-        check_range("layer_norm_epsilon", self.layer_norm_epsilon, 1e-30, 1)
-        if self.sequence in ("altup", "skip") and self.stride > 1 and not self.strided_layers:
-            raise UserError(
-                f"sequence={self.sequence!r} strides all layers but the first and the last, and num_layers="
-                f"{self.num_layers} leaves none; give at least 3 layers"
-            )
         if self.relative_attention_num_buckets < 4 or self.relative_attention_num_buckets % 2:
             raise UserError(
                 f"relative_attention_num_buckets={self.relative_attention_num_buckets} makes no sense; "
@@ -142,11 +85,4 @@ class AltUpT5Config(AltUpConfig):
                 f"of relative_attention_num_buckets={self.relative_attention_num_buckets}"
             )
         check_choice("feed_forward_proj", self.feed_forward_proj, ("gated-gelu",))
-        check_range("dropout_rate", self.dropout_rate, 0, 1)
-        check_range("z_loss", self.z_loss, 0, float("inf"))
         self._validate_selection_length(num_layers=self.num_layers, num_decoder_layers=self.num_decoder_layers)
-        if self.tie_word_embeddings and self.embedding_width != self.output_width:
-            raise UserError(
-                f"tie_word_embeddings=True does not fit widening={self.widening!r}: the input table is "
-                f"{self.embedding_width} wide and the head {self.output_width}; set tie_word_embeddings=False"
-            )
