@@ -10,8 +10,19 @@ whatever the state's dtype.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from altup.errors import UserError, check_choice
+from altup.kernels.altup_update_op import update
+from altup.kernels.availability import interprets_triton, runs_triton
+
+State = Tensor | Sequence[Tensor]
+
+FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+FUSED_BLOCKS = 8
 
 
 def altup_update_reference(x: Tensor, y: Tensor, P: Tensor, g: Tensor, active: int) -> Tensor:
@@ -24,21 +35,76 @@ def altup_update_reference(x: Tensor, y: Tensor, P: Tensor, g: Tensor, active: i
     return torch.stack([predicted[i] + g[i] * (y - predicted[active]) for i in range(K)]).to(x.dtype)
 
 
-def altup_update(x: Tensor, y: Tensor, P: Tensor, g: Tensor, active: int) -> Tensor:
-    """x_new = M·x + g ⊗ y; same shapes and result as `altup_update_reference`."""
+def altup_update(
+    x: State,
+    y: Tensor,
+    P: Tensor,
+    g: Tensor,
+    active: int,
+    residual: Tensor | None = None,
+    implementation: str = "auto",
+) -> State:
+    """x_new = M·x + g ⊗ (residual + y): `altup_update_reference` and, before it, a layer's last residual add.
+
+    x: [K, ..., d], or K blocks [..., d] as a tuple or list, which gives a tuple; y, residual: [..., d];
+    P: [K, K], g: [K]. "auto" takes the Triton kernels on CUDA GPUs where they can run, "triton" insists on them
+    and "plain" goes without.
+    """
+    check_choice("implementation", implementation, ("auto", "plain", "triton"))
+    _check_shapes(x, y, P, g, active, residual)
+    if residual is not None and residual.dtype != y.dtype:
+        y, residual = residual + y, None
+    fits = g.shape[0] <= FUSED_BLOCKS and {x[0].dtype, y.dtype} <= set(FUSED_DTYPES)
+    if implementation == "triton":
+        _check_triton(fits, x[0], y)
+    if implementation == "triton" or (implementation == "auto" and fits and runs_triton(y.device)):
+        stacked = isinstance(x, Tensor)
+        new = update([x] if stacked else list(x), y, residual, P.float(), g.float(), active)
+        return new[0] if stacked else tuple(new)
+    return _plain(x, y, P, g, active, residual)
+
+
+def _plain(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None) -> State:
     M = P - torch.outer(g, P[active])
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    if x.device.type == "cpu" and x.dtype == M.dtype and not torch.compiler.is_compiling():
+    dtype = torch.promote_types(x[0].dtype, torch.float32)
+    y = y.to(dtype) if residual is None else residual.to(dtype) + y
+    if y.device.type == "cpu" and x[0].dtype == M.dtype and not torch.compiler.is_compiling():
         # One skinny matrix product is the quickest eager way on a CPU. Autocast would round the coefficients.
         with torch.autocast("cpu", enabled=False):
-            mixed = (M @ x.reshape(x.shape[0], -1)).view(x.shape)
-            return mixed + g.view(-1, *[1] * y.dim()) * y.to(dtype)
-    blocks = [block.to(dtype) for block in x.unbind(0)]
-    y = y.to(dtype)
+            stacked = x if isinstance(x, Tensor) else torch.stack(list(x))
+            mixed = (M @ stacked.reshape(len(stacked), -1)).view(stacked.shape)
+            new = mixed + g.view(-1, *[1] * y.dim()) * y
+            return new if isinstance(x, Tensor) else new.unbind(0)
+    blocks = [block.to(dtype) for block in x]
     rows = []
     for i in range(len(blocks)):
         row = g[i] * y
         for j, block in enumerate(blocks):
             row = row + M[i, j] * block
-        rows.append(row.to(x.dtype))
-    return torch.stack(rows)
+        rows.append(row.to(x[0].dtype))
+    return torch.stack(rows) if isinstance(x, Tensor) else tuple(rows)
+
+
+def _check_shapes(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None) -> None:
+    """The kernels see flat arrays: what does not fit together must not reach them."""
+    K = len(x)
+    blocks = [x[0]] if isinstance(x, Tensor) else x
+    if any(block.shape != y.shape or block.dtype != x[0].dtype or block.device != y.device for block in blocks):
+        found = ", ".join(f"{list(block.shape)} {block.dtype} on {block.device}" for block in blocks)
+        raise UserError(f"blocks {found} do not fit the layer's output {list(y.shape)} on {y.device}")
+    if P.shape != (K, K) or g.shape != (K,) or not 0 <= active < K:
+        raise UserError(f"P {list(P.shape)}, g {list(g.shape)}, active={active} do not fit a state of {K} blocks")
+    if residual is not None and residual.shape != y.shape:
+        raise UserError(f"residual {list(residual.shape)} does not fit the layer's output {list(y.shape)}")
+
+
+def _check_triton(fits: bool, block: Tensor, y: Tensor) -> None:
+    if not fits:
+        raise UserError(
+            f"implementation='triton' takes up to {FUSED_BLOCKS} blocks in float16, bfloat16 or float32, not "
+            f"{block.dtype} with {y.dtype}; use 'auto' or 'plain'"
+        )
+    if not runs_triton(y.device) and not interprets_triton():
+        raise UserError(
+            f"implementation='triton' needs a CUDA GPU and Triton, not {y.device}; use 'auto' or 'plain'"
+        )

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from altup.errors import UserError, check_choice, check_whole
-from altup.kernels import altup_update
+from altup.kernels.altup_update import State, altup_update
 from altup.nn.coefficients import CoefficientModule, coefficient
 
-Layer = Callable[..., Tensor]
+Layer = Callable[..., Tensor | tuple[Tensor, Tensor]]
 
 LOWERINGS = ("concat", "sum", "mean")
 
@@ -42,6 +42,27 @@ def split(embeddings: Tensor, num_blocks: int) -> Tensor:
     return embeddings.unflatten(-1, (num_blocks, -1))
 
 
+def residual_and_update(computed: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor | None, Tensor]:
+    """What a layer gave, apart: nothing and its output, or the two terms of its last residual add."""
+    if isinstance(computed, Tensor):
+        return None, computed
+    if len(computed) != 2 or computed[0].shape != computed[1].shape:
+        raise UserError(
+            f"a layer returned {len(computed)} tensors; it must return its output, or a tuple "
+            "(residual, update) of one shape whose sum is its output"
+        )
+    return computed
+
+
+def _alike(state: State, blocks: Tensor) -> State:
+    """`blocks` [K, ...] in the kind of `state`: stacked or a tuple."""
+    return blocks if isinstance(state, Tensor) else blocks.unbind(0)
+
+
+def _stacked(state: State) -> Tensor:
+    return state if isinstance(state, Tensor) else torch.stack(tuple(state))
+
+
 class AltUpUpdate(CoefficientModule):
     """One layer's prediction and correction of the K blocks: K² + K learned scalars.
 
@@ -59,27 +80,37 @@ class AltUpUpdate(CoefficientModule):
         nn.init.eye_(self.P)
         nn.init.ones_(self.g)
 
-    def predict(self, state: Tensor) -> Tensor:
+    def predict(self, state: State) -> State:
         """x̂ = P·x."""
-        dtype = torch.promote_types(state.dtype, self.P.dtype)
-        with torch.autocast(state.device.type, enabled=False):
-            return torch.einsum("ij,j...->i...", self.P.to(dtype), state.to(dtype)).to(state.dtype)
+        x = _stacked(state)
+        dtype = torch.promote_types(x.dtype, self.P.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return _alike(state, torch.einsum("ij,j...->i...", self.P.to(dtype), x.to(dtype)).to(x.dtype))
 
-    def correct(self, predicted: Tensor, computed: Tensor) -> Tensor:
+    def correct(self, predicted: State, computed: Tensor) -> State:
         """x_new = x̂ + g ⊗ (y − x̂ᵃ), where a is the active block."""
+        x = _stacked(predicted)
         g = self.g.view(-1, *[1] * computed.dim())
-        return (predicted + g * (computed - predicted[self.active])).to(predicted.dtype)
+        return _alike(predicted, (x + g * (computed - predicted[self.active])).to(x.dtype))
 
-    def forward(self, state: Tensor, computed: Tensor) -> Tensor:
-        """Both in one pass."""
-        return altup_update(state, computed, self.P, self.g, self.active)
+    def forward(self, state: State, computed: Tensor, residual: Tensor | None = None) -> State:
+        """Both in one pass, for y = residual + computed."""
+        return altup_update(state, computed, self.P, self.g, self.active, residual)
+
+
+def dense_update(state: State, layer: Layer, *args: Any, **kwargs: Any) -> State:
+    """The rule of a state of one block: x ← layer(x)."""
+    residual, computed = residual_and_update(layer(state[0], *args, **kwargs))
+    return _alike(state, (computed if residual is None else residual + computed).unsqueeze(0))
 
 
 class AltUp(nn.Module):
     """Alternating Updates (Algorithm 1): a state K times as wide as the layers that update it.
 
-    The state is block-major, [K, batch, tokens, d]. Layer ℓ runs on one block only, and all K blocks are
-    predicted from the old ones and corrected with what the layer computed:
+    The state is block-major, [K, batch, tokens, d], or a tuple of K blocks [batch, tokens, d]: either goes in
+    everywhere and the same kind comes out. A tuple spares the backward pass one copy of the state a layer. Layer ℓ
+    runs on one block only, and all K blocks are predicted from the old ones and corrected with what the layer
+    computed:
 
         x̂ⁱ = Σⱼ Pᵢⱼ xʲ,    y = layer(xᵃ),    x_newⁱ = x̂ⁱ + gᵢ (y − x̂ᵃ),
 
@@ -94,6 +125,9 @@ class AltUp(nn.Module):
     With `recycled=True` the table, norm and head stay d wide: `lift` repeats the embedding K times and `lower`
     adds the blocks up (or averages them: `lowering="mean"`, for models without a scale-free final norm).
     With `num_blocks=1` there are no coefficients and the rule is `x ← layer(x)`.
+
+    A layer that ends with `return x + update` may return the tuple `(x, update)` instead: the rule then does the
+    addition itself, in float32 and without a pass of its own.
     """
 
     def __init__(
@@ -143,26 +177,31 @@ class AltUp(nn.Module):
             return embeddings.unsqueeze(0).expand(self.num_blocks, *embeddings.shape)
         return split(embeddings, self.num_blocks).movedim(-2, 0).contiguous()
 
-    def predict(self, state: Tensor, index: int) -> Tensor:
+    def predict(self, state: State, index: int) -> State:
         """The prediction of layer `index`."""
         return state if self.num_blocks == 1 else self.updates[index].predict(state)  # type: ignore[operator]
 
-    def correct(self, predicted: Tensor, computed: Tensor, index: int) -> Tensor:
+    def correct(self, predicted: State, computed: Tensor, index: int) -> State:
         """The correction of layer `index`, whose layer computed `computed` from its active block."""
         if self.num_blocks == 1:
-            return computed.unsqueeze(0)
+            return _alike(predicted, computed.unsqueeze(0))
         return self.updates[index].correct(predicted, computed)  # type: ignore[operator]
 
-    def forward(self, state: Tensor, layer: Layer, index: int, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, state: State, layer: Layer, index: int, *args: Any, **kwargs: Any) -> State:
         """Predict, compute and correct in one pass: the new state after `layer`, the stack's `index`-th."""
-        computed = layer(state[self.active[index]], *args, **kwargs)
-        return computed.unsqueeze(0) if self.num_blocks == 1 else self.updates[index](state, computed)
+        if self.num_blocks == 1:
+            return dense_update(state, layer, *args, **kwargs)
+        residual, computed = residual_and_update(layer(state[self.active[index]], *args, **kwargs))
+        return self.updates[index](state, computed, residual)
 
-    def lower(self, state: Tensor) -> Tensor:
+    def lower(self, state: State) -> Tensor:
         """The stack's output: [batch, tokens, K·d], or d wide where blocks are added or averaged."""
         if self.lowering == "concat":
-            return state.movedim(0, -2).flatten(-2)
-        return state.sum(dim=0) if self.lowering == "sum" else state.mean(dim=0)
+            if isinstance(state, Tensor):
+                return state.movedim(0, -2).flatten(-2)
+            return torch.cat(tuple(state), dim=-1)
+        x = _stacked(state)
+        return x.sum(dim=0) if self.lowering == "sum" else x.mean(dim=0)
 
     def extra_repr(self) -> str:
         return f"num_blocks={self.num_blocks}, active={list(self.active)}, recycled={self.recycled}"
@@ -180,8 +219,8 @@ class Sum(nn.Module):
         """[batch, tokens, K·d] → [1, batch, tokens, d]."""
         return split(embeddings, self.num_blocks).sum(dim=-2).unsqueeze(0)
 
-    def forward(self, state: Tensor, layer: Layer, index: int, *args: Any, **kwargs: Any) -> Tensor:
-        return layer(state[0], *args, **kwargs).unsqueeze(0)
+    def forward(self, state: State, layer: Layer, index: int, *args: Any, **kwargs: Any) -> State:
+        return dense_update(state, layer, *args, **kwargs)
 
-    def lower(self, state: Tensor) -> Tensor:
+    def lower(self, state: State) -> Tensor:
         return state[0]

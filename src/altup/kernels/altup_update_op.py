@@ -1,0 +1,97 @@
+"""The fused update as an operator of PyTorch's own kind: opaque to `torch.compile`, with its gradient registered.
+
+A state comes as a list of K blocks or as a list of one stacked tensor, and the new one, like the gradient, is of
+the same kind: the kernels write where the result is wanted, and nothing is stacked or split afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op("altup::update", mutates_args=())
+def update(
+    state: Sequence[Tensor], y: Tensor, residual: Tensor | None, P: Tensor, g: Tensor, active: int
+) -> list[Tensor]:
+    """state: K tensors [..., d] or one [K, ..., d]; y, residual: [..., d]; P: [K, K], g: [K], float32."""
+    from altup.kernels import altup_update_triton as kernels
+
+    new = _like(state)
+    residual = None if residual is None else residual.contiguous()
+    kernels.forward(_blocks(new, y), _blocks(state, y), y.contiguous(), residual, P.contiguous(), g, active)
+    return new
+
+
+@torch.library.custom_op("altup::update_backward", mutates_args=())
+def update_backward(
+    grads: Sequence[Tensor],
+    state: Sequence[Tensor],
+    y: Tensor,
+    residual: Tensor | None,
+    P: Tensor,
+    g: Tensor,
+    active: int,
+) -> list[Tensor]:
+    """The gradients of the state (in its kind), of y, of P and of g, one after the other."""
+    from altup.kernels import altup_update_triton as kernels
+
+    gradients = _gradients(state, y, P, g)
+    *d_state, dy, dP, dg = gradients
+    kernels.backward(
+        _blocks(d_state, y),
+        dy,
+        dP,
+        dg,
+        _blocks(grads, y),
+        _blocks(state, y),
+        y.contiguous(),
+        None if residual is None else residual.contiguous(),
+        P.contiguous(),
+        g,
+        active,
+    )
+    return gradients
+
+
+@update.register_fake
+def _(state: Sequence[Tensor], *_: Any) -> list[Tensor]:
+    return _like(state)
+
+
+@update_backward.register_fake
+def _(
+    grads: Sequence[Tensor], state: Sequence[Tensor], y: Tensor, residual: Any, P: Tensor, g: Tensor, active: int
+) -> list[Tensor]:
+    return _gradients(state, y, P, g)
+
+
+def _save(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    state, y, residual, P, g, ctx.active = inputs
+    ctx.save_for_backward(*state, y, residual, P, g)
+
+
+def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple:
+    *state, y, residual, P, g = ctx.saved_tensors
+    *d_state, dy, dP, dg = update_backward(grads, state, y, residual, P, g, ctx.active)
+    return d_state, dy, None if residual is None else dy, dP, dg, None
+
+
+update.register_autograd(_differentiate, setup_context=_save)
+
+
+def _like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
+
+
+def _gradients(state: Sequence[Tensor], y: Tensor, P: Tensor, g: Tensor) -> list[Tensor]:
+    return _like([*state, y, P, g])
+
+
+def _blocks(state: Sequence[Tensor], y: Tensor) -> list[Tensor]:
+    """The K blocks of either kind of state, contiguous."""
+    blocks = state[0].unbind(0) if state[0].dim() > y.dim() else state
+    return [block.contiguous() for block in blocks]
