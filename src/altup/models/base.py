@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from altup.errors import UserError
 from altup.kernels import TokenSums
+from altup.models.config import AltUpConfig
 from altup.nn import PartialExperts
 
 
@@ -140,3 +141,18 @@ def reset_missing(module: nn.Module) -> None:
     module.reset_parameters()  # type: ignore[operator]
     for parameter, value in loaded:
         parameter.copy_(value)
+
+
+def empty_like(cls: Any, config: PreTrainedConfig, like: nn.Module) -> Any:
+    """A model of the same dtype and device as `like`, in evaluation mode."""
+    first: Tensor = next(like.parameters())
+    return cls(config).to(first.device, first.dtype).eval()
+
+
+def refuse_widened(config: AltUpConfig, family: str) -> None:
+    """Stop where a model is to become Hugging Face's and is more than dense."""
+    if config.num_blocks != 1 or config.sequence != "none" or config.experts:
+        raise UserError(
+            f"widening={config.widening!r}, num_blocks={config.num_blocks}, sequence={config.sequence!r}, "
+            f"experts={config.experts}: only a dense {family} fits Hugging Face's class; use save_pretrained"
+        )

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation."""
+"""Normalisation over the last dimension, computed in float32 and given back in the dtype that came in."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ class RMSNorm(nn.Module):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
         return (wide * scale * self.weight).to(x.dtype)
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x − mean) / √(variance + ε) · weight + bias. Under autocast, torch's own would give back float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(x.dtype)

@@ -1,0 +1,6 @@
+"""BERT with every update rule of the paper."""
+
+from altup.models.bert.config import AltUpBertConfig
+from altup.models.bert.model import AltUpBertForMaskedLM, AltUpBertModel
+
+__all__ = ["AltUpBertConfig", "AltUpBertForMaskedLM", "AltUpBertModel"]
