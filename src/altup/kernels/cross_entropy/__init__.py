@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from altup.errors import UserError, check_choice
+from altup.kernels.availability import interprets_triton, runs_triton
 from altup.kernels.cross_entropy.op import fused_head
 from altup.kernels.cross_entropy.reference import IGNORED, TokenSums, token_sums
 
 __all__ = ["IGNORED", "TokenSums", "head_sums", "token_sums"]
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 FUSED_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -38,6 +36,8 @@ def head_sums(
         implementation = "triton" if _runs_fused(hidden) else "plain"
     if implementation == "plain":
         return token_sums(F.linear(hidden, weight.to(hidden.dtype)), labels, z_loss)
+    if not _runs_fused(hidden):
+        _refuse_unless_interpreted(hidden)
     training = torch.is_grad_enabled()
     sums, _, _ = fused_head(
         hidden.reshape(-1, hidden.shape[-1]),
@@ -52,9 +52,17 @@ def head_sums(
 
 
 def _runs_fused(hidden: Tensor) -> bool:
-    return HAS_TRITON and hidden.is_cuda and hidden.dtype in FUSED_TYPES and _is_recent(hidden.device.index or 0)
+    return hidden.dtype in FUSED_TYPES and runs_triton(hidden.device)
+
+
+def _refuse_unless_interpreted(hidden: Tensor) -> None:
+    if hidden.dtype not in FUSED_TYPES or not _is_interpreted():
+        raise UserError(
+            f"implementation='triton' needs a CUDA GPU, Triton, and float16, bfloat16 or float32, not "
+            f"{hidden.dtype} on {hidden.device}; use 'auto' or 'plain'"
+        )
 
 
 @torch.compiler.assume_constant_result
-def _is_recent(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+def _is_interpreted() -> bool:
+    return interprets_triton()

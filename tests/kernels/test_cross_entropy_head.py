@@ -105,6 +105,8 @@ def test_refuses_what_does_not_fit():
         head_sums(hidden, weight, labels[0])
     with pytest.raises(UserError, match="implementation='fast'"):
         head_sums(hidden, weight, labels, implementation="fast")
+    with pytest.raises(UserError, match="float64 on cpu"):
+        head_sums(hidden.double(), weight, labels, implementation="triton")
 
 
 def test_chunks_are_equal_and_small():
