@@ -16,10 +16,21 @@ _HOMES = {
     "PartialExperts": "altup.nn",
     "SequenceAltUp": "altup.nn",
     "StrideAndSkip": "altup.nn",
+    "AltUpBertConfig": "altup.models",
+    "AltUpBertForMaskedLM": "altup.models",
+    "AltUpBertModel": "altup.models",
+    "AltUpDecoderConfig": "altup.models",
+    "AltUpDecoderForCausalLM": "altup.models",
+    "AltUpDecoderModel": "altup.models",
     "AltUpT5Config": "altup.models",
     "AltUpT5EncoderModel": "altup.models",
     "AltUpT5ForConditionalGeneration": "altup.models",
     "upcycle": "altup.models",
+    "Structure": "altup.models.widening",
+    "load_widened": "altup.models.widening",
+    "narrow": "altup.models.widening",
+    "register_handler": "altup.models.widening",
+    "widen": "altup.models.widening",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -1,12 +1,30 @@
 """Whole models in Hugging Face's clothes. Importing this package registers them with the Auto classes."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
+from altup.models.bert import AltUpBertConfig, AltUpBertForMaskedLM, AltUpBertModel
+from altup.models.decoder import AltUpDecoderConfig, AltUpDecoderForCausalLM, AltUpDecoderModel
 from altup.models.t5 import AltUpT5Config, AltUpT5EncoderModel, AltUpT5ForConditionalGeneration
 from altup.models.upcycling import upcycle
 
-__all__ = ["AltUpT5Config", "AltUpT5EncoderModel", "AltUpT5ForConditionalGeneration", "upcycle"]
+__all__ = [
+    "AltUpBertConfig",
+    "AltUpBertForMaskedLM",
+    "AltUpBertModel",
+    "AltUpDecoderConfig",
+    "AltUpDecoderForCausalLM",
+    "AltUpDecoderModel",
+    "AltUpT5Config",
+    "AltUpT5EncoderModel",
+    "AltUpT5ForConditionalGeneration",
+    "upcycle",
+]
 
-AutoConfig.register(AltUpT5Config.model_type, AltUpT5Config)
+for _config in (AltUpBertConfig, AltUpDecoderConfig, AltUpT5Config):
+    AutoConfig.register(_config.model_type, _config)
+AutoModel.register(AltUpBertConfig, AltUpBertModel)
+AutoModel.register(AltUpDecoderConfig, AltUpDecoderModel)
 AutoModel.register(AltUpT5Config, AltUpT5EncoderModel)
+AutoModelForMaskedLM.register(AltUpBertConfig, AltUpBertForMaskedLM)
+AutoModelForCausalLM.register(AltUpDecoderConfig, AltUpDecoderForCausalLM)
 AutoModelForSeq2SeqLM.register(AltUpT5Config, AltUpT5ForConditionalGeneration)

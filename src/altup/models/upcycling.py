@@ -3,32 +3,50 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel, T5ForConditionalGeneration
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    BertForMaskedLM,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    T5ForConditionalGeneration,
+)
 
 from altup.errors import UserError, check_choice, check_whole
+from altup.models.base import empty_like
+from altup.models.bert import AltUpBertForMaskedLM
+from altup.models.bert import convert as bert
 from altup.models.config import preset_fields
-from altup.models.t5.config import AltUpT5Config
-from altup.models.t5.convert import from_hugging_face
-from altup.models.t5.model import AltUpT5ForConditionalGeneration
+from altup.models.decoder import AltUpDecoderForCausalLM
+from altup.models.decoder import convert as decoder
+from altup.models.t5 import AltUpT5ForConditionalGeneration
+from altup.models.t5 import convert as t5
 from altup.nn import AltUp
 
+CONVERTERS: dict[Any, Callable[..., PreTrainedModel]] = {
+    T5ForConditionalGeneration: t5.from_hugging_face,
+    BertForMaskedLM: bert.from_hugging_face,
+    LlamaForCausalLM: decoder.from_hugging_face,
+}
+OURS = (AltUpT5ForConditionalGeneration, AltUpBertForMaskedLM, AltUpDecoderForCausalLM)
 UPCYCLE_METHODS = ("recycled", "altup", "sameup", "dense")
 
 
 def upcycle(
     model: PreTrainedModel | str | Path, method: str = "recycled", num_blocks: int = 2, seed: int = 0
-) -> AltUpT5ForConditionalGeneration:
+) -> Any:
     """A `recycled`, `altup` or `sameup` model that computes what the pretrained `model` computes, up to rounding.
 
-    `model` is a Hugging Face T5 1.1 or Flan-T5, a dense T5 of ours, or a folder or hub name of either.
-    `dense` only converts. All K blocks start equal; where nothing would ever tell two of them apart, noise in P
-    whose rows sum to zero (from `seed`) lets training part them without changing the function.
+    `model` is a Hugging Face T5 1.1, Flan-T5, BERT (`BertForMaskedLM`) or Llama, a dense model of ours, or a
+    folder or hub name of any of these. `dense` only converts. All K blocks start equal; where nothing would
+    ever tell two of them apart, noise in P whose rows sum to zero (from `seed`) lets training part them without
+    changing the function.
     """
     check_choice("method", method, UPCYCLE_METHODS)
     check_whole("num_blocks", num_blocks, 1)
@@ -37,49 +55,45 @@ def upcycle(
         return dense
 
     fields: dict[str, Any] = dense.config.to_dict() | preset_fields(method, num_blocks)
-    if fields["widening"] == "altup":
-        fields["tie_word_embeddings"] = False
-    first = next(dense.parameters())
-    wide: Any = AltUpT5ForConditionalGeneration(AltUpT5Config(**fields))
-    wide = wide.to(first.device, first.dtype)
+    if any(name.endswith("lm_head.weight") for name in dense.reads_blocks) and fields["widening"] == "altup":
+        fields["tie_word_embeddings"] = False  # a head that is divided by K is no longer the table
+    wide: Any = empty_like(type(dense), type(dense.config)(**fields), dense)
     weights = dense.state_dict()
     with torch.no_grad():
         for name, parameter in wide.named_parameters():
             if ".rule." not in name:
-                parameter.copy_(_replicate(name, weights[name], parameter))
+                divided = name.endswith(dense.reads_blocks)
+                parameter.copy_(_replicate(weights[name], parameter.shape, num_blocks if divided else 1))
         generator = torch.Generator().manual_seed(seed)
         for rule in (m for m in wide.modules() if isinstance(m, AltUp)):
             rule.reset_parameters()
             if rule.has_twins:
                 rule.part_twins(generator=generator)
-    wide.generation_config = copy.deepcopy(dense.generation_config)
-    return wide.eval()
+    if wide.can_generate():
+        wide.generation_config = copy.deepcopy(dense.generation_config)
+    return wide
 
 
-def _replicate(name: str, narrow: Tensor, wide: nn.Parameter) -> Tensor:
+def _replicate(narrow: Tensor, shape: torch.Size, divisor: int) -> Tensor:
     """The tensor that acts on K equal blocks as `narrow` acts on one.
 
-    Tables and norms produce blocks and are repeated; matrices that read all blocks are repeated and divided by K.
+    It is repeated in every dimension that is wider. Where K equal blocks are read, and would count K times, it
+    is divided by K.
     """
-    copies = wide.shape[-1] // narrow.shape[-1]
-    if copies == 1:
-        return narrow
-    reads_blocks = name == "lm_head.weight" or name.endswith(
-        ("cross_attention.k.weight", "cross_attention.v.weight")
-    )
-    repeated = narrow.repeat(*[1] * (narrow.dim() - 1), copies)
-    return repeated / copies if reads_blocks else repeated
+    copies = [wide // one for wide, one in zip(shape, narrow.shape, strict=True)]
+    return narrow if max(copies) == 1 else narrow.repeat(copies) / divisor
 
 
-def _as_dense(model: PreTrainedModel | str | Path) -> AltUpT5ForConditionalGeneration:
+def _as_dense(model: PreTrainedModel | str | Path) -> Any:
     if isinstance(model, str | Path):
         model = load_pretrained(str(model))
-    if isinstance(model, T5ForConditionalGeneration):
-        return from_hugging_face(model)
-    if not isinstance(model, AltUpT5ForConditionalGeneration):
+    for theirs, convert in CONVERTERS.items():
+        if isinstance(model, theirs):
+            return convert(model)
+    if not isinstance(model, OURS):
         raise UserError(
-            f"{type(model).__name__} cannot be upcycled; give a T5ForConditionalGeneration (T5 1.1 or Flan-T5) or "
-            "a dense AltUpT5ForConditionalGeneration"
+            f"{type(model).__name__} cannot be upcycled; give a "
+            f"{', '.join(cls.__name__ for cls in CONVERTERS)} or a dense model of ours"
         )
     if model.config.num_blocks != 1:
         raise UserError(
@@ -90,17 +104,14 @@ def _as_dense(model: PreTrainedModel | str | Path) -> AltUpT5ForConditionalGener
 
 
 def load_pretrained(place: str) -> PreTrainedModel:
-    """A Hugging Face T5 or a T5 of ours, from a folder or the hub."""
+    """A Hugging Face T5, BERT or Llama, or a model of ours, from a folder or the hub."""
     try:
         config = AutoConfig.from_pretrained(place)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{place!r} is neither a model folder nor a model on the hub that can be reached: {error}"
         ) from error
-    classes: dict[str, Any] = {
-        "t5": T5ForConditionalGeneration,
-        AltUpT5Config.model_type: AltUpT5ForConditionalGeneration,
-    }
+    classes: dict[str, Any] = {cls.config_class.model_type: cls for cls in (*CONVERTERS, *OURS)}
     if config.model_type not in classes:
         raise UserError(f"{place!r} holds a {config.model_type!r} model; give one of {', '.join(classes)}")
     try:
