@@ -160,3 +160,63 @@ def test_sum_adds_the_tables_and_is_dense():
     rule = Sum(2)
     state = rule(rule.lift(tables), layer, 0)
     torch.testing.assert_close(rule.lower(state), layer(tables[..., :3] + tables[..., 3:]))
+
+
+@pytest.mark.parametrize("rule", [AltUp(1, 3), AltUp(3, 3), AltUp(3, 3, recycled=True), Sum(3)])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_tuple_of_blocks_and_layers_in_two_terms_change_nothing(rule, apart):
+    """Outputs and gradients are those of the stacked state and of layers that return x + update."""
+    rule = rule.double()
+    for parameter in rule.parameters():
+        nn.init.normal_(parameter)
+    layers = [affine(4) for _ in range(3)]
+    x = torch.randn(2, 5, 4 if getattr(rule, "recycled", False) else 4 * rule.num_blocks, dtype=torch.float64)
+    x.requires_grad_()
+
+    def run(state, apart):
+        for index, layer in enumerate(layers):
+
+            def residual_layer(x, layer=layer):
+                return (x, layer(x)) if apart else x + layer(x)
+
+            state = rule(state, residual_layer, index)
+        return state
+
+    want = run(rule.lift(x), apart=False)
+    got = run(rule.lift(x).unbind(0), apart)
+    assert isinstance(got, tuple)
+    torch.testing.assert_close(torch.stack(got), want)
+    torch.testing.assert_close(run(rule.lift(x), apart), want)
+    torch.testing.assert_close(rule.lower(got), rule.lower(want))
+    inputs = [x, *rule.parameters()]
+    for a, b in zip(
+        torch.autograd.grad(rule.lower(got).sin().sum(), inputs),
+        torch.autograd.grad(rule.lower(want).sin().sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("K", [1, 3])
+def test_predict_and_correct_take_tuples(K):
+    rule = AltUp(K, 1).double()
+    for parameter in rule.parameters():
+        nn.init.normal_(parameter)
+    state, computed = torch.randn(K, 2, 5, 4, dtype=torch.float64), torch.randn(2, 5, 4, dtype=torch.float64)
+    new = rule.correct(rule.predict(state.unbind(0), 0), computed, 0)
+    assert isinstance(new, tuple)
+    torch.testing.assert_close(torch.stack(new), rule.correct(rule.predict(state, 0), computed, 0))
+
+
+@pytest.mark.parametrize("lowering", ["concat", "sum", "mean"])
+def test_lowering_a_tuple_rounds_no_more_than_lowering_a_tensor(lowering):
+    state = torch.randn(5, 2, 7, 4).bfloat16()
+    rule = AltUp(5, 1, lowering=lowering)
+    assert torch.equal(rule.lower(state.unbind(0)), rule.lower(state))
+
+
+@pytest.mark.parametrize("rule", [AltUp(2, 1), AltUp(1, 1), Sum(1)])
+@pytest.mark.parametrize("output", [lambda x: (x,), lambda x: (x, x, x), lambda x: (x, x[..., :1])])
+def test_a_layer_that_returns_something_else_is_refused(rule, output):
+    with pytest.raises(ValueError, match="residual, update"):
+        rule(torch.randn(rule.num_blocks, 1, 3, 4), output, 0)

@@ -21,8 +21,7 @@ def update(
     from altup.kernels import altup_update_triton as kernels
 
     new = _like(state)
-    residual = None if residual is None else residual.contiguous()
-    kernels.forward(_blocks(new, y), _blocks(state, y), y.contiguous(), residual, P.contiguous(), g, active)
+    kernels.forward(_blocks(new, y), _blocks(state, y), y, residual, P, g, active)
     return new
 
 
@@ -41,19 +40,8 @@ def update_backward(
 
     gradients = _gradients(state, y, P, g)
     *d_state, dy, dP, dg = gradients
-    kernels.backward(
-        _blocks(d_state, y),
-        dy,
-        dP,
-        dg,
-        _blocks(grads, y),
-        _blocks(state, y),
-        y.contiguous(),
-        None if residual is None else residual.contiguous(),
-        P.contiguous(),
-        g,
-        active,
-    )
+    d_blocks, new_grads, blocks = (_blocks(tensors, y) for tensors in (d_state, grads, state))
+    kernels.backward(d_blocks, dy, dP, dg, new_grads, blocks, y, residual, P, g, active)
     return gradients
 
 
@@ -91,7 +79,6 @@ def _gradients(state: Sequence[Tensor], y: Tensor, P: Tensor, g: Tensor) -> list
     return _like([*state, y, P, g])
 
 
-def _blocks(state: Sequence[Tensor], y: Tensor) -> list[Tensor]:
-    """The K blocks of either kind of state, contiguous."""
-    blocks = state[0].unbind(0) if state[0].dim() > y.dim() else state
-    return [block.contiguous() for block in blocks]
+def _blocks(state: Sequence[Tensor], y: Tensor) -> Sequence[Tensor]:
+    """The K blocks of either kind of state."""
+    return state[0].unbind(0) if state[0].dim() > y.dim() else state

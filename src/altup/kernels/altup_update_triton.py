@@ -186,14 +186,16 @@ def forward(
     g: Tensor,
     active: int,
 ) -> None:
-    """Fill `outs` with the new blocks. All are contiguous; P and g are float32."""
+    """Fill `outs`, which are contiguous, with the new blocks. P and g are float32."""
+    xs, (y, P, g) = _flat(xs), _flat((y, P, g))
+    residual = None if residual is None else residual.contiguous()
     K, n = len(xs), y.numel()
     config = FORWARD[K]
     block = _width(xs[0], y) * 32 * config.warps * config.vectors
     if n:
         with torch.cuda.device_of(y):
             _forward_kernel[(triton.cdiv(n, block),)](
-                tuple(outs), tuple(xs), y, residual, P, g, active, n, K=K, BLOCK=block, num_warps=config.warps
+                tuple(outs), xs, y, residual, P, g, active, n, K=K, BLOCK=block, num_warps=config.warps
             )
 
 
@@ -211,6 +213,8 @@ def backward(
     active: int,
 ) -> None:
     """Fill the gradients `dxs`, `dy` (that of `residual` too), `dP` and `dg` from the upstream `grads`."""
+    grads, xs, (y, P, g) = _flat(grads), _flat(xs), _flat((y, P, g))
+    residual = None if residual is None else residual.contiguous()
     K, n = len(xs), y.numel()
     config = BACKWARD[K]
     width = _width(xs[0], y)
@@ -222,8 +226,8 @@ def backward(
             tuple(dxs),
             dy,
             partials,
-            tuple(grads),
-            tuple(xs),
+            grads,
+            xs,
             y,
             residual,
             P,
@@ -250,6 +254,10 @@ def backward(
             CHUNK=32,
             num_warps=4,
         )
+
+
+def _flat(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(tensor.contiguous() for tensor in tensors)
 
 
 def _width(*tensors: Tensor) -> int:

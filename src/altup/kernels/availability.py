@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 
 import torch
 
 
 @torch.compiler.assume_constant_result
-@functools.cache
 def runs_triton(device: torch.device) -> bool:
     """Whether `device` is a CUDA GPU that Triton supports (Ampere or later), and Triton is installed."""
+    return _runs_triton(device)
+
+
+@functools.cache
+def _runs_triton(device: torch.device) -> bool:
     return (
         device.type == "cuda"
         and torch.version.cuda is not None
@@ -20,11 +25,7 @@ def runs_triton(device: torch.device) -> bool:
     )
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def interprets_triton() -> bool:
-    """Whether Triton's interpreter stands in for a GPU (TRITON_INTERPRET=1): slow, and only for tests."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    from triton import knobs
-
-    return bool(knobs.runtime.interpret)
+    """Whether Triton's interpreter stands in for a GPU: slow, and only for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
