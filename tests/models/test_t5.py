@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 import altup.models
 from altup import AltUpT5Config, AltUpT5EncoderModel, AltUpT5ForConditionalGeneration
+from altup.kernels.attention import lay_out
 from altup.models.t5.convert import from_hugging_face, to_hugging_face
 from tests.models.helpers import ALL_METHODS, SHAPE, VOCABULARY, batch, hugging_face_t5, tiny_t5
 
@@ -230,10 +231,11 @@ def test_strided_layers_are_the_inner_ones_at_their_original_places():
         inner = getattr(layer, "layer", layer)
         inner.register_forward_pre_hook(lambda _, args, index=index: seen.update({index: args}))
     model(**batch(inputs=14))
-    full = model.encoder.relative_bias(14, 14)[0, :, ::4, ::4]
-    x, bias = seen[2]
+    full = lay_out(model.encoder.relative_bias(14, 14), 14, 14)[:, :, ::4, ::4]
+    x, bias, keys = seen[2]
     assert x.shape[1] == 4
-    torch.testing.assert_close(bias[2], full)
+    torch.testing.assert_close(lay_out(bias, 4, 4), full)
+    torch.testing.assert_close(keys.key_segments.bool(), batch(inputs=14)["attention_mask"][:, ::4].bool())
     assert seen[0][0].shape[1] == 14
 
 

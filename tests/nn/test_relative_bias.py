@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from altup.kernels.attention import lay_out
 from altup.nn import RelativeBias
 from altup.nn.relative_bias import distance_bucket
 
@@ -41,21 +42,31 @@ def test_buckets(bidirectional, buckets, far):
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_layout_and_gradient(queries, keys, offset, stride, bidirectional):
     module = RelativeBias(2, 8, 20, bidirectional=bidirectional).double()
-    got = module(queries, keys, offset, stride)
+    got = lay_out(module(queries, keys, offset, stride), queries, keys)
     rows = []
     for i in range(queries):
         for j in range(keys):
             d = (j - offset - i) * stride
             rows.append(module.weight[bucket_by_hand(d, 8, 20, bidirectional)])
     want = torch.stack(rows).view(queries, keys, 2).permute(2, 0, 1).unsqueeze(0)
-    future = torch.tensor([[j > offset + i for j in range(keys)] for i in range(queries)])
-    hidden = future if not bidirectional else torch.zeros_like(future)
-    assert (got[..., hidden] < -1e300).all()
-    torch.testing.assert_close(got[..., ~hidden], want[..., ~hidden])
-    grad = torch.randn(2, queries, keys, dtype=torch.float64) * ~hidden
-    a = torch.autograd.grad((got.masked_fill(hidden, 0) * grad).sum(), module.weight)[0]
+    torch.testing.assert_close(got, want)
+    grad = torch.randn(2, queries, keys, dtype=torch.float64)
+    a = torch.autograd.grad((got * grad).sum(), module.weight)[0]
     b = torch.autograd.grad((want * grad).sum(), module.weight)[0]
     torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("stride", [1, 3, 4, 200])
+def test_constant_beyond_is_where_the_last_bucket_begins(bidirectional, stride):
+    module = RelativeBias(2, 32, 128, bidirectional=bidirectional)
+    far = module.constant_beyond(stride)
+    by_distance = module(300, 300, stride=stride)
+    for side in (by_distance[:, : 299 - far + 1], by_distance[:, 299 + far :]):
+        assert (side == side[:, :1]).all()
+    if far > 1:
+        past = by_distance[:, 299 - far]
+        assert not torch.equal(by_distance[:, 299 - far + 1], past)
 
 
 def test_offset_may_be_a_tensor():

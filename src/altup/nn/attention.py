@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
-from altup.kernels import attention
+from altup.kernels.attention import attention
 
 if TYPE_CHECKING:
     from transformers import Cache
+
+
+class Seen(NamedTuple):
+    """Which keys a query sees.
+
+    Those of its own segment, [batch, queries] and [batch, keys], and none of the future where `causal`; a padding
+    mask is the segments of keys, where all queries are of segment 1. Where a cache makes it less regular, `additive`
+    says it all: what is added to the scores, broadcastable to [batch, heads, queries, keys].
+    """
+
+    causal: bool = False
+    query_segments: Tensor | None = None
+    key_segments: Tensor | None = None
+    additive: Tensor | None = None
+
+
+EVERYTHING = Seen()
 
 
 class Attention(nn.Module):
@@ -48,11 +65,14 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         bias: Tensor | None = None,
+        seen: Seen = EVERYTHING,
         memory: Tensor | None = None,
         cache: Cache | None = None,
         cached: bool = False,
+        constant_beyond: int | None = None,
     ) -> Tensor:
-        """x: [batch, queries, width]; bias: broadcastable to [batch, heads, queries, keys].
+        """x: [batch, queries, width]; bias: [heads, queries + keys − 1], the bias of query i and key j at
+        j − i + queries − 1. It does not change where |j − i| is `constant_beyond` or more, which saves time.
 
         New keys and values are appended to `cache`; with `cached=True` they are only read from it.
         """
@@ -64,7 +84,19 @@ class Attention(nn.Module):
             if cache is not None:
                 k, v = cache.update(k, v, self.index)
         dropout = self.dropout if self.training else 0.0
-        mixed = attention(self._heads(self.q(x)), k, v, bias, dropout)  # type: ignore[arg-type]
+        q = self._heads(self.q(x))
+        mixed = attention(
+            q,
+            k,  # type: ignore[arg-type]
+            v,  # type: ignore[arg-type]
+            seen.additive,
+            by_distance=bias,
+            causal=seen.causal,
+            query_segments=seen.query_segments,
+            key_segments=seen.key_segments,
+            constant_beyond=constant_beyond,
+            dropout=dropout,
+        )
         return self.o(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:

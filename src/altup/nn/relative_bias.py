@@ -29,9 +29,9 @@ def distance_bucket(distance: Tensor, num_buckets: int, max_distance: int, bidir
 
 
 class RelativeBias(nn.Module):
-    """A [1, heads, queries, keys] bias that depends on the distance alone; causal ones also hide the future.
+    """A bias of attention scores that depends on the distance alone.
 
-    Distances are looked up once each, queries + keys − 1 of them, and laid out along the diagonals.
+    What is handed out is small, one number for each head and distance: attention lays it out along the diagonals.
     """
 
     def __init__(
@@ -49,17 +49,27 @@ class RelativeBias(nn.Module):
         self.bidirectional = bidirectional
         self.std = std
         self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
+        self.last_bucket_from = self._last_bucket_from()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.std)
 
+    def _last_bucket_from(self) -> int:
+        """The distance from which on all share the last bucket, in either direction."""
+        distance = torch.arange(self.max_distance + 1, device="cpu")
+        bucket = distance_bucket(-distance, self.num_buckets, self.max_distance, self.bidirectional)
+        return int((bucket < bucket[-1]).sum())
+
     def forward(self, queries: int, keys: int, offset: int | Tensor = 0, stride: int = 1) -> Tensor:
-        """Query i stands at (offset + i)·stride and key j at j·stride."""
+        """[heads, queries + keys − 1], whose entry j − i + queries − 1 is the bias of query i and key j.
+
+        Query i stands at (offset + i)·stride and key j at j·stride.
+        """
         steps = torch.arange(queries + keys - 1, device=self.weight.device) - (queries - 1) - offset
-        distance = steps * stride
-        bucket = distance_bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
-        by_distance = self.weight[bucket].t()
-        if not self.bidirectional:
-            by_distance = by_distance.masked_fill(distance > 0, torch.finfo(by_distance.dtype).min)
-        return by_distance.unfold(1, keys, 1).flip(1).unsqueeze(0)
+        bucket = distance_bucket(steps * stride, self.num_buckets, self.max_distance, self.bidirectional)
+        return self.weight[bucket].t()
+
+    def constant_beyond(self, stride: int = 1) -> int:
+        """The distance, in tokens `stride` apart, from which on the bias does not change any more."""
+        return -(-self.last_bucket_from // stride)

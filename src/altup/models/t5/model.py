@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from altup.errors import UserError
-from altup.kernels.cross_entropy import IGNORED, token_sums
+from altup.kernels.cross_entropy import IGNORED, head_sums, token_sums
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, loss_fields, refuse_attentions
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.stack import T5Decoder, T5Encoder
@@ -102,16 +103,27 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         return_logits: bool = True,
         num_items_in_batch: Tensor | int | None = None,
+        segments: Tensor | None = None,
+        decoder_segments: Tensor | None = None,
         **kwargs: Any,
     ) -> AltUpSeq2SeqLMOutput | tuple:
         """`labels` uses −100 where a token does not count. The loss is the mean over the tokens that do, or their
-        sum divided by `num_items_in_batch`. `return_logits=False` spares a training loop the logits."""
+        sum divided by `num_items_in_batch`. `return_logits=False` spares a training loop the logits.
+
+        Rows may hold several texts: `segments` [batch, inputs] and `decoder_segments` [batch, targets] number
+        them, and a token sees those of its own number. Padding is a number of its own."""
+        if (segments is None) != (decoder_segments is None):
+            raise UserError("give segments and decoder_segments together")
         refuse_attentions(kwargs.get("output_attentions"))
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if encoder_outputs is None:
             encoded = self.encoder(
-                input_ids, attention_mask, inputs_embeds, output_hidden_states=output_hidden_states
+                input_ids,
+                attention_mask,
+                inputs_embeds,
+                output_hidden_states=output_hidden_states,
+                segments=segments,
             )
         elif isinstance(encoder_outputs, BaseModelOutput):
             encoded = encoder_outputs
@@ -122,7 +134,7 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, GenerationMixin):
             if decoder_input_ids is None:
                 if labels is None:
                     raise UserError("give decoder_input_ids, decoder_inputs_embeds or labels")
-                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels, decoder_segments)
             decoder_inputs_embeds = self.encoder.embed_tokens(decoder_input_ids)
 
         if use_cache is None:
@@ -139,14 +151,20 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, GenerationMixin):
             self._memory_mask(attention_mask, encoded.last_hidden_state),
             past_key_values,
             output_hidden_states,
+            decoder_segments,
+            segments,
         )
         if self.config.scale_decoder_outputs:
             hidden = hidden * self.config.d_model**-0.5
-        logits = self.lm_head(hidden)
-
-        sums = None
-        if labels is not None:
-            sums = self.with_balance_loss(token_sums(logits, labels, self.config.z_loss))
+        logits = sums = None
+        if labels is not None and not return_logits and type(self.lm_head) is nn.Linear:
+            sums = head_sums(hidden, self.lm_head.weight, labels, self.config.z_loss)
+        else:
+            logits = self.lm_head(hidden)
+            if labels is not None:
+                sums = token_sums(logits, labels, self.config.z_loss)
+        if sums is not None:
+            sums = self.with_balance_loss(sums)
         output = AltUpSeq2SeqLMOutput(
             logits=logits if return_logits else None,
             past_key_values=past_key_values if use_cache else None,
@@ -162,10 +180,13 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, GenerationMixin):
         fits = mask is not None and mask.shape[1] == memory.shape[1]
         return mask if fits else self.encoder.output_mask(mask)
 
-    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Teacher forcing: the labels shifted right, behind the start token."""
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Teacher forcing: the labels shifted right, behind the start token; one for each text of a packed row."""
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
         shifted = torch.cat([start, labels[:, :-1]], dim=1)
+        if segments is not None:
+            first = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0), value=True)
+            shifted = shifted.masked_fill(first, self.config.decoder_start_token_id)
         return shifted.masked_fill(shifted == IGNORED, self.config.pad_token_id)
 
 

@@ -12,26 +12,18 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from altup.errors import UserError
+from altup.kernels.attention import lay_out
+from altup.models.rules import build_experts, build_rule, stride_layers
 from altup.models.t5.config import AltUpT5Config
-from altup.nn import (
-    AltUp,
-    Attention,
-    AveragePooling,
-    GatedFeedForward,
-    PartialExperts,
-    RelativeBias,
-    RMSNorm,
-    SequenceAltUp,
-    StrideAndSkip,
-    Sum,
-)
+from altup.nn import Attention, AveragePooling, GatedFeedForward, RelativeBias, RMSNorm
+from altup.nn.attention import EVERYTHING, Seen
 from altup.nn.sequence import refuse_left_padding
 
 
 class T5Layer(GradientCheckpointingLayer):
     """x + attention, + cross-attention in the decoder, + feed-forward (and experts beside it), each pre-normed."""
 
-    def __init__(self, config: AltUpT5Config, index: int, is_decoder: bool) -> None:
+    def __init__(self, config: AltUpT5Config, index: int, is_decoder: bool, strided: bool = False) -> None:
         super().__init__()
         width, eps, dropout = config.layer_width, config.layer_norm_epsilon, config.dropout_rate
         shape: dict[str, Any] = {
@@ -51,33 +43,34 @@ class T5Layer(GradientCheckpointingLayer):
             self.cross_attention = Attention(width, memory_width=config.output_width, **shape)
         self.feed_forward_norm = RMSNorm(width, eps)
         self.feed_forward = GatedFeedForward(width, config.d_ff, dropout)
-        self.experts: PartialExperts | None = None
-        if config.experts:
-            self.experts = PartialExperts(
-                width,
-                config.experts,
-                config.expert_hidden,
-                config.expert_top_k,
-                config.expert_jitter,
-                balance=config.expert_balance > 0,
-            )
+        self.experts = build_experts(config)
+        self.leaves_last_addition = config.selects_blocks and not strided
 
     def forward(
         self,
         x: Tensor,
-        bias: Tensor,
+        bias: Tensor | None,
+        seen: Seen,
         memory: Tensor | None = None,
-        memory_bias: Tensor | None = None,
+        memory_seen: Seen = EVERYTHING,
         past_key_values: EncoderDecoderCache | None = None,
-    ) -> Tensor:
-        """x: [batch, tokens, d]; `memory` is the encoder's output, for the decoder's layers."""
+        constant_beyond: int | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """x: [batch, tokens, d]; `memory` is the encoder's output, for the decoder's layers.
+
+        Gives x after its three updates or, where the rule does the last addition, x before the last one and that.
+        """
         cache = past_key_values
         own_cache = None if cache is None else cache.self_attention_cache
-        x = x + self._drop(self.attention(self.attention_norm(x), bias, cache=own_cache))
+        attended = self.attention(
+            self.attention_norm(x), bias, seen, cache=own_cache, constant_beyond=constant_beyond
+        )
+        x = x + self._drop(attended)
         if self.cross_attention is not None and self.cross_norm is not None:
             attended = self.cross_attention(
                 self.cross_norm(x),
-                memory_bias,
+                None,
+                memory_seen,
                 memory,
                 cache=None if cache is None else cache.cross_attention_cache,
                 cached=cache is not None and bool(cache.is_updated.get(self.index)),
@@ -89,19 +82,11 @@ class T5Layer(GradientCheckpointingLayer):
         update = self.feed_forward(normed)
         if self.experts is not None:
             update = update + self.experts(normed)
-        return x + self._drop(update)
+        update = self._drop(update)
+        return (x, update) if self.leaves_last_addition else x + update
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
-
-
-def build_rule(config: AltUpT5Config, num_layers: int) -> AltUp | Sum:
-    if config.widening == "sum":
-        return Sum(config.num_blocks)
-    if config.selects_blocks:
-        selection = config.selection or "alternating"
-        return AltUp(config.num_blocks, num_layers, selection, recycled=config.widening == "recycled")
-    return AltUp(1, num_layers)
 
 
 class T5Stack(nn.Module):
@@ -118,19 +103,22 @@ class T5Stack(nn.Module):
             bidirectional=not is_decoder,
             std=config.layer_width**-0.5,
         )
-        self.layers = nn.ModuleList([T5Layer(config, index, is_decoder) for index in range(num_layers)])
+        strided = () if is_decoder else config.strided_layers
+        self.layers = nn.ModuleList(
+            [T5Layer(config, index, is_decoder, index in strided) for index in range(num_layers)]
+        )
         # A sum of K blocks is K times as large: ε grows with it, so that the norm treats it as their mean.
         scale = config.num_blocks**2 if config.widening == "recycled" else 1
         self.final_norm = RMSNorm(config.output_width, config.layer_norm_epsilon * scale)
 
-    def _lift(self, embeddings: Tensor) -> Tensor:
-        """The first state, in the dtype that the layers compute in."""
+    def _lift(self, embeddings: Tensor) -> tuple[Tensor, ...]:
+        """The first state, as blocks in the dtype that the layers compute in."""
         device = embeddings.device.type
         if torch.is_autocast_enabled(device):
             embeddings = embeddings.to(torch.get_autocast_dtype(device))
-        return self.rule.lift(F.dropout(embeddings, self.dropout, self.training))
+        return self.rule.lift(F.dropout(embeddings, self.dropout, self.training)).unbind(0)
 
-    def _finish(self, state: Tensor) -> Tensor:
+    def _finish(self, state: tuple[Tensor, ...]) -> Tensor:
         return F.dropout(self.final_norm(self.rule.lower(state)), self.dropout, self.training)
 
 
@@ -143,9 +131,7 @@ class T5Encoder(T5Stack):
         self.stride = config.stride
         self.pooling = AveragePooling(config.stride) if config.sequence == "pool" else None
         self.strided = frozenset(config.strided_layers)
-        wrapper = SequenceAltUp if config.sequence == "altup" else StrideAndSkip
-        for index in self.strided:
-            self.layers[index] = wrapper(self.layers[index], config.stride)
+        stride_layers(config, self.layers)
 
     @property
     def main_input_name(self) -> str:
@@ -159,7 +145,9 @@ class T5Encoder(T5Stack):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        segments: Tensor | None = None,
     ) -> BaseModelOutput:
+        """`segments` [batch, tokens] keeps the texts of a packed row apart: tokens see those of their own number."""
         if output_attentions:
             raise UserError("output_attentions=True: attention weights are never held here; leave it unset")
         if (input_ids is None) == (inputs_embeds is None):
@@ -171,22 +159,43 @@ class T5Encoder(T5Stack):
             embeddings = self.pooling(embeddings, attention_mask)
             attention_mask = self.output_mask(attention_mask)
 
+        if segments is not None:
+            self._check_segments(segments, attention_mask)
+
         state = self._lift(embeddings)
-        length = state.shape[-2]
-        biases = {1: mask_keys(self.relative_bias(length, length), attention_mask)}
+        length = state[0].shape[-2]
+        views = {1: self._view(length, 1, attention_mask, segments)}
         if self.strided:
-            kept = -(-length // self.stride)
             kept_mask = None if attention_mask is None else attention_mask[:, :: self.stride]
-            biases[self.stride] = mask_keys(self.relative_bias(kept, kept, stride=self.stride), kept_mask)
+            views[self.stride] = self._view(-(-length // self.stride), self.stride, kept_mask)
 
         hidden = []
         for index, layer in enumerate(self.layers):
             if output_hidden_states:
                 hidden.append(self.rule.lower(state))
-            bias = biases[self.stride if index in self.strided else 1]
-            state = self.rule(state, layer, index, bias)
+            stride = self.stride if index in self.strided else 1
+            bias, seen = views[stride]
+            far = self.relative_bias.constant_beyond(stride)
+            state = self.rule(state, layer, index, bias, seen, constant_beyond=far)
         output = self._finish(state)
         return BaseModelOutput(output, (*hidden, output) if output_hidden_states else None)  # type: ignore[arg-type]
+
+    def _view(
+        self, length: int, stride: int, mask: Tensor | None, segments: Tensor | None = None
+    ) -> tuple[Tensor, Seen]:
+        """The relative bias of tokens `stride` apart, and what they see of one another."""
+        bias = self.relative_bias(length, length, stride=stride)
+        if segments is not None:
+            return bias, Seen(query_segments=segments, key_segments=segments)
+        return bias, see_keys(mask, length, length)
+
+    def _check_segments(self, segments: Tensor, mask: Tensor | None) -> None:
+        if mask is not None:
+            raise UserError("give either attention_mask or segments (where padding is a segment of its own)")
+        if self.strided or self.pooling is not None:
+            raise UserError(
+                "segments: strided and pooled layers mix neighbours, so texts cannot share a row; do not pack"
+            )
 
     def output_mask(self, mask: Tensor | None) -> Tensor | None:
         """The mask of the encoder's output, given that of its input."""
@@ -207,42 +216,85 @@ class T5Decoder(T5Stack):
         memory_mask: Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
         output_hidden_states: bool | None = None,
+        segments: Tensor | None = None,
+        memory_segments: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """`segments` and `memory_segments` number the texts of packed rows, as the encoder's do."""
         state = self._lift(embeddings)
-        memory = memory.to(state.dtype)
-        queries = state.shape[-2]
+        memory = memory.to(state[0].dtype)
+        queries = state[0].shape[-2]
         past, keys = _cached_lengths(past_key_values, queries)
-        if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] < keys:
-            # Places of a static cache that are not filled yet lie in the future and are hidden as such.
-            attention_mask = F.pad(attention_mask, (0, keys - attention_mask.shape[1]), value=1)
-        bias = mask_keys(self.relative_bias(queries, keys, offset=past), attention_mask)
-        memory_bias = None
-        if memory_mask is not None:
-            memory_bias = mask_keys(memory.new_zeros(1, 1, 1, memory.shape[1]), memory_mask)
+        bias: Tensor | None = self.relative_bias(queries, keys, offset=past)
+        if segments is not None:
+            seen = Seen(True, segments, segments)
+            memory_seen = Seen(False, segments, memory_segments)
+        elif past_key_values is None and (attention_mask is None or attention_mask.dim() == 2):
+            seen = see_keys(attention_mask, queries, keys, causal=True)
+            memory_seen = see_keys(memory_mask, queries, memory.shape[1])
+        else:
+            dense, bias = lay_out(bias, queries, keys).to(memory.dtype), None
+            hidden_from = hidden_keys(attention_mask, queries, keys, past, dense.device)
+            seen = Seen(additive=dense.masked_fill(hidden_from, torch.finfo(dense.dtype).min))
+            memory_seen = (
+                EVERYTHING if memory_mask is None else Seen(additive=_additive(memory_mask, memory.dtype))
+            )
 
         hidden = []
         for index, layer in enumerate(self.layers):
             if output_hidden_states:
                 hidden.append(self.rule.lower(state))
-            state = self.rule(state, layer, index, bias, memory, memory_bias, past_key_values=past_key_values)
+            state = self.rule(
+                state,
+                layer,
+                index,
+                bias,
+                seen,
+                memory,
+                memory_seen,
+                past_key_values=past_key_values,
+                constant_beyond=self.relative_bias.constant_beyond(),
+            )
         output = self._finish(state)
         return output, (*hidden, output) if output_hidden_states else None
 
 
-def mask_keys(bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Hide the keys where `mask` [batch, keys] is 0.
-
-    Generation may pass [batch, 1, queries, keys]: true where a key is seen, or 0 there and negative elsewhere.
-    """
+def see_keys(mask: Tensor | None, queries: int, keys: int, causal: bool = False) -> Seen:
+    """What whole sequences see: the keys where `mask` [batch, keys] is not 0."""
     if mask is None:
-        return bias
+        return Seen(causal)
+    _check_length(mask, keys)
+    real = (mask != 0).to(torch.int32)
+    return Seen(causal, torch.ones_like(real[:, :1]).expand(-1, queries), real)
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where `mask` [batch, keys] is not 0, the lowest number elsewhere: [batch, 1, 1, keys]."""
+    real = mask[:, None, None, :] != 0
+    return torch.zeros((), dtype=dtype, device=mask.device).where(real, torch.finfo(dtype).min)
+
+
+def hidden_keys(mask: Tensor | None, queries: int, keys: int, past: Any, device: torch.device) -> Tensor:
+    """True where a key is hidden from `queries` tokens that stand behind `past` others, [batch or 1, 1, queries, keys].
+
+    `mask` is [batch, keys so far], or whole as generation may give it, [batch, 1, queries, keys]: true where a key is
+    seen, or 0 there and negative elsewhere.
+    """
+    places = torch.arange(queries, device=device) + past
+    future = (torch.arange(keys, device=device) > places[:, None])[None, None]
+    if mask is None:
+        return future
     if mask.dim() == 4:
-        hidden = ~mask if mask.dtype == torch.bool else mask < 0
-    else:
-        if mask.shape[1] != bias.shape[-1]:
-            raise UserError(f"attention_mask is {mask.shape[1]} long for {bias.shape[-1]} tokens; they must agree")
-        hidden = mask[:, None, None, :] == 0
-    return bias.masked_fill(hidden, torch.finfo(bias.dtype).min)
+        return future | (~mask if mask.dtype == torch.bool else mask < 0)
+    if mask.shape[1] < keys:
+        # Places of a static cache that are not filled yet lie in the future and are hidden as such.
+        mask = F.pad(mask, (0, keys - mask.shape[1]), value=1)
+    _check_length(mask, keys)
+    return future | (mask[:, None, None, :] == 0)
+
+
+def _check_length(mask: Tensor, keys: int) -> None:
+    if mask.dim() != 2 or mask.shape[1] != keys:
+        raise UserError(f"attention_mask is {mask.shape[-1]} long for {keys} tokens; they must agree")
 
 
 def _cached_lengths(cache: EncoderDecoderCache | None, queries: int) -> tuple[Any, int]:
