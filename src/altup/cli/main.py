@@ -14,7 +14,19 @@ from altup.errors import UserError
 
 # In the order of a model's life. Each module has a function `command`, or an `app` of several; heavy imports
 # live inside them.
-VERBS = ("demo", "params", "prepare", "pretrain", "generate", "tasks", "finetune", "evaluate", "upcycle", "doctor")
+VERBS = (
+    "demo",
+    "params",
+    "prepare",
+    "pretrain",
+    "generate",
+    "tasks",
+    "finetune",
+    "evaluate",
+    "upcycle",
+    "study",
+    "doctor",
+)
 
 app = typer.Typer(
     name="altup",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from pathlib import Path
 
 from altup.studies.demo import MODELS, Demo, comparison, verdict
+from altup.studies.machine import processor
 from altup.studies.report import (
     Bar,
     HeatRow,
@@ -222,13 +222,3 @@ def _provenance(demo: Demo, runs: dict[str, Run]) -> list[Html]:
         paragraph("The config of the dense run; the others differ in `method` and `k` alone."),
         code(dense.config.to_yaml()),
     ]
-
-
-def processor() -> str:
-    """The name of the processor, as far as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -1,6 +1,6 @@
-"""How fast models train beside each other on a machine that also does other things.
+"""How fast models are beside each other on a machine that also does other things.
 
-The models take turns, a few steps each, and a ratio compares steps of the same round: what slows the machine down
+The models take turns, a few steps each, and a ratio compares turns of the same round: what slows the machine down
 for a while slows all of them down.
 """
 
@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from altup.training.parallel import Processes
     from altup.training.pretraining import PretrainConfig
 
+Turn = Callable[[int], float]  # does something so many times and gives the seconds it took
+
 
 @dataclass(frozen=True)
 class Speed:
-    """Training speed: sequences a second, and relative to the first model as median, lower and upper quartile."""
+    """Sequences a second, and relative to the first model as median, lower and upper quartile."""
 
     seq_per_s: float
     relative: float
@@ -28,22 +31,64 @@ class Speed:
     high: float
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Speeds of one model; `peak_memory` of a training step in bytes, where the device tells it."""
+
+    train: Speed
+    forward: Speed
+    generate: Speed | None
+    forward_ms: float
+    generate_ms: float | None
+    peak_memory: int | None
+
+
 def compare_speed(configs: Mapping[str, PretrainConfig], rounds: int, steps: int = 2) -> dict[str, Speed]:
     """Whole training steps (forward, backward, optimizer) of fresh models on the data of their configs."""
-    from altup.training.determinism import numerics
-    from altup.training.parallel import processes
+    with _subjects(configs) as subjects:
+        seconds = take_turns({name: subject.train for name, subject in subjects.items()}, rounds, steps)
+        return _speeds(seconds, {name: config.batch_size for name, config in configs.items()})
 
-    first = next(iter(configs.values()))
-    with processes() as mine, numerics(first.deterministic, first.precision == "bf16"):
-        turns = {name: _stepper(config, mine) for name, config in configs.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in configs}
-        for turn in turns.values():
-            turn(1)
-        names = list(turns)
-        for r in range(rounds):
-            for name in names[r % len(names) :] + names[: r % len(names)]:  # nobody always comes first
-                seconds[name].append(turns[name](steps) / steps)
-    return {name: summarise(seconds[name], seconds[names[0]], configs[name].batch_size) for name in names}
+
+def measure_speed(
+    configs: Mapping[str, PretrainConfig], rounds: int, steps: int, generate_batch: int, generate_tokens: int
+) -> dict[str, Measured]:
+    """Training steps, forward passes and, where the model generates, generation of `generate_tokens` each."""
+    with _subjects(configs) as subjects:
+        sizes = {name: config.batch_size for name, config in configs.items()}
+        train = take_turns({name: s.train for name, s in subjects.items()}, rounds, steps)
+        memory = {name: s.peak_memory() for name, s in subjects.items()}
+        forward = take_turns({name: s.forward for name, s in subjects.items()}, rounds, steps)
+        writers = {name: s.writer(generate_batch, generate_tokens) for name, s in subjects.items()}
+        generate = take_turns(writers, rounds, 1) if all(s.can_generate for s in subjects.values()) else None
+    trained, passed = _speeds(train, sizes), _speeds(forward, sizes)
+    written = _speeds(generate, dict.fromkeys(configs, generate_batch)) if generate else {}
+    return {
+        name: Measured(
+            trained[name], passed[name], written.get(name),
+            1000 * statistics.median(forward[name]),
+            1000 * statistics.median(generate[name]) if generate else None,
+            memory[name],
+        )
+        for name in configs
+    }  # fmt: skip
+
+
+def take_turns(turns: Mapping[str, Turn], rounds: int, steps: int) -> dict[str, list[float]]:
+    """Seconds of one step of each in every round, after one that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    for turn in turns.values():
+        turn(1)
+    names = list(turns)
+    for r in range(rounds):
+        for name in names[r % len(names) :] + names[: r % len(names)]:  # nobody always comes first
+            seconds[name].append(turns[name](steps) / steps)
+    return seconds
+
+
+def _speeds(seconds: Mapping[str, list[float]], batch_sizes: Mapping[str, int]) -> dict[str, Speed]:
+    base = next(iter(seconds.values()))
+    return {name: summarise(times, base, batch_sizes[name]) for name, times in seconds.items()}
 
 
 def summarise(seconds: list[float], base: list[float], batch_size: int) -> Speed:
@@ -53,32 +98,119 @@ def summarise(seconds: list[float], base: list[float], batch_size: int) -> Speed
     return Speed(batch_size / statistics.median(seconds), middle, low, high)
 
 
-def _stepper(config: PretrainConfig, mine: Processes) -> Callable[[int], float]:
-    """A function that trains for some steps and gives the seconds they took."""
+@contextmanager
+def _subjects(configs: Mapping[str, PretrainConfig]) -> Iterator[dict[str, _Subject]]:
+    """A fresh model of each config with its optimizer and one batch, all in this process."""
     import torch
 
-    from altup.data.batches import ShardBatches
-    from altup.data.objectives import SpanCorruption
-    from altup.data.shards import TokenStream
-    from altup.training.engine import Engine
-    from altup.training.prefetch import assemble
-    from altup.training.pretraining import build_model
+    from altup.training.determinism import numerics
+    from altup.training.parallel import processes
 
-    text = TokenStream(Path(config.data), "train")
-    words = text.vocabulary
-    objective = SpanCorruption(
-        words.sentinels, words.eos, config.inputs_length, config.noise_density, config.mean_span
-    )
-    torch.manual_seed(config.seed)
-    engine = Engine(build_model(config.model_config(words), None), config, mine)
-    assert config.micro_batch is not None
-    batch = assemble(ShardBatches(text, objective, config.batch_size, config.seed), config.micro_batch, mine, 0)
+    first = next(iter(configs.values()))
+    with processes() as mine, numerics(first.deterministic, first.precision == "bf16"), ExitStack() as stack:
+        if first.compile and mine.device.type == "cuda":
+            # Models of one class share the cache of compiled code, which by default holds eight entries.
+            stack.enter_context(torch._dynamo.config.patch(recompile_limit=32 * len(configs)))
+        yield {name: _Subject(config, mine) for name, config in configs.items()}
 
-    def turn(steps: int) -> float:
+
+class _Subject:
+    """A model that can be asked to train, to read and to write for a while."""
+
+    def __init__(self, config: PretrainConfig, mine: Processes) -> None:
+        import torch
+
+        from altup.data.batches import ShardBatches
+        from altup.data.objectives import SpanCorruption
+        from altup.data.shards import TokenStream
+        from altup.training.engine import Engine
+        from altup.training.prefetch import assemble
+        from altup.training.pretraining import build_model
+
+        text = TokenStream(Path(config.data), "train")
+        words = text.vocabulary
+        objective = SpanCorruption(
+            words.sentinels, words.eos, config.inputs_length, config.noise_density, config.mean_span
+        )
+        torch.manual_seed(config.seed)
+        self._mine = mine
+        self._engine = Engine(build_model(config.model_config(words), None), config, mine)
+        assert config.micro_batch is not None
+        batches = ShardBatches(text, objective, config.batch_size, config.seed)
+        self._batch = assemble(batches, config.micro_batch, mine, 0)
+
+    def train(self, steps: int) -> float:
         begun = time.perf_counter()
         for step in range(steps):
-            engine.step(step, batch, batch.tokens)
-        engine.meter.read(mine)  # waits for the device
+            self._engine.step(step, self._batch, self._batch.tokens)
+        self._engine.meter.read(self._mine)  # waits for the device
         return time.perf_counter() - begun
 
-    return turn
+    def peak_memory(self) -> int | None:
+        """Bytes of weights, optimizer, activations and gradients in one step, without the other models'."""
+        import torch
+
+        if self._mine.device.type != "cuda":
+            return None
+        torch.cuda.reset_peak_memory_stats()
+        resident = torch.cuda.memory_allocated()
+        self.train(1)
+        return torch.cuda.max_memory_allocated() - resident + self._own_bytes()
+
+    def _own_bytes(self) -> int:
+        """What stays between steps: parameters and the optimizer's state."""
+        from altup.training.optimizers import state_tensors
+
+        model = self._engine.plain
+        tensors = [*model.parameters(), *state_tensors(self._engine.optimizer, model, keep=True).values()]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def forward(self, steps: int) -> float:
+        """Forward passes over the batch without gradients, as in evaluation."""
+        import torch
+
+        model = self._engine.plain
+        micro = [{n: t.to(self._mine.device) for n, t in part.items()} for part in self._batch.micro]
+        model.eval()
+        self._wait()
+        begun = time.perf_counter()
+        with torch.no_grad(), self._engine.autocast():
+            for _ in range(steps):
+                for inputs in micro:
+                    model(**inputs, return_logits=False)
+        self._wait()
+        seconds = time.perf_counter() - begun
+        model.train()
+        return seconds
+
+    @property
+    def can_generate(self) -> bool:
+        return bool(getattr(self._engine.plain, "can_generate", lambda: False)())
+
+    def writer(self, batch: int, tokens: int) -> Turn:
+        """Greedy generation of `tokens` tokens for `batch` inputs, without stopping early."""
+        import torch
+
+        model: Any = self._engine.plain
+        inputs = self._batch.micro[0]["input_ids"][:batch].long().to(self._mine.device)
+
+        def turn(steps: int) -> float:
+            model.eval()
+            self._wait()
+            begun = time.perf_counter()
+            # Compiled code would be compiled again for every length of the growing answer.
+            with torch.compiler.set_stance("force_eager"), torch.inference_mode(), self._engine.autocast():
+                for _ in range(steps):
+                    model.generate(input_ids=inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+            self._wait()
+            seconds = time.perf_counter() - begun
+            model.train()
+            return seconds
+
+        return turn
+
+    def _wait(self) -> None:
+        import torch
+
+        if self._mine.device.type == "cuda":
+            torch.cuda.synchronize(self._mine.device)

@@ -1,0 +1,225 @@
+"""`altup study`: the paper's tables and figures as studies that can be run at any scale."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from altup.cli.run_options import STOPPED, read_overrides
+
+if TYPE_CHECKING:
+    from altup.studies.run import StudyRun
+
+app = typer.Typer(
+    help="The paper's tables and figures as studies, at any scale.", no_args_is_help=True, add_completion=False
+)
+OUT = Path("studies")
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="STUDY…", help="Names (`altup study list`), or YAML files of your own."),
+]
+Results = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--results", help="Folder with results. Repeat it to add up several.", show_default="studies/results"
+    ),
+]
+ScaleName = Annotated[
+    str | None,
+    typer.Option("--scale", help="Which of the scales in the results.", show_default="the one most run"),
+]
+
+
+@app.command("list")
+def list_studies() -> None:
+    """Show the studies: what each asks, and what it runs."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from altup.studies.scale import SCALES, find_scale
+    from altup.studies.study import shipped
+
+    table = Table("study", "question", *(f"runs {name}" for name in SCALES), show_lines=True)
+    scales = [find_scale(name) for name in SCALES]
+    for study in shipped().values():
+        counts = []
+        for scale in scales:
+            rows = [row.settings_at(scale.base) for row in study.rows]
+            sizes = scale.sizes_of(study)
+            per_seed = sum(
+                1 for size in sizes for row in rows if row is not None and row.get("size", size) == size
+            )
+            counts.append(str(per_seed * len(scale.seeds)))
+        table.add_row(study.name, f"[bold]{study.title}[/bold]\n{study.question}", *counts)
+    console = Console()
+    console.print(table)
+    for scale in scales:
+        console.print(f"[bold]{scale.name}[/bold]: {scale.about}", highlight=False)
+    console.print(
+        "Models that several studies share are run once. Run one: altup study run varying-k --scale smoke"
+    )
+
+
+@app.command("run")
+def run_studies(
+    names: Names = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every shipped study.")] = False,
+    scale: Annotated[str, typer.Option(help="smoke, mini, paper, or a YAML file (like: mini).")] = "smoke",
+    data: Annotated[
+        str | None, typer.Option(help="Folder made by `altup prepare`; smoke brings its own.", show_default=False)
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Folder with SUITE/TASK/SPLIT.jsonl files, for fine-tuning.", show_default=False),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs and results.")] = OUT,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of results: what it holds is not run again, what is found is added.",
+            show_default="OUT/results",
+        ),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Such as 0,1.", show_default="the scale's")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A row by its label. Repeat it.", show_default=False)
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A setting of every run: --set steps=5000, --set finetune.steps=100.", show_default=False
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Minutes of each equal-time run.", show_default="the scale's")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time, over the GPUs in turn.", show_default="one a GPU")
+    ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds after which nothing more is begun.", show_default="none")
+    ] = None,
+    speed: Annotated[bool, typer.Option(help="Compare speeds, which takes the machine for itself.")] = True,
+    finetune: Annotated[bool, typer.Option(help="Fine-tune where the studies ask for it.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and what it costs.")] = False,
+    device: Annotated[
+        str | None, typer.Option(help="GPU that --dry-run counts with, such as H200.", show_default="this machine")
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(help="Price of a device hour, for --dry-run.", show_default="none")
+    ] = None,
+) -> None:
+    """Run studies. Stop with Ctrl-C and run the same command again to go on; what is finished is not repeated."""
+    from altup.errors import UserError, check_whole
+    from altup.studies.run import StudyRun
+    from altup.studies.scale import find_scale, read_seeds, with_settings
+    from altup.studies.study import find_study, shipped
+
+    if everything == bool(names):
+        raise UserError("name studies (`altup study list` shows them), or give --all")
+    if jobs is not None:
+        check_whole("jobs", jobs, 1)
+    chosen = list(shipped().values()) if everything else [find_study(name) for name in names or ()]
+    at = with_settings(find_scale(scale), read_overrides(set_ or []), minutes)
+    again = ["altup", "study", "run", *(names or ["--all"]), "--scale", scale]
+    for flag, values in (
+        ("--set", set_),
+        ("--data", [data] if data else None),
+        ("--seeds", [seeds] if seeds else None),
+    ):
+        again += [part for value in values or () for part in (flag, value)]
+    studies = StudyRun(
+        chosen, at, out, results or out / "results", read_seeds(seeds) if seeds else at.seeds, data, tasks,
+        tuple(only or ()), finetune, speed, shlex.join(again),
+    )  # fmt: skip
+    if dry_run:
+        _show_plan(studies, device, price)
+        return
+    outcome = studies.run(_say, jobs, time_limit)
+    _say(f"{outcome.finished} jobs finished now; {outcome.rows} results are in {studies.results}")
+    if outcome.left:
+        _say(f"{len(outcome.left)} jobs are left; run the same command again to go on")
+    if outcome.stopped:
+        raise typer.Exit(STOPPED)
+    if outcome.failed:
+        _say(f"{len(outcome.failed)} jobs failed; their logs are in {out / 'logs'}")
+        raise typer.Exit(1)
+    _say(f"Look at them: altup study report --results {studies.results} --out report.html")
+
+
+def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> None:
+    """Every job with its state, steps and estimated time, and the sum."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from altup.studies.estimate import duration, machine
+
+    plan = studies.plan()
+    on = machine(device) if device else studies.machine
+    estimate = studies.estimate(on)
+    waiting = [cell for cell in plan.cells if cell.waits]
+    table = Table("run", "state", "steps", "about")
+    total = 0.0
+    todo = {job.key for job in studies.todo(plan)}
+    jobs = [*plan.training(), *(plan.speed if studies.speed or waiting else ())]
+    for job in jobs:
+        seconds = estimate(job)
+        state = studies.progress(job)
+        pending = job.key in todo if job.kind != "speed" else state != "finished"
+        total += seconds if pending else 0.0
+        table.add_row(
+            job.title, "again, for its model" if pending and state == "finished" else state,
+            f"{job.steps:,}" if job.steps else "", duration(seconds) if pending else "",
+        )  # fmt: skip
+    for cell in waiting:
+        seconds = 60 * studies.scale.minutes + on.start
+        total += seconds
+        table.add_row(
+            f"{cell.study.name}: {cell.label}, seed {cell.seed}", "new", "by its speed", duration(seconds)
+        )
+    console = Console()
+    console.print(table)
+    for name, why in plan.unavailable.items():
+        console.print(f"left out: study {name}, for {why}", highlight=False)
+    cost = f", {price * total / 3600:,.2f} at {price:g} an hour" if price is not None else ""
+    console.print(
+        f"{len(jobs) + len(waiting)} jobs; about {duration(total)} of one device ({on.name}){cost}. "
+        "Times are rough: from measured speeds where there are any, else from FLOPs.", highlight=False,
+    )  # fmt: skip
+
+
+@app.command("work", hidden=True)
+def work_one(
+    job: Annotated[Path, typer.Argument(help="A job as JSON.")],
+    out: Annotated[Path, typer.Option(help="The studies folder.")],
+) -> None:
+    """Do one job in this process; `run` starts these."""
+    import json
+
+    from altup.studies.plan import Job
+    from altup.studies.work import work
+
+    described = json.loads(job.read_text(encoding="utf-8"))
+    finished = work(Job(**{**described, "needs": tuple(described["needs"])}), out)
+    if not finished:
+        raise typer.Exit(STOPPED)
+
+
+@app.command("merge")
+def merge_results(
+    source: Annotated[Path, typer.Argument(help="A results folder, such as studies/results.")],
+    target: Annotated[Path, typer.Option("--into", help="The folder that collects them.")],
+) -> None:
+    """Add the results of one folder to another, so that runs of several machines and days make one report."""
+    from altup.studies.results import merge
+
+    rows, records = merge(source, target)
+    typer.echo(f"{rows} results and {records} run records are now in {target}")
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)

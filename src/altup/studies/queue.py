@@ -1,0 +1,173 @@
+"""Runs jobs one after the other or several at a time, each in a process of its own where that pays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO
+
+from altup.errors import UserError
+from altup.studies.plan import Job
+from altup.studies.work import is_done, work
+
+STOPPED = 75  # exit code of a run that was stopped and saved
+PAUSE = 0.2  # seconds between looks at running processes
+
+
+@dataclass
+class Queue:
+    """Where jobs run. `isolated` jobs have a process each, on the devices in turn; the others run here.
+
+    After `until` (a time of `time.monotonic`) nothing is started, nor anything that `estimate` sees ending later;
+    processes still running then are asked to save and stop. `done` is called with every job that finished.
+    """
+
+    out: Path
+    say: Callable[[str], None]
+    done: Callable[[Job], None]
+    estimate: Callable[[Job], float] = lambda job: 0.0
+    width: int = 1
+    devices: Sequence[str] = ()
+    isolated: bool = False
+    until: float = float("inf")
+    failed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    stopped: bool = False
+    _number: int = 0
+
+    def run(self, jobs: Sequence[Job], alone: bool = False) -> None:
+        """All of them, in order, `width` at a time or, if they must be `alone`, one; failures are noted."""
+        jobs = [job for job in jobs if not self.stopped]
+        if self.isolated:
+            self._run_processes(list(jobs), 1 if alone else self.width)
+            return
+        for job in jobs:
+            if self.stopped or not self._may_start(job):
+                continue
+            self._announce(job)
+            self._run_here(job)
+
+    def _may_start(self, job: Job) -> bool:
+        if any(need in self.failed for need in job.needs):
+            self.failed.append(job.key)
+            self.say(f"left out: {job.title}, for its model failed")
+            return False
+        too_late = time.monotonic() + self.estimate(job) > self.until
+        if too_late or any(need in self.left for need in job.needs):
+            self.left.append(job.key)
+            return False
+        return True
+
+    def _announce(self, job: Job) -> None:
+        self._number += 1
+        self.say(f"{time.strftime('%H:%M:%S')} {self._number}. {job.title}")
+
+    def log(self, job: Job) -> Path:
+        path = self.out / "logs" / f"{job.key}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _run_here(self, job: Job) -> None:
+        try:
+            with self.log(job).open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
+                finished = work(job, self.out)
+        except UserError as error:
+            self._fail(job, str(error))
+            return
+        except KeyboardInterrupt:
+            finished = False
+        if finished:
+            self.done(job)
+        else:
+            self.stopped = True
+
+    def _fail(self, job: Job, reason: str) -> None:
+        self.failed.append(job.key)
+        self.say(f"failed: {job.title}: {reason}")
+
+    def _run_processes(self, waiting: list[Job], width: int) -> None:
+        running: dict[subprocess.Popen[bytes], tuple[Job, str | None]] = {}
+        free = [self.devices[i % len(self.devices)] if self.devices else None for i in range(width)]
+        with _signals_as_interrupt():
+            try:
+                while waiting or running:
+                    while free and (job := self._next(waiting, running)):
+                        self._announce(job)
+                        device = free.pop(0)
+                        running[self._start(job, device)] = job, device
+                    if not running:
+                        break
+                    time.sleep(PAUSE)
+                    for process in [p for p in running if p.poll() is not None]:
+                        job, device = running.pop(process)
+                        free.append(device)
+                        self._finish(job, process.returncode)
+                    if time.monotonic() > self.until:
+                        self._stop(running)
+            except KeyboardInterrupt:
+                self.stopped = True
+                self._stop(running)
+        if self.stopped:
+            self.left += [job.key for job in waiting]
+
+    def _next(
+        self, waiting: list[Job], running: dict[subprocess.Popen[bytes], tuple[Job, str | None]]
+    ) -> Job | None:
+        """The first job whose needs are met and which may start; those that may not are taken off the list."""
+        busy = {job.key for job, _ in running.values()}
+        for job in list(waiting):
+            if busy.intersection(job.needs) or any(other.key in job.needs for other in waiting):
+                continue
+            waiting.remove(job)
+            if self._may_start(job):
+                return job
+        return None
+
+    def _start(self, job: Job, device: str | None) -> subprocess.Popen[bytes]:
+        described = self.log(job).with_suffix(".json")
+        described.write_text(json.dumps(asdict(job)), encoding="utf-8")
+        environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": device} if device is not None else {})}
+        command = [sys.executable, "-m", "altup", "study", "work", str(described), "--out", str(self.out)]
+        log: IO[bytes]
+        with self.log(job).open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def _finish(self, job: Job, code: int) -> None:
+        if code == 0 and is_done(job, self.out):
+            self.done(job)
+        elif code == STOPPED:
+            self.left.append(job.key)
+        else:
+            lines = self.log(job).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            self._fail(job, f"{lines[-1] if lines else f'exit code {code}'} ({self.log(job)})")
+
+    def _stop(self, running: dict[subprocess.Popen[bytes], tuple[Job, str | None]]) -> None:
+        """Ask the running ones to save and stop, and wait for them."""
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        for process, (job, _) in list(running.items()):
+            self._finish(job, process.wait())
+            running.pop(process)
+
+
+@contextlib.contextmanager
+def _signals_as_interrupt() -> Iterator[None]:
+    """SIGTERM as Ctrl-C, so that both stop the running processes in the same way."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

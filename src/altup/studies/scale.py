@@ -1,0 +1,132 @@
+"""Scales: how large and how long the runs of a study are, from seconds on a CPU to the paper's own setting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from altup.errors import UserError, check_whole
+from altup.studies.study import Study, refuse_unknown
+
+SCALES = ("smoke", "mini", "paper")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One fine-tuning run: its tasks, and fields of `FinetuneConfig` beside the scale's."""
+
+    tasks: list[str]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How studies are run.
+
+    `base` is the shipped scale whose exceptions in the studies count. `shapes` are fields of the model's config by
+    size. `pretrain`, `by_size` and `given` are fields of `PretrainConfig`, the later ones stronger; a study's own
+    settings come before `given` (from `--set`). `experts` replaces the number of experts; `minutes` is what models
+    of an equal-time study train. `data` is "embedded" where the scale brings its own text.
+    """
+
+    name: str
+    base: str
+    about: str = ""
+    sizes: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=lambda: [0])
+    data: str | None = None
+    vocab_size: int = 32_000
+    shapes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pretrain: dict[str, Any] = field(default_factory=dict)
+    by_size: dict[str, dict[str, Any]] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
+    experts: int | None = None
+    minutes: float = 1.0
+    finetune: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Column] = field(default_factory=dict)
+    speed: dict[str, int] = field(default_factory=dict)
+
+    def sizes_of(self, study: Study) -> list[str]:
+        return study.sizes.get(self.base, self.sizes)
+
+
+def find_scale(name: str) -> Scale:
+    """A shipped scale, or a user's YAML file, which may build on one: `like: mini`."""
+    if name in SCALES:
+        text = files(__package__).joinpath("scales", f"{name}.yaml").read_text(encoding="utf-8")
+        return _build(name, name, yaml.safe_load(text), name)
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"scale {name!r} is not known; choose {', '.join(SCALES)} or give a YAML file")
+    from altup.training.config import read_yaml
+
+    values = read_yaml(path)
+    base = values.pop("like", "mini")
+    if base not in SCALES:
+        raise UserError(f"{name}: like={base!r} is not known; choose one of {', '.join(SCALES)}")
+    text = files(__package__).joinpath("scales", f"{base}.yaml").read_text(encoding="utf-8")
+    return _build(path.stem, base, _merged(yaml.safe_load(text), values), name)
+
+
+def _merged(below: Any, above: Any) -> Any:
+    """`above` laid over `below`, mapping by mapping."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    return {**below, **{name: _merged(below.get(name), value) for name, value in above.items()}}
+
+
+def _build(name: str, base: str, values: dict[str, Any], source: str) -> Scale:
+    refuse_unknown(source, values, {f.name for f in fields(Scale)} - {"name", "base", "given", "columns"})
+    finetune = values.pop("finetune", {})
+    columns = {
+        column: Column(of["tasks"], {key: value for key, value in of.items() if key != "tasks"})
+        for column, of in finetune.get("columns", {}).items()
+    }
+    return Scale(name=name, base=base, finetune=finetune.get("settings", {}), columns=columns, **values)
+
+
+def with_settings(scale: Scale, given: dict[str, Any], minutes: float | None = None) -> Scale:
+    """The scale with fields of `PretrainConfig` set (`finetune.NAME` sets those of fine-tuning).
+
+    The name tells it, so that results of different settings are never averaged.
+    """
+    if minutes is not None:
+        if not 0 < minutes < float("inf"):
+            raise UserError(f"minutes={minutes} makes no sense; give a number above 0")
+        scale = replace(scale, minutes=minutes)
+    if not given:
+        return scale
+    refuse = [name for name in given if name in ("method", "k", "stride", "size", "seed", "data")]
+    if refuse:
+        raise UserError(
+            f"--set {refuse[0]}: the study decides that; use --only, --seeds, --data or a study of yours"
+        )
+    tuned = {name.removeprefix("finetune."): v for name, v in given.items() if name.startswith("finetune.")}
+    trained = {name: value for name, value in given.items() if not name.startswith("finetune.")}
+    suffix = ",".join(f"{name}={value}" for name, value in sorted(given.items()))
+    return replace(
+        scale, name=f"{scale.name}:{suffix}", given=trained, finetune={**scale.finetune, **tuned},
+        columns={name: Column(c.tasks, {**c.settings, **tuned}) for name, c in scale.columns.items()},
+    )  # fmt: skip
+
+
+def read_seeds(text: str) -> list[int]:
+    """`0,1,2` → [0, 1, 2]."""
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {text}: give whole numbers with commas, for example 0,1") from None
+    for seed in seeds:
+        check_whole("seed", seed, 0)
+    return list(dict.fromkeys(seeds))
+
+
+def wanted_rows(study: Study, only: Sequence[str]) -> list[str]:
+    """The labels to run: all, or those that `only` names, with the baseline."""
+    labels = [row.label for row in study.rows]
+    return [label for label in labels if not only or label in only]

@@ -1,0 +1,200 @@
+"""A study: a question, the models that answer it, and the table of the paper that stands beside them.
+
+Studies are YAML files in `library/`, or a user's own. docs/studies.md explains the fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from altup.errors import UserError, check_choice
+from altup.studies import paper
+from altup.studies.metrics import METRICS
+
+LIBRARY = "library"
+# What a paper's row and a study's row are compared by, with what a row means that does not say it.
+IDENTITY = {"method": "dense", "k": 1, "stride": 1, "extra_layers": 0}
+DEFAULT_K = {"altup", "sameup", "recycled", "sum", "dense-wide", "altup+moe"}
+DEFAULT_STRIDE = {"sequence-altup", "stride-and-skip", "average-pooling"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model of a study: fields of `PretrainConfig`, how its coefficients start, and exceptions by scale."""
+
+    label: str
+    settings: dict[str, Any]
+    start: dict[str, str] = field(default_factory=dict)
+    at: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+
+    def settings_at(self, scale: str) -> dict[str, Any] | None:
+        """The fields at a scale; None where the row is not run."""
+        change = self.at.get(scale, {})
+        return None if change is None else {**self.settings, **change}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Method, K, stride and extra layers, as the paper's tables name them."""
+        found = {name: self.settings.get(name, usual) for name, usual in IDENTITY.items()}
+        if found["method"] in DEFAULT_K:
+            found["k"] = self.settings.get("k", 2)
+        if found["method"] in DEFAULT_STRIDE:
+            found["stride"] = self.settings.get("stride", 4)
+        return found
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """A claim that can be tested: `better` beats `than` in `metric`."""
+
+    better: str
+    than: str
+    metric: str = "accuracy"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question and how to answer it.
+
+    `table` names a table of the paper, of which the rows that agree with `where` belong to this study. `sizes` and
+    `settings` are by scale; where a scale is not named its own sizes and settings count. `finetune` lists the
+    columns that a model may be fine-tuned for, and `finetune_at` the scales at which that is done. With
+    `equal_time` every model trains for the same minutes. `frontier` names the dense rows between which the speedup
+    at equal accuracy is interpolated. `baseline` is what differences are taken to.
+    """
+
+    name: str
+    title: str
+    question: str
+    finding: str
+    rows: tuple[Row, ...]
+    measures: tuple[str, ...]
+    table: str | None = None
+    where: dict[str, list[Any]] = field(default_factory=dict)
+    baseline: str = "Dense"
+    sizes: dict[str, list[str]] = field(default_factory=dict)
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    finetune: tuple[str, ...] = ()
+    finetune_at: tuple[str, ...] = ("paper",)
+    equal_time: bool = False
+    frontier: tuple[str, ...] = ()
+    expect: tuple[Expectation, ...] = ()
+    order: int = 100
+
+    def row(self, label: str) -> Row:
+        for row in self.rows:
+            if row.label == label:
+                return row
+        raise UserError(f"study {self.name} has no row {label!r}; it has {', '.join(r.label for r in self.rows)}")
+
+    def paper_rows(self) -> list[dict[str, Any]]:
+        """The rows of the paper's table that belong here."""
+        if self.table is None:
+            return []
+        found = paper.table(self.table)
+        return [row for row in found if all(row[name] in values for name, values in self.where.items())]
+
+    def label_of(self, paper_row: Mapping[str, Any]) -> str | None:
+        """The study's row that a row of the paper's table describes."""
+        theirs = {name: paper_row.get(name, usual) for name, usual in IDENTITY.items()}
+        for row in self.rows:
+            ours = row.identity
+            if "stride" not in paper_row:
+                ours = {**ours, "stride": theirs["stride"]}
+            if ours == theirs and not row.start:
+                return row.label
+        return None
+
+
+def read_study(name: str, text: str, source: str) -> Study:
+    """A study from its YAML; what is not understood is refused by name."""
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{source}: not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{source}: expected `name: value` lines; see docs/studies.md")
+    known = {f.name for f in fields(Study)} - {"name"}
+    refuse_unknown(source, values, known)
+    for needed in ("title", "question", "rows"):
+        if not values.get(needed):
+            raise UserError(f"{source}: {needed!r} is missing; see docs/studies.md")
+    rows = tuple(_read_row(label, row, source) for label, row in values.pop("rows").items())
+    expect = tuple(_read_expectation(entry, source) for entry in values.pop("expect", ()))
+    for name_of_list in ("measures", "finetune", "finetune_at", "frontier"):
+        if name_of_list in values:
+            values[name_of_list] = tuple(values[name_of_list])
+    values = {"finding": "", "measures": ("accuracy", "loss", "relative_speed"), **values}
+    study = Study(name=name, rows=rows, expect=expect, **values)
+    _check(study, source)
+    return study
+
+
+def refuse_unknown(source: str, values: Iterable[str], known: Iterable[str]) -> None:
+    known = sorted(known)
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise UserError(f"{source}: unknown key {name!r}; {hint}")
+
+
+def _read_row(label: str, values: Any, source: str) -> Row:
+    if not isinstance(values, dict):
+        raise UserError(f"{source}: row {label!r} must hold fields, such as {{method: altup, k: 2}}")
+    values = dict(values)
+    return Row(str(label), start=values.pop("start", {}), at=values.pop("at", {}), settings=values)
+
+
+def _read_expectation(values: Any, source: str) -> Expectation:
+    if not isinstance(values, dict) or not {"better", "than"} <= values.keys():
+        raise UserError(f"{source}: expect needs `better` and `than`, two labels; found {values!r}")
+    refuse_unknown(source, values, [f.name for f in fields(Expectation)])
+    return Expectation(**values)
+
+
+def _check(study: Study, source: str) -> None:
+    """Every name that is used is there."""
+    for metric in (*study.measures, *(e.metric for e in study.expect)):
+        check_choice(f"{source}: measures", metric, METRICS)
+    labels = [row.label for row in study.rows]
+    named = [study.baseline, *study.frontier, *(x for e in study.expect for x in (e.better, e.than))]
+    for label in named:
+        check_choice(f"{source}: label", label, labels)
+    if study.table is not None:
+        check_choice(f"{source}: table", study.table, paper.TABLES)
+
+
+@cache
+def shipped() -> dict[str, Study]:
+    """The studies of the library, in the order in which the report tells them."""
+    folder = files(__package__).joinpath(LIBRARY)
+    found = [
+        read_study(file.name.removesuffix(".yaml"), file.read_text(encoding="utf-8"), file.name)
+        for file in folder.iterdir()
+        if file.name.endswith(".yaml")
+    ]
+    return {study.name: study for study in sorted(found, key=lambda s: (s.order, s.name))}
+
+
+def find_study(name: str) -> Study:
+    """A shipped study by its name, or a user's own by the path of its YAML file."""
+    if name in shipped():
+        return shipped()[name]
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            return read_study(path.stem, path.read_text(encoding="utf-8"), name)
+        except OSError as error:
+            raise UserError(f"{name}: {error.strerror}; give a study's name or its YAML file") from None
+    near = difflib.get_close_matches(name, shipped(), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "`altup study list` shows them"
+    raise UserError(f"study {name!r} is not known; {hint}")
