@@ -1,0 +1,76 @@
+"""What `widen` is told about a model where its structure does not say enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+@dataclass
+class Structure:
+    """The parts of a model that `widen` needs; what is None is found by running the model.
+
+    - `stacks`: names of the lists of layers, such as `model.layers`. Each layer takes the hidden state
+      [batch, tokens, d] first and returns it, alone or first in a tuple.
+    - `entries`: for `altup` and `sameup`, names of the parameters whose last dimension (the first one of a
+      convolution or linear map) makes the state that enters the first layer: embedding tables and the like.
+    - `example`: inputs to run the model with, as keyword arguments.
+    """
+
+    stacks: list[str] | None = None
+    entries: list[str] | None = None
+    example: dict[str, Any] | None = None
+
+
+Handler = Callable[[PreTrainedModel], Structure]
+
+_HANDLERS: dict[str, Handler] = {}
+
+
+def register_handler(model_type: str, handler: Handler) -> None:
+    """Tell `widen` how models whose config has this `model_type` are built.
+
+    altup.register_handler("my_model", lambda model: altup.Structure(stacks=["backbone.blocks"]))
+    """
+    _HANDLERS[model_type] = handler
+
+
+def structure_of(model: PreTrainedModel) -> Structure:
+    handler = _HANDLERS.get(model.config.model_type)
+    structure = Structure() if handler is None else handler(model)
+    if structure.example is None:
+        structure.example = _example(model)
+    return structure
+
+
+def _example(model: PreTrainedModel) -> dict[str, Tensor]:
+    """A small batch of the kind that the model's first input calls for."""
+    config = model.config
+    if model.main_input_name == "pixel_values":
+        size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size,) * 2
+        shape = (1, config.num_channels, *size)
+        return {"pixel_values": torch.linspace(-1, 1, math.prod(shape)).reshape(shape).sin()}
+    inputs = {name: value for name, value in model.dummy_inputs.items() if name.endswith("input_ids")}
+    if config.is_encoder_decoder and len(inputs) == 1:
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    return inputs
+
+
+def _whisper(model: PreTrainedModel) -> Structure:
+    if model.main_input_name == "input_ids":
+        return Structure()
+    config = model.config
+    shape = (1, config.num_mel_bins, 2 * config.max_source_positions)
+    example = {"input_features": torch.linspace(-1, 1, math.prod(shape)).reshape(shape).sin()}
+    if hasattr(getattr(model, "model", model), "decoder"):
+        example["decoder_input_ids"] = torch.tensor([[1, 2, 3]])
+    return Structure(example=example)
+
+
+register_handler("whisper", _whisper)

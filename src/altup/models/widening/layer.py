@@ -1,0 +1,119 @@
+"""A layer of someone else's model that updates K blocks while it computes on one of them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from altup.errors import UserError
+
+Blocks = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer stands in its stack: what reaches it, which block is its own, and what it hands on."""
+
+    num_blocks: int
+    active: int
+    first: bool
+    last: bool
+    recycled: bool
+    returns_tuple: bool
+    argument: str
+
+    def lift(self, hidden: Any) -> Blocks:
+        """The first layer receives [batch, tokens, d] (recycled) or [batch, tokens, K·d], the others K blocks."""
+        if isinstance(hidden, Tensor) != self.first:
+            raise UserError(
+                "the model does not hand the widened state from layer to layer untouched, so it cannot be widened"
+            )
+        if not self.first:
+            return hidden
+        return (hidden,) * self.num_blocks if self.recycled else hidden.chunk(self.num_blocks, dim=-1)
+
+    def lower(self, blocks: Blocks) -> Blocks | Tensor:
+        """The last layer hands on the mean of the blocks (recycled) or all of them side by side."""
+        if not self.last:
+            return blocks
+        if not self.recycled:
+            return torch.cat(blocks, dim=-1)
+        return functools.reduce(torch.add, blocks) / self.num_blocks
+
+
+class WidenedLayer(nn.Module):
+    """Mixed into a layer's own class, so that its weights keep their names and its class keeps its meaning.
+
+    Between the layers the hidden state is a tuple of K tensors [batch, tokens, d]. `__call__` spreads them into
+    positional arguments, so that checkpointing, sharding and hooks see nothing but ordinary tensors, and block 0
+    where they expect the hidden state.
+    """
+
+    altup: nn.Module
+    place: Place
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        place = self.place
+        hidden, args = (args[0], args[1:]) if args else (kwargs.pop(place.argument), ())
+        outputs = super().__call__(*place.lift(hidden), *args, **kwargs)
+        new = place.lower(outputs[: place.num_blocks])
+        return (new, *outputs[place.num_blocks :]) if place.returns_tuple else new
+
+    def forward(self, *args: Any, **kwargs: Any) -> Blocks:
+        K = self.place.num_blocks
+        blocks, args = args[:K], args[K:]
+        outputs = super().forward(blocks[self.place.active], *args, **kwargs)
+        computed, *others = outputs if isinstance(outputs, tuple) else (outputs,)
+        return (*self.altup(blocks, computed), *others)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple:
+        return _blank, (original_class(self),), self.__dict__
+
+
+@functools.cache
+def widened_class(base: Any) -> type[nn.Module]:
+    return type(f"Widened{base.__name__}", (WidenedLayer, base), {"__module__": base.__module__})
+
+
+def original_class(layer: nn.Module) -> type[nn.Module]:
+    return type(layer).__mro__[2]
+
+
+def _blank(base: type[nn.Module]) -> nn.Module:
+    """What unpickling fills: classes made on the fly cannot be found by name."""
+    cls = widened_class(base)  # type: ignore[arg-type]
+    return cls.__new__(cls)
+
+
+def first_argument(layer: nn.Module) -> str:
+    """The name by which a layer may be given its hidden state."""
+    return list(inspect.signature(type(layer).forward).parameters)[1]
+
+
+def widen_layer(layer: nn.Module, update: nn.Module, place: Place) -> None:
+    """Give `layer` its coefficients and its new class."""
+    if hasattr(layer, "altup"):
+        raise UserError(f"{type(layer).__name__} has a part named 'altup' already: the model is widened")
+    patched = "_old_forward" in vars(layer)
+    if "forward" in vars(layer) and not patched:
+        raise UserError(
+            f"the forward of {type(layer).__name__} was replaced; widen the model before it is patched or compiled"
+        )
+    device = next(layer.parameters()).device
+    layer.altup = update.to(device)
+    layer.place = cast(Any, place)
+    layer.__class__ = widened_class(type(layer))  # type: ignore[arg-type]
+    if patched:  # by accelerate, whose hooks call the forward they found
+        layer._old_forward = cast(Any, type(layer).forward.__get__(layer))
+
+
+def narrow_layer(layer: nn.Module) -> None:
+    layer.__class__ = original_class(layer)
+    del layer.altup, layer.place
+    if "_old_forward" in vars(layer):
+        layer._old_forward = cast(Any, type(layer).forward.__get__(layer))

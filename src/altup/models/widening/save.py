@@ -1,0 +1,66 @@
+"""A widened model from its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from altup.errors import UserError
+from altup.models.widening.plan import Plan
+from altup.models.widening.widen import apply
+
+
+def load_widened(
+    place: str | Path, model_class: type[PreTrainedModel] | None = None, **options: Any
+) -> PreTrainedModel:
+    """The widened model that `save_pretrained` wrote to a folder, or that was pushed to the hub.
+
+    `options` are those of `from_pretrained` (`dtype`, `device_map`, …). The class is the one named in the config;
+    give `model_class` where that is not a class of transformers.
+    """
+    try:
+        config = AutoConfig.from_pretrained(place) if model_class is None else _config_of(model_class, place)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{str(place)!r} is no model folder that can be read: {error}") from error
+    saved = getattr(config, "altup", None)
+    if not isinstance(saved, dict):
+        raise UserError(
+            f"{str(place)!r} holds a {config.model_type!r} model that was not widened; load it with "
+            "from_pretrained and give it to altup.widen"
+        )
+    cls = model_class or _named_class(config, place)
+    plan = Plan(**saved)
+
+    def build(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
+        cls.__init__(self, config, *args, **kwargs)
+        apply(self, plan)
+
+    # Hugging Face loads into what a class builds: for the time of loading, one that builds the model wide.
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    builder = type(cls.__name__, (cls,), {"__init__": build, **names})
+    model, info = builder.from_pretrained(place, config=config, output_loading_info=True, **options)  # type: ignore
+    model.__class__ = cls
+    lost = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
+    if lost:
+        raise UserError(
+            f"{str(place)!r} is not whole: {len(lost)} weights are missing or misshapen, first {lost[0]}"
+        )
+    return model
+
+
+def _config_of(model_class: type[PreTrainedModel], place: str | Path) -> PreTrainedConfig:
+    return model_class.config_class.from_pretrained(place)  # type: ignore[union-attr]
+
+
+def _named_class(config: PreTrainedConfig, place: str | Path) -> type[PreTrainedModel]:
+    name = (config.architectures or [""])[0]
+    cls = getattr(transformers, name, None)
+    if cls is None:
+        raise UserError(
+            f"{str(place)!r} holds a {name or 'nameless model'}, which transformers does not have; give its "
+            "class: load_widened(folder, model_class=...)"
+        )
+    return cls

@@ -1,0 +1,235 @@
+"""Any Hugging Face transformer made K times as wide, starting as the function it was, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from altup.errors import UserError
+from altup.models.config import AltUpConfig
+from altup.models.widening.handlers import structure_of
+from altup.models.widening.layer import Place, first_argument, narrow_layer, widen_layer
+from altup.models.widening.parameters import (
+    forget_ties,
+    names_of,
+    repeat,
+    replace,
+    share,
+    tie_again,
+    unrepeat,
+    unshare,
+    untie,
+    widen_parameter,
+)
+from altup.models.widening.plan import Plan, layers_of
+from altup.models.widening.recognise import find_entries, find_stacks, run, unrecognised, widening_readers
+
+
+def widen(
+    model: PreTrainedModel,
+    method: str = "recycled",
+    num_blocks: int = 2,
+    selection: str | list[int] | None = None,
+    *,
+    example: dict[str, Any] | None = None,
+    seed: int = 0,
+) -> PreTrainedModel:
+    """Widen `model` in place and return it: until it is trained it computes what it did, up to rounding.
+
+    - `recycled`: every stack's input is repeated K times and its output is the mean of the K blocks. Nothing but
+      K² + K scalars a layer is added, and the model's inputs and outputs keep their shapes.
+    - `altup`, `sameup`: tables, final norm and head are K times as wide as well, and so is what a stack returns.
+      A head that was tied to the table gets weights of its own.
+
+    `selection` says which block each layer works on: `alternating`, `same`, or a list with one block a layer.
+    The model is run once before and once after with `example`, a small batch that is made up when not given.
+    """
+    plan = Plan.choose(method, num_blocks, selection, seed)
+    _check(model)
+    structure = structure_of(model)
+    if example is not None:
+        structure.example = example
+    stacks, order, before = find_stacks(model, structure)
+    plan.stacks = {stack.name: stack.returns_tuple for stack in stacks}
+    try:
+        if not plan.recycled:
+            entries: dict[str, int] = {}
+            for stack in stacks:
+                entries |= find_entries(model, stack, stacks, order)
+            if structure.entries is not None:
+                entries = {name: _entry_dim(model, name) for name in structure.entries}
+            _widen_entries(model, plan, entries)
+        widen_layers(model, plan)
+        with widening_readers(model, plan, {stack.width for stack in stacks}):
+            after = run(model, structure.example or {})
+        _compare(before, after)
+    except Exception as error:
+        _undo(model, plan)
+        if isinstance(error, UserError):
+            raise
+        raise unrecognised(model, f"widened, it does not run: {error}") from error
+    finish(model, plan)
+    return model
+
+
+def narrow(model: PreTrainedModel) -> PreTrainedModel:
+    """Undo `widen`, in place: the original weights and class, while all blocks are still equal.
+
+    Training the layers alone keeps them equal; once the coefficients or the blocks of a wide parameter have moved
+    there is no narrow model that computes the same, and this refuses.
+    """
+    plan = Plan.of(model)
+    if plan is None or not _is_widened(model, plan):
+        raise UserError(f"{type(model).__name__} is not a model that altup.widen has widened")
+    _check_coefficients(model, plan)
+    _undo(model, plan)
+    return model
+
+
+def apply(model: PreTrainedModel, plan: Plan) -> None:
+    """Do to a fresh model what the plan says was done to the one it comes from."""
+    noted = Plan(**{**vars(plan), "repeated": {}, "shared": {}, "untied": {}})
+    for name, table in plan.untied.items():
+        if model.get_parameter(name) is model.get_parameter(table):
+            replace(model, [name], model.get_parameter(name).detach().clone())
+    forget_ties(model, plan)
+    for names, shared in ((plan.repeated, False), (plan.shared, True)):
+        for name, dim in names.items():
+            if name not in noted.repeated | noted.shared:
+                widen_parameter(model, noted, name, dim, shared)
+    widen_layers(model, plan)
+    finish(model, plan)
+
+
+def widen_layers(model: PreTrainedModel, plan: Plan) -> None:
+    for stack, returns_tuple in plan.stacks.items():
+        layers = layers_of(model, stack)
+        rule = plan.rule(len(layers))
+        for i, layer in enumerate(layers):
+            place = Place(
+                plan.num_blocks,
+                rule.active[i],
+                i == 0,
+                i == len(layers) - 1,
+                plan.recycled,
+                returns_tuple,
+                first_argument(layer),
+            )
+            widen_layer(layer, rule.updates[i], place)
+
+
+def finish(model: PreTrainedModel, plan: Plan) -> None:
+    """What a model must know to be saved, loaded and split between devices."""
+    plan.save(model)
+    classes = {type(layer).__name__ for stack in plan.stacks for layer in layers_of(model, stack)}
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module._no_split_modules = {*(module._no_split_modules or ()), *classes}
+            module._keep_in_fp32_modules_strict = {*(module._keep_in_fp32_modules_strict or ()), "altup"}
+    model.register_load_state_dict_pre_hook(_accept_original)
+
+
+def _accept_original(model: PreTrainedModel, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Let the state of the original model be loaded: wide where the model is wide, coefficients as they start."""
+    plan = Plan.of(model)
+    if plan is None or any(".altup." in name for name in state_dict):
+        return
+    for name, table in plan.untied.items():
+        if prefix + table in state_dict:
+            state_dict.setdefault(prefix + name, state_dict[prefix + table])
+    for names, widened in ((plan.repeated, repeat), (plan.shared, share)):
+        for name, dim in names.items():
+            if prefix + name in state_dict:
+                state_dict[prefix + name] = widened(state_dict[prefix + name], dim, plan.num_blocks)
+    for stack in plan.stacks:
+        for i, update in enumerate(plan.rule(len(layers_of(model, stack))).updates):
+            for name, value in update.state_dict().items():
+                state_dict[f"{prefix}{stack}.{i}.altup.{name}"] = value
+
+
+def _check(model: PreTrainedModel) -> None:
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"{type(model).__name__} is not a Hugging Face model (PreTrainedModel); for a model of your own use "
+            "altup.AltUp, and widen before torch.compile or other wrappers"
+        )
+    if isinstance(model.config, AltUpConfig):
+        raise UserError(
+            f"{type(model).__name__} has AltUp built in; set its config's widening, or use altup.upcycle"
+        )
+    if Plan.of(model) is not None:
+        raise UserError(
+            "the model's config says that it was widened; load its folder with altup.load_widened, or "
+            "narrow it first"
+        )
+    for field in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
+        if getattr(model.config, field, 0):
+            raise UserError(
+                f"{field}={getattr(model.config, field)} skips whole layers in training, and a widened stack "
+                "needs its first and last one; build the model with 0"
+            )
+
+
+def _widen_entries(model: PreTrainedModel, plan: Plan, entries: dict[str, int]) -> None:
+    for name in entries:
+        untie(model, plan, name)
+    for name, dim in entries.items():
+        if name not in plan.repeated:
+            widen_parameter(model, plan, name, dim)
+
+
+def _entry_dim(model: PreTrainedModel, name: str) -> int:
+    from altup.models.widening.recognise import Maps
+
+    home = model.get_submodule(name.rpartition(".")[0])
+    return 0 if isinstance(home, Maps) else model.get_parameter(name).dim() - 1
+
+
+def _compare(before: Tensor, after: Tensor) -> None:
+    """Refuse a model that computes something else, for whatever reason, once widened."""
+    copies = after.shape[-1] // before.shape[-1]
+    expected = torch.cat([before] * copies, dim=-1).float()
+    error = (after.float() - expected).norm() / expected.norm().clamp(min=1e-30)
+    bound = 1e-3 if before.dtype == torch.float32 else 0.05
+    if expected.shape != after.shape or not error <= bound:
+        raise UserError(
+            f"widened, the model computes something else (relative error {error:.2g}); nothing was changed"
+        )
+
+
+def _is_widened(model: PreTrainedModel, plan: Plan) -> bool:
+    return all(hasattr(layer, "place") for stack in plan.stacks for layer in layers_of(model, stack))
+
+
+def _check_coefficients(model: PreTrainedModel, plan: Plan) -> None:
+    for stack in plan.stacks:
+        for i, layer in enumerate(layers_of(model, stack)):
+            P, g = layer.altup.P.double(), layer.altup.g
+            if (P.sum(dim=1) - 1).abs().max() > 1e-5 or not torch.equal(g, torch.ones_like(g)):
+                raise UserError(
+                    f"{stack}.{i}.altup has moved: the blocks no longer take the same steps, so no narrow model "
+                    "computes the same; keep the widened one"
+                )
+
+
+def _undo(model: PreTrainedModel, plan: Plan) -> None:
+    """Everything back, or an error and nothing changed."""
+    values = {n: unrepeat(n, model.get_parameter(n), dim, plan.num_blocks) for n, dim in plan.repeated.items()}
+    values |= {n: unshare(n, model.get_parameter(n), dim, plan.num_blocks) for n, dim in plan.shared.items()}
+    for name, table in plan.untied.items():
+        mine, its = (values.get(n, model.get_parameter(n)) for n in (name, table))
+        if not torch.equal(mine, its):
+            raise UserError(f"{name} was tied to {table} and has been trained apart; keep the widened model")
+    for name, value in values.items():
+        replace(model, names_of(model, model.get_parameter(name)), value.detach())
+    for stack in plan.stacks:
+        for layer in layers_of(model, stack):
+            if hasattr(layer, "place"):
+                narrow_layer(layer)
+    if plan.untied:
+        tie_again(model)
+    if Plan.of(model) is not None:
+        del model.config.altup
