@@ -1,0 +1,108 @@
+"""The kernels through Triton's compiler for Hopper: it needs no GPU, and sees what the interpreter forgives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from altup.kernels import altup_update_triton as kernels  # noqa: E402
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+def build(kernel, arguments: dict, num_warps: int):
+    """Compile for compute capability 9.0: pointers as "*bf16", tuples of them, "i32", or constants."""
+
+    def is_type(value):
+        return isinstance(value, str | tuple)
+
+    signature = {name: value if is_type(value) else "constexpr" for name, value in arguments.items()}
+    places = {name: (i,) for i, name in enumerate(arguments)}
+    aligned = [
+        (*places[name], *inner)
+        for name, value in arguments.items()
+        if is_type(value) and name not in ("active", "programs")
+        for inner in ([(i,) for i in range(len(value))] if isinstance(value, tuple) else [()])
+    ]
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={places[name]: value for name, value in arguments.items() if not is_type(value)},
+        attrs={place: [["tt.divisibility", 16]] for place in aligned},
+    )
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+
+
+def spills(compiled, folder) -> bool:
+    """Whether a thread needs memory of its own beside its registers."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    command = [TOOLS / "cuobjdump", "-res-usage", cubin]
+    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "REG:" in usage
+    return "STACK:0" not in usage
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache(tmp_path, monkeypatch):
+    if not (TOOLS / "ptxas").exists():
+        pytest.skip(f"needs {TOOLS / 'ptxas'}")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def state(K, dtype):
+    return dict.fromkeys(("outs", "dxs", "grads", "xs"), (f"*{dtype}",) * K) | {
+        "y": f"*{dtype}",
+        "dy": f"*{dtype}",
+        "P": "*fp32",
+        "g": "*fp32",
+        "active": "i32",
+        "n": "i32",
+    }
+
+
+@pytest.mark.parametrize(("K", "dtype", "residual"), [(2, "bf16", True), (4, "bf16", True), (3, "fp32", False)])
+def test_forward(K, dtype, residual, tmp_path):
+    given, config = state(K, dtype), kernels.FORWARD[K]
+    names = ("outs", "xs", "y", "residual", "P", "g", "active", "n")
+    arguments = {name: given.get(name, f"*{dtype}" if residual else None) for name in names}
+    width = 8 if dtype == "bf16" else 4
+    block = width * 32 * config.warps * config.vectors
+    compiled = build(kernels._forward_kernel, {**arguments, "K": K, "BLOCK": block}, config.warps)
+    assert not spills(compiled, tmp_path)
+    assert compiled.asm["ptx"].count("ld.global.v4") == (K + 1 + residual) * config.vectors
+    assert compiled.asm["ptx"].count("st.global.v4") == K * config.vectors
+
+
+@pytest.mark.parametrize(
+    ("K", "dtype", "residual"), [(2, "bf16", True), (4, "bf16", True), (3, "fp32", False), (8, "fp16", False)]
+)
+def test_backward(K, dtype, residual, tmp_path):
+    given, config = state(K, dtype), kernels.BACKWARD[K]
+    names = ("dxs", "dy", "partials", "grads", "xs", "y", "residual", "P", "g", "active", "n")
+    arguments = {name: given.get(name, f"*{dtype}" if residual else None) for name in names}
+    arguments["partials"] = "*fp32"
+    width = 8 if dtype != "fp32" else 4
+    block = width * 32 * config.warps * config.vectors
+    constants = {"K": K, "BLOCK": block, "WIDTH": width, "STAGES": config.stages}
+    compiled = build(kernels._backward_kernel, {**arguments, **constants}, config.warps)
+    assert not spills(compiled, tmp_path)
+    assert compiled.asm["ptx"].count("st.global.v4") == (K + 1) * config.vectors
+
+
+@pytest.mark.parametrize("K", [1, 4, 8])
+def test_coefficients(K, tmp_path):
+    names = ("dP", "dg", "partials", "P", "g")
+    constants = {"K": K, "ROWS": triton.next_power_of_2(K), "COLUMNS": triton.next_power_of_2(K + 1), "CHUNK": 32}
+    arguments = {**dict.fromkeys(names, "*fp32"), "active": "i32", "programs": "i32", **constants}
+    assert not spills(build(kernels._coefficients_kernel, arguments, num_warps=4), tmp_path)
