@@ -16,8 +16,8 @@ class Seen(NamedTuple):
     """Which keys a query sees.
 
     Those of its own segment, [batch, queries] and [batch, keys], and none of the future where `causal`; a padding
-    mask is the segments of keys, where all queries are of segment 1. Where a cache makes it less regular, `additive`
-    says it all: what is added to the scores, broadcastable to [batch, heads, queries, keys].
+    mask is the segments of keys, where all queries are of segment 1. Where a cache makes it less regular,
+    `additive` says it all: what is added to the scores, broadcastable to [batch, heads, queries, keys].
     """
 
     causal: bool = False

@@ -147,7 +147,7 @@ class T5Encoder(T5Stack):
         return_dict: bool | None = None,
         segments: Tensor | None = None,
     ) -> BaseModelOutput:
-        """`segments` [batch, tokens] keeps the texts of a packed row apart: tokens see those of their own number."""
+        """`segments` [batch, tokens] numbers the texts of a packed row: a token sees those of its own number."""
         if output_attentions:
             raise UserError("output_attentions=True: attention weights are never held here; leave it unset")
         if (input_ids is None) == (inputs_embeds is None):
@@ -224,7 +224,8 @@ class T5Decoder(T5Stack):
         memory = memory.to(state[0].dtype)
         queries = state[0].shape[-2]
         past, keys = _cached_lengths(past_key_values, queries)
-        bias: Tensor | None = self.relative_bias(queries, keys, offset=past)
+        by_distance = self.relative_bias(queries, keys, offset=past)
+        bias: Tensor | None = by_distance
         if segments is not None:
             seen = Seen(True, segments, segments)
             memory_seen = Seen(False, segments, memory_segments)
@@ -232,7 +233,7 @@ class T5Decoder(T5Stack):
             seen = see_keys(attention_mask, queries, keys, causal=True)
             memory_seen = see_keys(memory_mask, queries, memory.shape[1])
         else:
-            dense, bias = lay_out(bias, queries, keys).to(memory.dtype), None
+            dense, bias = lay_out(by_distance, queries, keys).to(memory.dtype), None
             hidden_from = hidden_keys(attention_mask, queries, keys, past, dense.device)
             seen = Seen(additive=dense.masked_fill(hidden_from, torch.finfo(dense.dtype).min))
             memory_seen = (
@@ -274,10 +275,10 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def hidden_keys(mask: Tensor | None, queries: int, keys: int, past: Any, device: torch.device) -> Tensor:
-    """True where a key is hidden from `queries` tokens that stand behind `past` others, [batch or 1, 1, queries, keys].
+    """[batch or 1, 1, queries, keys]: which keys are hidden from `queries` tokens that stand behind `past` others.
 
-    `mask` is [batch, keys so far], or whole as generation may give it, [batch, 1, queries, keys]: true where a key is
-    seen, or 0 there and negative elsewhere.
+    `mask` is [batch, keys so far], or whole as generation may give it, [batch, 1, queries, keys]: true where a
+    key is seen, or 0 there and negative elsewhere.
     """
     places = torch.arange(queries, device=device) + past
     future = (torch.arange(keys, device=device) > places[:, None])[None, None]
