@@ -18,8 +18,8 @@ class Structure:
 
     - `stacks`: names of the lists of layers, such as `model.layers`. Each layer takes the hidden state
       [batch, tokens, d] first and returns it, alone or first in a tuple.
-    - `entries`: for `altup` and `sameup`, names of the parameters whose last dimension (the first one of a
-      convolution or linear map) makes the state that enters the first layer: embedding tables and the like.
+    - `entries`: for `altup` and `sameup`, names of the parameters that make the state entering the first layers:
+      embedding tables and the like, and convolutions or linear maps.
     - `example`: inputs to run the model with, as keyword arguments.
     """
 
@@ -56,10 +56,10 @@ def _example(model: PreTrainedModel) -> dict[str, Tensor]:
         size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size,) * 2
         shape = (1, config.num_channels, *size)
         return {"pixel_values": torch.linspace(-1, 1, math.prod(shape)).reshape(shape).sin()}
-    inputs = {name: value for name, value in model.dummy_inputs.items() if name.endswith("input_ids")}
-    if config.is_encoder_decoder and len(inputs) == 1:
-        inputs["decoder_input_ids"] = inputs["input_ids"]
-    return inputs
+    end = config.eos_token_id if isinstance(config.eos_token_id, int) else 2
+    vocabulary = getattr(config.get_text_config(), "vocab_size", end + 1)
+    ids = torch.tensor([[3, 4, 5, 6, min(end, vocabulary - 1)]])  # some classifiers look for the end token
+    return {"input_ids": ids, "decoder_input_ids": ids} if config.is_encoder_decoder else {"input_ids": ids}
 
 
 def _whisper(model: PreTrainedModel) -> Structure:

@@ -129,29 +129,33 @@ def _as_stack(name: str, length: int, calls: dict[str, list[Call]]) -> Stack | N
 def find_entries(model: PreTrainedModel, stack: Stack, stacks: list[Stack], order: list[str]) -> dict[str, int]:
     """The parameters that make the state entering a stack, with the dimension that is its width.
 
-    These are, in the smallest model around the stack: all embedding tables of that width, all parameters that
-    belong to no ordinary layer (class tokens, position embeddings), and the last map called before the stack.
+    These are, in the smallest model around the stack that has any: all embedding tables of that width, all
+    parameters that belong to no ordinary layer (class tokens, position embeddings), and the last map called before
+    the stack.
     """
-    home = max(
-        (n for n, m in model.named_modules() if isinstance(m, PreTrainedModel) and _inside(stack.name, n)), key=len
-    )
-    outside = {
-        name: module
-        for name, module in model.named_modules()
-        if _inside(name, home) and not any(_inside(name, other.name) for other in stacks)
-    }
+    around = [n for n, m in model.named_modules() if isinstance(m, PreTrainedModel) and _inside(stack.name, n)]
+    for home in sorted(around, key=len, reverse=True):
+        outside = {
+            name: module
+            for name, module in model.named_modules()
+            if _inside(name, home) and not any(_inside(name, other.name) for other in stacks)
+        }
+        if entries := _entries(outside, stack, order):
+            return entries
+    raise unrecognised(model, f"found nothing that makes the {stack.width} wide state entering {stack.name}")
+
+
+def _entries(modules: dict[str, nn.Module], stack: Stack, order: list[str]) -> dict[str, int]:
     entries = {}
-    for name, module in outside.items():
+    for name, module in modules.items():
+        holds_tables = isinstance(module, nn.Embedding) or next(module.children(), None) is not None
         for own, parameter in module.named_parameters(recurse=False):
-            is_table = isinstance(module, nn.Embedding) or (
-                parameter.dim() > 1 and not isinstance(module, (*Maps, Conv1D))
-            )
-            if is_table and parameter.shape[-1] == stack.width:
+            if holds_tables and parameter.shape[-1] == stack.width:
                 entries[f"{name}.{own}" if name else own] = parameter.dim() - 1
     before = order[: order.index(f"{stack.name}.0")]
-    maps = [name for name in before if isinstance(outside.get(name), Maps) and _makes(outside[name], stack.width)]
+    maps = [name for name in before if isinstance(modules.get(name), Maps) and _makes(modules[name], stack.width)]
     if maps:
-        entries |= {f"{maps[-1]}.{own}": 0 for own, _ in outside[maps[-1]].named_parameters(recurse=False)}
+        entries |= {f"{maps[-1]}.{own}": 0 for own, _ in modules[maps[-1]].named_parameters(recurse=False)}
     return entries
 
 
