@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
+from altup.models.compiling import compile_layers
 from tests.models.helpers import ALL_METHODS, batch, tiny_t5
 
 
@@ -19,6 +21,22 @@ def test_compiles_without_graph_breaks_forward_and_backward(method):
     want = gradients(method, None)
     for name, got in gradients(method, "aot_eager").items():
         torch.testing.assert_close(got, want[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["dense", "altup", "sequence-altup", "altup+moe"])
+def test_layers_are_compiled_once_whatever_the_depth(method):
+    graphs = []
+    for depth in (3, 6):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        model = tiny_t5(method, num_layers=depth, num_decoder_layers=depth, expert_jitter=0.0).train()
+        want = model(**batch()).loss
+        compile_layers(model, backend=counter, fullgraph=True)
+        got = model(**batch()).loss
+        got.backward()
+        torch.testing.assert_close(got, want)
+        graphs.append(counter.frame_count)
+    assert graphs[0] == graphs[1] >= 3  # encoder layer, decoder layer, final norm
 
 
 @pytest.mark.slow

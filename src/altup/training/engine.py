@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from altup.models.compiling import compile_layers
 from altup.training.config import TrainConfig
 from altup.training.determinism import seed_forward
 from altup.training.heldout import output_sums
@@ -30,7 +31,7 @@ class Engine:
             model.gradient_checkpointing_enable()  # type: ignore[operator]
         model.train()
         if config.compile and mine.device.type == "cuda":
-            compile_parts(model, by_layer=config.parallel == "fsdp" and mine.world > 1)
+            compile_layers(model)
         self.model = spread(model, config.parallel, config.precision == "bf16", mine)
         self.plain = unwrap(self.model)
         self._lr = torch.zeros((), device=mine.device)
@@ -76,14 +77,3 @@ class Engine:
         """Tokens the model reads of one example: inputs, and targets where these go through a decoder."""
         both = bool(getattr(getattr(self.plain, "config", None), "is_encoder_decoder", False))
         return micro["input_ids"].shape[1] + both * micro["labels"].shape[1]
-
-
-def compile_parts(model: nn.Module, by_layer: bool) -> None:
-    """Compile the model in place: as a whole, or layer by layer where each layer is gathered for itself."""
-    if not by_layer:
-        model.compile(dynamic=False)
-        return
-    layers = set(getattr(model, "_no_split_modules", None) or ())
-    for module in model.modules():
-        if type(module).__name__ in layers:
-            module.compile(dynamic=False)

@@ -1,0 +1,29 @@
+"""Compiling a model layer by layer: one layer's code serves all its likes, so start-up does not grow with depth."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from altup.nn import AveragePooling, RMSNorm
+from altup.nn.sequence import SequenceUpdate
+
+# Kinds of layers × of inputs (training, evaluation, padded, packed) that one process may meet.
+RECOMPILE_LIMIT = 64
+
+
+def compile_layers(model: nn.Module, **options: object) -> nn.Module:
+    """Compile the layers of `model` in place, and what few operations stand between them.
+
+    The update rule itself is a kernel already and stays outside. `options` go to `torch.compile`.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+    layers = set(getattr(model, "_no_split_modules", None) or ())
+    inside: set[nn.Module] = set()
+    for module in model.modules():
+        if module in inside:
+            continue
+        if type(module).__name__ in layers or isinstance(module, RMSNorm | SequenceUpdate | AveragePooling):
+            inside.update(module.modules())
+            module.compile(**{"dynamic": False, **options})  # type: ignore[arg-type]
+    return model
