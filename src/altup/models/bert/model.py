@@ -89,7 +89,7 @@ class AltUpBertModel(AltUpBertPreTrainedModel):
             embeddings = embeddings.to(torch.get_autocast_dtype(device))
         masks = self._masks(attention_mask, embeddings)
 
-        state = self.rule.lift(embeddings)
+        state = self.rule.lift(embeddings).unbind(0)
         hidden = []
         for index, layer in enumerate(self.layers):
             if output_hidden_states:
@@ -147,11 +147,16 @@ class AltUpBertForMaskedLM(AltUpBertPreTrainedModel):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         return_logits: bool = True,
+        label_positions: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> AltUpMaskedLMOutput | tuple:
         """`labels` [batch, tokens] holds the token that stood at a place, −100 where none is asked for. The loss
-        is the mean over those asked for, or their sum divided by `num_items_in_batch`."""
+        is the mean over those asked for, or their sum divided by `num_items_in_batch`.
+
+        `label_positions` [batch, m] may list the places of all labels that count: with `return_logits=False` the
+        head then runs at those places alone, a seventh of them in pretraining.
+        """
         encoded = self.bert(
             input_ids,
             attention_mask,
@@ -162,7 +167,11 @@ class AltUpBertForMaskedLM(AltUpBertPreTrainedModel):
             output_attentions,
             return_dict=True,
         )
-        logits = self.head(encoded.last_hidden_state)
+        hidden = encoded.last_hidden_state
+        if label_positions is not None and labels is not None and not return_logits:
+            hidden = hidden.gather(1, label_positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+            labels = labels.gather(1, label_positions)
+        logits = self.head(hidden)
         sums = None
         if labels is not None:
             sums = self.with_balance_loss(token_sums(logits, labels, self.config.z_loss))

@@ -13,8 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from altup.errors import UserError
-from altup.kernels import token_sums
-from altup.kernels.cross_entropy import IGNORED
+from altup.kernels.cross_entropy import IGNORED, head_sums, token_sums
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, loss_fields, refuse_attentions
 from altup.models.decoder.config import AltUpDecoderConfig
 from altup.models.masks import causal_mask, token_positions
@@ -49,6 +48,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.feed_forward_norm = RMSNorm(width, eps)
         self.feed_forward = SwiGLU(width, config.d_ff)
         self.experts = build_experts(config)
+        self.leaves_last_addition = config.selects_blocks
 
     def forward(
         self,
@@ -56,15 +56,19 @@ class DecoderLayer(GradientCheckpointingLayer):
         mask: Tensor | None,
         rotation: tuple[Tensor, Tensor],
         past_key_values: Cache | None = None,
-    ) -> Tensor:
-        """x: [batch, tokens, d]; without a mask, only the future is hidden."""
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """x: [batch, tokens, d]; without a mask, only the future is hidden.
+
+        Gives x after both updates or, where the rule does the last addition, x before the last one and that.
+        """
         attended = self.attention(self.attention_norm(x), mask, rotation, past_key_values, causal=True)
         x = x + self._drop(attended)
         normed = self.feed_forward_norm(x)
         update = self.feed_forward(normed)
         if self.experts is not None:
             update = update + self.experts(normed)
-        return x + self._drop(update)
+        update = self._drop(update)
+        return (x, update) if self.leaves_last_addition else x + update
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
@@ -140,7 +144,7 @@ class AltUpDecoderModel(AltUpDecoderPreTrainedModel):
             position_ids = token_positions(attention_mask, queries, past, device)
         turn = rotation(position_ids, self.config.d_kv, self.config.rope_theta)
 
-        state = self.rule.lift(F.dropout(embeddings, self.config.dropout_rate, self.training))
+        state = self.rule.lift(F.dropout(embeddings, self.config.dropout_rate, self.training)).unbind(0)
         hidden = []
         for index, layer in enumerate(self.layers):
             if output_hidden_states:
@@ -218,17 +222,23 @@ class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
         )
         hidden = outputs.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden[:, keep])
+        hidden = hidden[:, keep]
         if shift_labels is None and labels is not None:
             shift_labels = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
-        sums = None
-        if shift_labels is not None:
-            if shift_labels.shape != logits.shape[:-1]:
-                raise UserError(
-                    f"labels of shape {tuple(shift_labels.shape)} do not fit logits for "
-                    f"{tuple(logits.shape[:-1])}; give one label a token, and leave logits_to_keep unset"
-                )
-            sums = self.with_balance_loss(token_sums(logits, shift_labels, self.config.z_loss))
+        if shift_labels is not None and shift_labels.shape != hidden.shape[:-1]:
+            raise UserError(
+                f"labels of shape {tuple(shift_labels.shape)} do not fit logits for {tuple(hidden.shape[:-1])}; "
+                "give one label a token, and leave logits_to_keep unset"
+            )
+        logits = sums = None
+        if shift_labels is not None and not return_logits and type(self.lm_head) is nn.Linear:
+            sums = head_sums(hidden, self.lm_head.weight, shift_labels, self.config.z_loss)
+        else:
+            logits = self.lm_head(hidden)
+            if shift_labels is not None:
+                sums = token_sums(logits, shift_labels, self.config.z_loss)
+        if sums is not None:
+            sums = self.with_balance_loss(sums)
         output = AltUpCausalLMOutput(
             logits=logits if return_logits else None,
             past_key_values=outputs.past_key_values,
