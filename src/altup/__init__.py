@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AltUp": "altup.nn",
     "AveragePooling": "altup.nn",
+    "DynamicAltUp": "altup.nn",
     "PartialExperts": "altup.nn",
     "SequenceAltUp": "altup.nn",
     "StrideAndSkip": "altup.nn",

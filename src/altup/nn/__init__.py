@@ -3,6 +3,7 @@
 from altup.nn.altup import AltUp, Sum
 from altup.nn.attention import Attention
 from altup.nn.coefficients import CoefficientModule
+from altup.nn.dynamic import DynamicAltUp
 from altup.nn.experts import PartialExperts
 from altup.nn.feed_forward import GatedFeedForward
 from altup.nn.norm import RMSNorm
@@ -14,6 +15,7 @@ __all__ = [
     "Attention",
     "AveragePooling",
     "CoefficientModule",
+    "DynamicAltUp",
     "GatedFeedForward",
     "PartialExperts",
     "RMSNorm",
