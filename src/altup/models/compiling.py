@@ -1,4 +1,4 @@
-"""Compiling a model layer by layer: one layer's code serves all its likes, so start-up does not grow with depth."""
+"""Compiling a model layer by layer: one layer's code serves all its likes, so that depth adds no start-up."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def compile_layers(model: nn.Module, **options: object) -> nn.Module:
             continue
         if type(module).__name__ in layers or isinstance(module, RMSNorm | SequenceUpdate | AveragePooling):
             inside.update(module.modules())
-            module.compile(**{"dynamic": False, **options})  # type: ignore[arg-type]
+            module.compile(**{"dynamic": False, **options})
     return model

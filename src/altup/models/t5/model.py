@@ -15,6 +15,7 @@ from altup.errors import UserError
 from altup.kernels.cross_entropy import IGNORED, head_sums, token_sums
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, loss_fields, refuse_attentions
 from altup.models.t5.config import AltUpT5Config
+from altup.models.t5.generation import ReplayedGeneration
 from altup.models.t5.stack import T5Decoder, T5Encoder
 
 
@@ -63,7 +64,7 @@ class AltUpT5EncoderModel(AltUpT5PreTrainedModel):
         return output if as_dict(return_dict, self.config) else output.to_tuple()
 
 
-class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, GenerationMixin):
+class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, ReplayedGeneration, GenerationMixin):  # type: ignore[misc]
     """Encoder, decoder and head."""
 
     _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}  # noqa: RUF012
