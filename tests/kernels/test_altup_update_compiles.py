@@ -102,7 +102,8 @@ def test_backward(K, dtype, residual, tmp_path):
 
 @pytest.mark.parametrize("K", [1, 4, 8])
 def test_coefficients(K, tmp_path):
-    names = ("dP", "dg", "partials", "P", "g")
-    constants = {"K": K, "ROWS": triton.next_power_of_2(K), "COLUMNS": triton.next_power_of_2(K + 1), "CHUNK": 32}
-    arguments = {**dict.fromkeys(names, "*fp32"), "active": "i32", "programs": "i32", **constants}
-    assert not spills(build(kernels._coefficients_kernel, arguments, num_warps=4), tmp_path)
+    rows, columns, config = triton.next_power_of_2(K), triton.next_power_of_2(K + 1), kernels.COEFFICIENTS
+    chunk = config.vectors * 4 * 32 * config.warps // (rows * columns)
+    constants = {"K": K, "ROWS": rows, "COLUMNS": columns, "CHUNK": chunk}
+    arguments = dict.fromkeys(("dP", "dg", "partials", "P", "g"), "*fp32") | {"active": "i32", "programs": "i32"}
+    assert not spills(build(kernels._coefficients_kernel, {**arguments, **constants}, config.warps), tmp_path)

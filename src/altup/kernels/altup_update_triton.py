@@ -35,19 +35,20 @@ class Config(NamedTuple):
     stages: int = 1  # backward only: iterations whose loads are in flight at once
 
 
-# By K; the backward kernel holds K² + K sums, so a larger K leaves room for fewer programs.
+# By K; the backward kernel holds K² + K sums, so a larger K leaves room for fewer programs. As many as fit at once
+# is best: a program that starts after the others have ended has the GPU nearly to itself.
 FORWARD = {K: Config(warps=4, vectors=1) for K in range(1, 9)}
 BACKWARD = {
-    1: Config(4, 1, 8),
-    2: Config(4, 1, 8),
-    3: Config(4, 1, 6),
-    4: Config(4, 1, 4),
-    5: Config(4, 1, 3),
-    6: Config(4, 1, 2),
-    7: Config(4, 1, 2),
-    8: Config(4, 1, 2),
+    1: Config(warps=4, vectors=1, programs_per_sm=12),
+    2: Config(warps=4, vectors=1, programs_per_sm=9),
+    3: Config(warps=1, vectors=1, programs_per_sm=25),
+    4: Config(warps=1, vectors=1, programs_per_sm=16),
+    5: Config(warps=1, vectors=1, programs_per_sm=16),
+    6: Config(warps=4, vectors=1, programs_per_sm=2),
+    7: Config(warps=4, vectors=1, programs_per_sm=2),
+    8: Config(warps=4, vectors=1, programs_per_sm=2),
 }
-MAX_BLOCKS = len(BACKWARD)
+COEFFICIENTS = Config(warps=16, vectors=8)
 
 
 @triton.jit
@@ -240,6 +241,7 @@ def backward(
             STAGES=config.stages,
             num_warps=config.warps,
         )
+        rows, columns = triton.next_power_of_2(K), triton.next_power_of_2(K + 1)
         _coefficients_kernel[(1,)](
             dP,
             dg,
@@ -249,10 +251,10 @@ def backward(
             active,
             programs,
             K=K,
-            ROWS=triton.next_power_of_2(K),
-            COLUMNS=triton.next_power_of_2(K + 1),
-            CHUNK=32,
-            num_warps=4,
+            ROWS=rows,
+            COLUMNS=columns,
+            CHUNK=COEFFICIENTS.vectors * 4 * 32 * COEFFICIENTS.warps // (rows * columns),
+            num_warps=COEFFICIENTS.warps,
         )
 
 
