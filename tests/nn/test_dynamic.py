@@ -144,3 +144,44 @@ def test_half_precision_keeps_float32_coefficients():
     assert {parameter.dtype for parameter in update.parameters()} == {torch.float32}
     state = torch.randn(2, 1, 3, 8).bfloat16()
     assert update(state, state[0]).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("method", ["altup", "recycled"])
+def test_in_our_models(method, tmp_path):
+    """Built from a config, starting as the static model, counted right, trained, saved and loaded."""
+    from altup import AltUpT5Config, AltUpT5ForConditionalGeneration
+    from altup.models.accounting import account
+
+    def build(**fields):
+        torch.manual_seed(0)
+        return AltUpT5ForConditionalGeneration(
+            AltUpT5Config.from_preset("tiny", method, vocab_size=50, num_layers=2, d_model=32, **fields)
+        ).eval()
+
+    static, model = build(), build(coefficients="dynamic")
+    counted = account(model.config).parameters["coefficients"]
+    assert counted == sum(p.numel() for n, p in model.named_parameters() if ".rule." in n)
+    same = {n: p for n, p in static.state_dict().items() if ".rule." not in n}
+    model.load_state_dict(same, strict=False)
+    batch = {"input_ids": torch.randint(2, 50, (2, 7)), "labels": torch.randint(2, 50, (2, 5))}
+    torch.testing.assert_close(model(**batch).logits, static(**batch).logits)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    losses = []
+    for _ in range(5):
+        losses.append(model(**batch).loss)
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+    assert model.encoder.rule.updates[0].A.abs().max() > 0
+    model.save_pretrained(tmp_path)
+    loaded = AltUpT5ForConditionalGeneration.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits)
+
+
+def test_dynamic_needs_blocks():
+    from altup import AltUpT5Config
+    from altup.errors import UserError
+
+    with pytest.raises(UserError, match="coefficients='dynamic' does not fit widening='none'"):
+        AltUpT5Config.from_preset("tiny", "dense", coefficients="dynamic")

@@ -147,7 +147,7 @@ def count_parameters(config: AltUpT5Config, layers: list[Layer]) -> dict[str, in
             parts["cross_attention"] += 2 * d * inner + 2 * out * inner
             parts["norms"] += d
         parts["experts"] += config.experts * (d + 2 * d * config.expert_hidden)
-        parts["coefficients"] += _rule_scalars(config, layer)
+        parts["coefficients"] += _coefficients(config, layer)
     return parts
 
 
@@ -179,7 +179,7 @@ def count_flops(config: AltUpT5Config, layers: list[Layer], targets: int) -> dic
             parts["cross_attention_scores"] += 2 * n * memory * 2 * inner
         if config.experts:
             parts["experts"] += 2 * n * d * (config.experts + 2 * config.expert_top_k * config.expert_hidden)
-        parts[RULE] += 2 * layer.state_tokens * d * _rule_scalars(config, layer)
+        parts[RULE] += 2 * layer.state_tokens * (d * _rule_scalars(config, layer) + 2 * _router(config))
     return parts
 
 
@@ -247,6 +247,20 @@ def _mixes_blocks(config: AltUpT5Config) -> bool:
 
 def _mixes_tokens(config: AltUpT5Config, layer: Layer) -> bool:
     return layer.strided and config.sequence == "altup"
+
+
+def _router(config: AltUpT5Config) -> int:
+    """Weights of the router that makes dynamic coefficients, which runs on the state and on the layer's output."""
+    return config.num_blocks * config.d_model if config.coefficients == "dynamic" else 0
+
+
+def _coefficients(config: AltUpT5Config, layer: Layer) -> int:
+    """Parameters of the rules around one layer; dynamic ones: K for each coefficient, the router and its norm."""
+    scalars = _rule_scalars(config, layer)
+    if config.coefficients == "static":
+        return scalars
+    k = config.num_blocks
+    return scalars + (k - 1) * (k * k + k) + _router(config) + config.d_model
 
 
 def _rule_scalars(config: AltUpT5Config, layer: Layer) -> int:

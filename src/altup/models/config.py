@@ -13,6 +13,7 @@ from altup.errors import UserError, check_choice, check_range, check_whole
 WIDENINGS = ("none", "altup", "recycled", "sum", "wide")
 SEQUENCES = ("none", "altup", "skip", "pool")
 SELECTIONS = ("alternating", "same")
+COEFFICIENTS = ("static", "dynamic")
 
 # The paper's names over the three choices. Names joined by "+" combine: "altup+moe".
 PRESETS: dict[str, dict[str, Any]] = {
@@ -66,7 +67,8 @@ class AltUpConfig(PreTrainedConfig):
     """The fields that say how a stack of layers is widened, strided and given experts.
 
     - `widening`: `none`, `altup`, `recycled`, `sum` or `wide`, with `num_blocks` K and, for the two that
-      select a block, `selection`: `alternating`, `same` or a list with one block a layer.
+      select a block, `selection`: `alternating`, `same` or a list with one block a layer. Their `coefficients` are
+      `static`, as in the paper, or `dynamic`: made anew for each token, as in Gemma 3n.
     - `sequence`: `none`, `altup`, `skip` or `pool` with `stride`.
     - `experts`: 0 or a number of partial experts beside each feed-forward.
 
@@ -93,6 +95,7 @@ class AltUpConfig(PreTrainedConfig):
     widening: str = "none"
     num_blocks: int = 1
     selection: str | list[int] | None = None
+    coefficients: str = "static"
     sequence: str = "none"
     stride: int = 1
     experts: int = 0
@@ -173,6 +176,12 @@ class AltUpConfig(PreTrainedConfig):
                 check_choice("selection", self.selection, SELECTIONS)
             else:
                 self._validate_block_list()
+        check_choice("coefficients", self.coefficients, COEFFICIENTS)
+        if self.coefficients == "dynamic" and not (self.selects_blocks and self.num_blocks > 1):
+            raise UserError(
+                f"coefficients='dynamic' does not fit widening={self.widening!r} with num_blocks="
+                f"{self.num_blocks}, which has no coefficients; leave it unset"
+            )
         check_choice("sequence", self.sequence, SEQUENCES)
         check_whole("stride", self.stride, 1)
         if self.sequence == "none" and self.stride != 1:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from altup.models.config import AltUpConfig
-from altup.nn import AltUp, PartialExperts, SequenceAltUp, StrideAndSkip, Sum
+from altup.nn import AltUp, DynamicAltUp, PartialExperts, SequenceAltUp, StrideAndSkip, Sum
 
 
 def build_rule(config: AltUpConfig, num_layers: int, lowering: str | None = None) -> AltUp | Sum:
@@ -14,13 +16,11 @@ def build_rule(config: AltUpConfig, num_layers: int, lowering: str | None = None
         return Sum(config.num_blocks)
     if config.selects_blocks:
         recycled = config.widening == "recycled"
-        return AltUp(
-            config.num_blocks,
-            num_layers,
-            config.selection or "alternating",
-            recycled=recycled,
-            lowering=lowering if recycled else None,
-        )
+        selection = config.selection or "alternating"
+        options: dict[str, Any] = {"recycled": recycled, "lowering": lowering if recycled else None}
+        if config.coefficients == "dynamic":
+            return DynamicAltUp(config.num_blocks, num_layers, config.d_model, selection, **options)
+        return AltUp(config.num_blocks, num_layers, selection, **options)
     return AltUp(1, num_layers)
 
 
