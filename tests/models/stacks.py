@@ -23,7 +23,7 @@ STACKS = [*BERTS, *DECODERS]
 
 
 def tiny(family, method="dense", k=None, seed=0, **fields):
-    """A model of any method whose weights are large enough to matter and whose coefficients have left their start."""
+    """A model of any method with weights that matter, and coefficients that have left their start."""
     torch.manual_seed(seed)
     experts = 6 if "moe" in method else None
     config_class, model_class, shape = {

@@ -140,11 +140,11 @@ def test_places_of_labels_spare_the_head_and_change_nothing():
     want = model(**data)
     seen = []
     model.head.register_forward_hook(lambda _m, _a, logits: seen.append(logits.shape))
-    got = model(**data, label_positions=places, return_logits=False)
+    got = model(**data, masked_positions=places, return_logits=False)
     assert seen == [(3, 3, 120)]
     for name in ("loss", "loss_sum", "nll_sum", "num_correct", "num_tokens"):
         torch.testing.assert_close(getattr(got, name), getattr(want, name))
-    assert model(**data, label_positions=places).logits.shape == (3, 20, 120)
+    assert model(**data, masked_positions=places).logits.shape == (3, 20, 120)
 
 
 def test_balance_loss_joins_the_loss_in_training_only():

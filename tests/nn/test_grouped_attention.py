@@ -27,10 +27,9 @@ def by_hand(module, x, seen):
 def test_against_plain_arithmetic(shared, bias, how):
     module = GroupedAttention(24, 6, 8, shared, bias=bias).double()
     x = torch.randn(2, 7, 24, dtype=torch.float64, requires_grad=True)
-    seen = {"all": torch.ones(7, 7), "causal": torch.ones(7, 7).tril(), "masked": torch.ones(7, 7).tril(2)}[
-        how
-    ].bool()
-    mask = torch.where(seen, 0.0, torch.finfo(torch.float64).min) if how == "masked" else None
+    ones = torch.ones(7, 7)
+    seen = {"all": ones, "causal": ones.tril(), "masked": ones.tril(2)}[how].bool()
+    mask = torch.zeros(7, 7).masked_fill(~seen, torch.finfo(torch.float32).min) if how == "masked" else None
     got, want = module(x, mask, causal=how == "causal"), by_hand(module, x, seen)
     torch.testing.assert_close(got, want)
     gradients = [torch.autograd.grad(out.square().sum(), [x, *module.parameters()]) for out in (got, want)]

@@ -147,14 +147,14 @@ class AltUpBertForMaskedLM(AltUpBertPreTrainedModel):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         return_logits: bool = True,
-        label_positions: Tensor | None = None,
+        masked_positions: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> AltUpMaskedLMOutput | tuple:
         """`labels` [batch, tokens] holds the token that stood at a place, −100 where none is asked for. The loss
         is the mean over those asked for, or their sum divided by `num_items_in_batch`.
 
-        `label_positions` [batch, m] may list the places of all labels that count: with `return_logits=False` the
+        `masked_positions` [batch, m] may list the places of all labels that count: with `return_logits=False` the
         head then runs at those places alone, a seventh of them in pretraining.
         """
         encoded = self.bert(
@@ -168,9 +168,9 @@ class AltUpBertForMaskedLM(AltUpBertPreTrainedModel):
             return_dict=True,
         )
         hidden = encoded.last_hidden_state
-        if label_positions is not None and labels is not None and not return_logits:
-            hidden = hidden.gather(1, label_positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-            labels = labels.gather(1, label_positions)
+        if masked_positions is not None and labels is not None and not return_logits:
+            hidden = hidden.gather(1, masked_positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+            labels = labels.gather(1, masked_positions)
         logits = self.head(hidden)
         sums = None
         if labels is not None:

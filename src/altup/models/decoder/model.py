@@ -190,7 +190,6 @@ class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
@@ -207,6 +206,8 @@ class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
         Where both are given, the second counts. The loss is the mean over the tokens that count, or their sum
         divided by `num_items_in_batch`.
         """
+        # Not in the signature: for Trainer every argument named so is a label that each batch must have.
+        shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if use_cache is None and (labels is not None or shift_labels is not None):
             use_cache = False
         outputs = self.model(
