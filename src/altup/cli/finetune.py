@@ -51,6 +51,10 @@ def command(
         int | None,
         run.option("--inputs-length", panel="Training", text="Most tokens of an input.", default="512"),
     ] = None,
+    pack: Annotated[
+        bool | None,
+        run.option("--pack/--no-pack", panel="Speed", text="Several short examples in a row.", default="on"),
+    ] = None,
     optimizer: run.Optimizer = None,
     lr: Annotated[
         float | None, run.option("--lr", panel="Training", text="Learning rate.", default="0.001")

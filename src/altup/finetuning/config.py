@@ -15,6 +15,7 @@ class FinetuneConfig(TrainConfig):
 
     `model` is a run, a model folder or a name on the hub. `tasks` holds names of tasks or suites, or a user's own
     files, each with a weight (`squad=2`) or none of them. `data` is a folder of task files; None is the hub.
+    `pack` puts several examples into a row; models with strided or pooled sequences would mix them, and pad.
     `batches` is what the data says of itself, filled in at the start and compared when a run goes on.
     """
 
@@ -29,6 +30,7 @@ class FinetuneConfig(TrainConfig):
     dropout: float = 0.1
     z_loss: float = 1e-4
     inputs_length: int = 512
+    pack: bool = True
     eval_every: int = 1_000
     eval_batch_size: int = 128
     eval_limit: int | None = None
@@ -36,7 +38,12 @@ class FinetuneConfig(TrainConfig):
     batches: dict[str, Any] = field(default_factory=dict)
 
     # The data may be moved: what counts is what `batches` says of its contents.
-    MAY_CHANGE: ClassVar[frozenset[str]] = TrainConfig.MAY_CHANGE | {"data", "eval_batch_size", "eval_limit"}
+    MAY_CHANGE: ClassVar[frozenset[str]] = TrainConfig.MAY_CHANGE | {
+        "data",
+        "pack",
+        "eval_batch_size",
+        "eval_limit",
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

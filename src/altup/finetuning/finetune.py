@@ -46,7 +46,9 @@ def finetune(
             create_repository(push_to_hub)
         tokenizer = load_tokenizer(_newest_checkpoint(folder) or starting_point(config.model))
         faults = Faults(config.on_error)
-        data = load_data(config, tokenizer, faults, say)
+        data = load_data(
+            config, tokenizer, faults, say, packs(_newest_checkpoint(folder) or starting_point(config.model))
+        )
         if left_out := counted(faults):
             say(f"left out: {left_out}")
         config = replace(config, batches=data.mixture.describe())
@@ -113,6 +115,15 @@ def build_model(config: FinetuneConfig, checkpoint: Path | None) -> torch.nn.Mod
     model.load_state_dict(found.state_dict())
     model.generation_config = found.generation_config
     return model
+
+
+def packs(place: str) -> bool:
+    """Whether the model can keep the examples of one row apart: strided and pooled layers mix neighbours."""
+    from transformers import AutoConfig
+
+    import altup.models  # noqa: F401  registers our configs
+
+    return getattr(AutoConfig.from_pretrained(place), "sequence", "none") == "none"
 
 
 def check_vocabulary(model: Any, tokenizer: Any) -> Any:

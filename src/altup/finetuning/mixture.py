@@ -7,8 +7,8 @@ the n-th of them is example n % size of the task, in an order keyed by (seed, ta
 
 Mixed in proportion, share = size: a round is an epoch that holds every example once.
 
-Within a step the examples are sorted by length, which changes no update (a step adds up its examples) and lets
-each micro-batch pad to its own width.
+How examples are laid out changes no update, because a step adds them up. They are packed, several to a row; or,
+where a model would mix them, sorted by length within a step, so that each micro-batch pads to its own width.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 
 from altup.data.randomness import keys, permute
-from altup.data.tasks.examples import Tokens, pad
+from altup.data.tasks.examples import Tokens
+from altup.data.tasks.examples import pad as pad_rows
 from altup.errors import UserError, check_whole
+from altup.finetuning.packing import IGNORED, pack, room_for_targets
 
 MIX, ROWS = 4, 5  # first coordinates of keys, beside those of altup.data.batches
 ROUND = 10_000  # examples of a round of weighted tasks: weights are kept to 1/10,000
 WIDTHS = (32, 64, 128, 192, 256, 384)  # of inputs, below the longest: few, because each is compiled for itself
-IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,20 @@ class TrainingTask:
 
 
 class Mixture:
-    """`Batches` of padded examples: input_ids, attention_mask, labels (−100 after the end).
+    """`Batches` of examples, padded: input_ids, attention_mask, labels (−100 after the end).
 
     Inputs are padded to the narrowest of a few widths that holds the rows asked for; targets always to the longest
-    target of all.
+    target of all. With `packed_width` the rows are that wide and hold several examples (see `packing`).
     """
 
     def __init__(
-        self, tasks: Sequence[TrainingTask], shares: Sequence[int], batch_size: int, pad_id: int, seed: int = 0
+        self,
+        tasks: Sequence[TrainingTask],
+        shares: Sequence[int],
+        batch_size: int,
+        pad_id: int,
+        seed: int = 0,
+        packed_width: int | None = None,
     ):
         check_whole("batch_size", batch_size, 1)
         check_whole("seed", seed, 0)
@@ -70,10 +77,19 @@ class Mixture:
         longest = max(int(task.inputs.lengths.max()) for task in tasks)
         self._widths = [*(width for width in WIDTHS if width < longest), _round_up(longest)]
         self._target_width = _round_up(max(int(task.targets.lengths.max()) for task in tasks))
+        self._packed_width: int | None = None
+        if packed_width is not None:
+            self._packed_width = _round_up(max(packed_width, longest))
+            inputs, targets = (
+                np.concatenate([getattr(t, part).lengths for t in tasks]) for part in ("inputs", "targets")
+            )
+            self._target_width = _round_up(room_for_targets(inputs, targets, self._packed_width))
 
     def order(self, step: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Task and row of the examples start..stop-1 of a step, which is sorted by the length of inputs."""
+        """Task and row of the examples start..stop-1 of a step, which is sorted by length if it is not packed."""
         task, row = self._drawn(step)
+        if self._packed_width is not None:
+            return task[start:stop], row[start:stop]
         lengths = np.array([len(self.tasks[t].inputs[r]) for t, r in zip(task, row, strict=True)])
         chosen = np.argsort(lengths, kind="stable")[start:stop]
         return task[chosen], row[chosen]
@@ -95,14 +111,24 @@ class Mixture:
     def examples(self, step: int, start: int, stop: int) -> dict[str, np.ndarray]:
         chosen = list(zip(*self.order(step, start, stop), strict=True))
         inputs = [self.tasks[task].inputs[row] for task, row in chosen]
+        targets = [self.tasks[task].targets[row] for task, row in chosen]
+        if self._packed_width is not None:
+            quantum = self._quantum(stop - start)
+            return pack(inputs, targets, self._packed_width, self._target_width, quantum, self._pad)
         longest = max((len(tokens) for tokens in inputs), default=0)
         width = next(width for width in self._widths if width >= longest)
         lengths = np.array([len(tokens) for tokens in inputs])
         return {
-            "input_ids": pad(inputs, width, self._pad),
+            "input_ids": pad_rows(inputs, width, self._pad),
             "attention_mask": (np.arange(width) < lengths[:, None]).astype(np.int32),
-            "labels": pad([self.tasks[task].targets[row] for task, row in chosen], self._target_width, IGNORED),
+            "labels": pad_rows(targets, self._target_width, IGNORED),
         }
+
+    def _quantum(self, examples: int) -> int:
+        """What the rows of a part of a step are rounded up to: an eighth of the usual number."""
+        shares = np.array(self.shares) / sum(self.shares)
+        mean = sum(share * task.inputs.lengths.mean() for share, task in zip(shares, self.tasks, strict=True))
+        return max(1, round(examples * mean / self._packed_width / 8))
 
     def describe(self) -> dict[str, Any]:
         parts = {
