@@ -25,6 +25,7 @@ VERBS = (
     "evaluate",
     "upcycle",
     "study",
+    "bench",
     "doctor",
 )
 

@@ -1,0 +1,144 @@
+"""Self-attention with a trainable bias that depends on the distance, as T5 has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from altup.bench.agreement import Answer, doubled, errors
+from altup.bench.problem import Problem, Provider, Setup, Work
+from altup.kernels import attention
+
+Attend = Callable[..., Tensor]
+
+
+def problems(setup: Setup) -> Iterator[Problem]:
+    """The encoder's and the decoder's self-attention of base: 64 sequences of 512 and 114 tokens, 12 heads."""
+    batch, heads, lengths, d = (2, 2, (24, 9), 16) if setup.quick else (64, 12, (512, 114), 64)
+    for length, causal in zip(lengths, (False, True), strict=True):
+        inputs = Inputs(setup, batch, heads, length, d, causal)
+        plain = partial(dense_bias, causal=causal)
+        yield Problem(
+            "attention",
+            {"batch": batch, "heads": heads, "tokens": length, "d": d, "method": "causal" if causal else "full"},
+            [
+                Provider("triton", partial(inputs.work, partial(ours, causal=causal)), triton=True),
+                Provider("plain eager", partial(inputs.work, plain)),
+                Provider("plain compiled", partial(inputs.work, plain, compiled=True), compiled=True),
+                Provider("sdpa memory-efficient", partial(inputs.work, partial(efficient, causal=causal)), "peer"),
+                Provider("flex", partial(inputs.flex, length, causal), "peer", compiled=True),
+                Provider("flash without bias", partial(inputs.without_bias, causal), "floor"),
+            ],
+            baseline="sdpa memory-efficient",
+            tolerances={"": 2e-2 if setup.dtype == torch.bfloat16 else 1e-4},
+        )
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, causal: bool) -> Tensor:
+    kernel: Callable[..., Tensor] = attention
+    return kernel(q, k, v, by_distance=by_distance, causal=causal, implementation="triton")
+
+
+def lay_out(by_distance: Tensor, length: int, causal: bool) -> Tensor:
+    """[heads, 2·length − 1] → [heads, length, length]: entry (i, j) is that of distance j − i."""
+    bias = by_distance.unfold(1, length, 1).flip(1)
+    if causal:
+        future = torch.ones(length, length, dtype=torch.bool, device=bias.device).triu(1)
+        bias = bias.masked_fill(future, torch.finfo(torch.float32).min / 2)
+    return bias
+
+
+def dense_bias(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, causal: bool) -> Tensor:
+    """The definition; softmax in float32 or better."""
+    scores = (q @ k.transpose(-1, -2)).to(by_distance.dtype) + lay_out(by_distance, q.shape[2], causal)
+    return scores.softmax(dim=-1).to(v.dtype) @ v
+
+
+def efficient(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, causal: bool) -> Tensor:
+    bias = lay_out(by_distance, q.shape[2], causal).to(q.dtype)
+    backends = [SDPBackend.EFFICIENT_ATTENTION] if q.is_cuda else [SDPBackend.MATH]
+    pad = -q.shape[2] % 8 if q.is_cuda else 0  # its bias must be aligned
+    bias = F.pad(bias, (0, pad))[..., : q.shape[2]].expand(len(q), -1, -1, -1)
+    with sdpa_kernel(backends):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
+
+
+def unbiased(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, causal: bool) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1.0)
+
+
+class Inputs:
+    """q, k, v as [batch, heads, tokens, d] views of [batch, tokens, heads, d], as projections leave them."""
+
+    def __init__(self, setup: Setup, batch: int, heads: int, length: int, d: int, causal: bool) -> None:
+        torch.manual_seed(0)
+
+        def random(scale: float) -> Tensor:
+            values = torch.randn(batch, length, heads, d, device=setup.device) * scale
+            return values.to(setup.dtype).transpose(1, 2)
+
+        self.qkv = [random(d**-0.5).requires_grad_(), random(1.0).requires_grad_(), random(1.0).requires_grad_()]
+        self.by_distance = torch.randn(heads, 2 * length - 1, device=setup.device).requires_grad_()
+        self.upstream = random(1.0)
+        self.causal, self.device = causal, setup.device
+        self.reference = cache(self._reference)
+
+    def work(self, attend: Attend, compiled: bool = False, reference: Any = None) -> Work:
+        run = torch.compile(attend, dynamic=False) if compiled else attend
+        reference = reference or self.reference
+        inputs = [*self.qkv, self.by_distance] if reference is self.reference else self.qkv
+
+        def forward(i: int = 0) -> Tensor:
+            return run(*self.qkv, self.by_distance)
+
+        def backward(out: Tensor) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(out, inputs, self.upstream)
+
+        def compare() -> dict[str, float]:
+            out = forward()
+            return errors(_answer(out, backward(out)), reference())
+
+        return Work(forward, backward, compare)
+
+    def flex(self, length: int, causal: bool) -> Work:
+        """FlexAttention that looks the bias up in the table, with the table's gradient."""
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        seen = None
+        if causal:
+            seen = create_block_mask(
+                lambda b, h, i, j: i >= j, None, None, length, length, device=str(self.device)
+            )
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor) -> Tensor:
+            def add_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                return score + by_distance[h, j - i + length - 1]
+
+            return flex_attention(q, k, v, score_mod=add_bias, block_mask=seen, scale=1.0)
+
+        return self.work(attend, compiled=True)
+
+    def without_bias(self, causal: bool) -> Work:
+        return self.work(partial(unbiased, causal=causal), reference=self._unbiased_reference)
+
+    def _reference(self) -> Answer:
+        inputs = doubled([*self.qkv, self.by_distance])
+        q, k, v, by_distance = inputs
+        out = dense_bias(q, k, v, by_distance, self.causal)
+        return _answer(out, torch.autograd.grad(out, inputs, self.upstream.double()))
+
+    def _unbiased_reference(self) -> Answer:
+        q, k, v = inputs = doubled(self.qkv)
+        out = dense_bias(q, k, v, torch.zeros_like(self.by_distance, dtype=q.dtype), self.causal)
+        return _answer(out, torch.autograd.grad(out, inputs, self.upstream.double()))
+
+
+def _answer(out: Tensor, gradients: Sequence[Tensor]) -> Answer:
+    names = ("q's gradient", "k's gradient", "v's gradient", "bias's gradient")
+    return {"output": out, **dict(zip(names, gradients, strict=False))}

@@ -1,0 +1,97 @@
+"""The update of all weights, and its share of a training step at base size."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from altup.bench.agreement import distance
+from altup.bench.cases import step
+from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work
+from altup.training.optimizers import build_optimizer
+
+RATE = 1e-4
+Build = Callable[[nn.Module], Any]
+STEP = "forward and backward"
+
+
+def adafactor(model: nn.Module) -> Any:
+    return build_optimizer("adafactor", model, lr=RATE)
+
+
+def adamw(model: nn.Module) -> Any:
+    return build_optimizer("adamw", model, lr=RATE, weight_decay=0.1)
+
+
+def torch_adamw(model: nn.Module) -> Any:
+    fused = next(model.parameters()).is_cuda
+    return torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.1, fused=fused or None)
+
+
+def hugging_face_adafactor(model: nn.Module) -> Any:
+    from transformers.optimization import Adafactor
+
+    return Adafactor(model.parameters(), lr=RATE, relative_step=False, scale_parameter=True)
+
+
+def problems(setup: Setup) -> Iterator[Problem]:
+    size = "tiny" if setup.quick else "base"
+    models = step.Models(setup, size)
+    yield Problem(
+        "optimizer",
+        {"size": size, "batch": models.batch.rows, "inputs": models.batch.inputs, "targets": models.batch.targets},
+        [
+            Provider("adafactor", partial(work, models, adafactor, hugging_face_adafactor)),
+            Provider("adamw", partial(work, models, adamw, torch_adamw)),
+            Provider("hf adafactor", partial(work, models, hugging_face_adafactor), "peer"),
+            Provider("torch adamw fused", partial(work, models, torch_adamw), "peer"),
+            Provider(STEP, partial(models.ours, "dense", compiled=setup.compiles), "floor", setup.compiles),
+        ],
+        baseline="torch adamw fused",
+        tolerances={"": 1e-3},
+        derive=share_of_step,
+    )
+
+
+def share_of_step(timings: Timings) -> Iterable[Fact]:
+    if STEP not in timings:
+        return
+    for name, modes in timings.items():
+        if name != STEP:
+            share = modes["update"].p50 / timings[STEP]["both"].p50
+            yield Fact(name, "fraction", share, f"of {STEP}", mode="update")
+
+
+def work(models: step.Models, build: Build, reference: Build | None = None) -> Work:
+    """float32 masters with random gradients; the learning rate is too small to lead them anywhere."""
+    model = copy.deepcopy(models.master("dense")).float()
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter) * 1e-3
+    optimizer = build(model)
+
+    def compare() -> dict[str, float]:
+        return {} if reference is None else {"weights": agreement(build, reference, models.setup)}
+
+    return Work(lambda i: optimizer.step(), errors=compare, mode="update")
+
+
+def agreement(build: Build, reference: Build, setup: Setup) -> float:
+    """How far two optimizers lead float64 weights apart in three steps, relative to how far they went."""
+    torch.manual_seed(0)
+    shapes = [(128, 130), (130, 256)]  # ours decays matrices alone, and factors those alone
+    start = [torch.randn(shape, dtype=torch.float64, device=setup.device) for shape in shapes]
+    bags = [nn.ParameterList([nn.Parameter(t.clone()) for t in start]) for _ in range(2)]
+    optimizers = [make(bag) for make, bag in zip((build, reference), bags, strict=True)]
+    for _ in range(3):
+        gradients = [torch.randn_like(t) for t in start]
+        for bag, optimizer in zip(bags, optimizers, strict=True):
+            for parameter, gradient in zip(bag, gradients, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+    moved = [[p.detach() - t for p, t in zip(bag, start, strict=True)] for bag in bags]
+    return distance(moved[0], moved[1])

@@ -1,0 +1,244 @@
+"""Forward and backward of a whole T5 1.1: our methods, Hugging Face's T5, and what bounds them from below.
+
+bf16 weights (float32 on a CPU), dropout 0, no padding, no optimizer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from altup.bench.agreement import distance
+from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work
+from altup.bench.products import product_work
+from altup.bench.timing import copy_bytes, copy_work
+from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
+from altup.models.accounting import INPUTS, TARGETS, list_layers
+from altup.models.compiling import compile_layers
+from altup.models.t5.convert import hugging_face_name, to_hugging_face
+
+BATCH = {"small": 64, "base": 64, "large": 32, "xl": 8}
+QUICK = {"num_layers": 3, "d_model": 16, "d_ff": 24, "d_kv": 8, "num_heads": 2, "vocab_size": 96}
+METHODS = {
+    "dense": ("dense", None),
+    "altup k2": ("altup", 2),
+    "altup k4": ("altup", 4),
+    "recycled k2": ("recycled", 2),
+    "sequence-altup": ("sequence-altup", None),
+    "stride-and-skip": ("stride-and-skip", None),
+}
+# Methods with a wide state, and whose matrix products are theirs.
+WIDENED = {"altup k2": "altup k2", "altup k4": "altup k4", "recycled k2": "dense"}
+FEW = ("dense", "altup k2", "recycled k2")  # of the sizes above base
+EAGER = ("dense", "altup k2")  # also timed without the compiler
+BASELINE = "hf sdpa compiled"
+# The reference works on this many sequences at a time: float64 takes four times the room of bf16.
+REFERENCE_ROWS = 4
+# bf16 rounds every activation of 24 to 48 layers; a wrong kernel is off by far more. Gradients of few numbers are
+# sums over all tokens of terms that cancel.
+TOLERANCES = {"loss": 1e-2, "gradient": 0.15, "coefficients": 0.3, "relative bias": 0.3}
+TOLERANCES_FLOAT32 = {"": 1e-3}
+
+
+def problems(setup: Setup) -> Iterator[Problem]:
+    for size in ("tiny",) if setup.quick else setup.sizes:
+        yield problem(setup, Models(setup, size))
+
+
+def problem(setup: Setup, models: Models) -> Problem:
+    batch = models.batch
+    few = models.size in ("large", "xl")
+    providers = [Provider(BASELINE, partial(models.hugging_face, "sdpa", compiled=True), "peer", compiled=True)]
+    if not few:
+        providers.insert(0, Provider("hf eager", partial(models.hugging_face, "eager"), "peer"))
+        providers.insert(1, Provider("hf sdpa", partial(models.hugging_face, "sdpa"), "peer"))
+    methods = FEW if few else tuple(METHODS)
+    for name in methods:
+        if name in EAGER or not setup.compiles:
+            providers.append(Provider(f"{name} eager", partial(models.ours, name, compiled=False)))
+        providers.append(Provider(name, partial(models.ours, name), compiled=True))
+    providers.append(Provider("copy", partial(copy_work, setup.device, setup.quick), "floor"))
+    for name in sorted({WIDENED.get(name, "dense") for name in methods}, key=methods.index):
+        providers.append(Provider(f"products of {name}", partial(models.products, name), "floor"))
+    return Problem(
+        "step",
+        {"size": models.size, "batch": batch.rows, "inputs": batch.inputs, "targets": batch.targets},
+        providers,
+        baseline=BASELINE if setup.compiles else "hf sdpa",
+        tolerances=TOLERANCES if setup.dtype == torch.bfloat16 else TOLERANCES_FLOAT32,
+        derive=partial(compare_methods, models=models),
+    )
+
+
+def compare_methods(timings: Timings, models: Models) -> Iterable[Fact]:
+    """Overheads over our own dense model, and what share of a step its matrix products are.
+
+    The floor of a widened model's overhead is its extra matrix products alone, and (5K + 3) blocks of the state
+    for each layer at the speed of a copy.
+    """
+    whole = {name: modes["both"].p50 for name, modes in timings.items() if "both" in modes}
+    copied = timings["copy"]["copy"].p50 if "copy" in timings else None
+    for provider in whole:
+        name = provider.removesuffix(" eager")
+        if name not in METHODS:
+            continue
+        dense, dense_products = whole.get(provider.replace(name, "dense")), whole.get("products of dense")
+        products = whole.get(f"products of {WIDENED.get(name, name)}")
+        if products is not None:
+            yield Fact(provider, "fraction", products / whole[provider], "matrix products alone over the step")
+        if dense is None or name == "dense":
+            continue
+        yield Fact(provider, "overhead", whole[provider] / dense - 1, "over our dense")
+        if name in WIDENED and copied is not None and products is not None and dense_products is not None:
+            floor = products - dense_products + models.rule_bytes(name) * copied / copy_bytes(models.setup.quick)
+            yield Fact(
+                provider, "floor", floor / dense, "extra products and (5K + 3) blocks a layer at copy speed"
+            )
+            yield Fact(provider, "overhead/floor", (whole[provider] - dense) / floor, "overhead over its floor")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Random tokens without padding."""
+
+    input_ids: Tensor
+    labels: Tensor
+
+    @classmethod
+    def random(cls, setup: Setup, rows: int, inputs: int, targets: int, vocabulary: int) -> Batch:
+        torch.manual_seed(0)
+        return cls(*(torch.randint(3, vocabulary, (rows, n), device=setup.device) for n in (inputs, targets)))
+
+    @property
+    def rows(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return self.input_ids.shape[1]
+
+    @property
+    def targets(self) -> int:
+        return self.labels.shape[1]
+
+    def parts(self) -> Iterator[dict[str, Tensor]]:
+        for start in range(0, self.rows, REFERENCE_ROWS):
+            rows = slice(start, start + REFERENCE_ROWS)
+            yield {"input_ids": self.input_ids[rows], "labels": self.labels[rows]}
+
+    def whole(self) -> dict[str, Tensor]:
+        return {"input_ids": self.input_ids, "labels": self.labels}
+
+
+class Models:
+    """The models of one size; all ways to run one method share its weights."""
+
+    def __init__(self, setup: Setup, size: str) -> None:
+        self.setup, self.size = setup, size
+        fields = QUICK if setup.quick else {}
+        self.configs = {
+            name: AltUpT5Config.from_preset(size, method, k, **fields) for name, (method, k) in METHODS.items()
+        }
+        shape = (2, 24, 8) if setup.quick else (BATCH[size], INPUTS, TARGETS)
+        self.batch = Batch.random(setup, *shape, self.configs["dense"].vocab_size)
+        self.master = cache(self._master)
+        self.reference = lru_cache(maxsize=1)(self._reference)  # of the method that is being checked
+
+    def ours(self, name: str, compiled: bool = True) -> Work:
+        model = share_weights(self.master(name))
+        if compiled:
+            compile_layers(model)
+        run = partial(model, **self.batch.whole(), return_logits=False)
+        return self._work(model, lambda: run().loss, lambda parameter: parameter, name)
+
+    def hugging_face(self, attention: str, compiled: bool = False) -> Work:
+        """Their T5 with our weights; its head is untied, as T5 1.1's is."""
+        with self.setup.device:
+            model = to_hugging_face(self.master("dense")).train()
+        model.set_attn_implementation(attention)
+        run: Any = torch.compile(model, dynamic=False) if compiled else model
+        return self._work(
+            model, lambda: run(**self.batch.whole(), use_cache=False).loss, hugging_face_name, "dense"
+        )
+
+    def products(self, name: str) -> Work:
+        return product_work(self.configs[name], self.batch.rows, self.batch.inputs, self.batch.targets, self.setup)
+
+    def rule_bytes(self, name: str) -> int:
+        """(5K + 3) blocks of the state for every layer."""
+        config = self.configs[name]
+        tokens = sum(layer.state_tokens for layer in list_layers(config, self.batch.inputs, self.batch.targets))
+        block = self.batch.rows * tokens * config.d_model * self.setup.dtype.itemsize
+        return (5 * config.num_blocks + 3) * block
+
+    def _master(self, name: str) -> AltUpT5ForConditionalGeneration:
+        """Weights as they start, but for the coefficients of the rules, which have left their special values."""
+        torch.manual_seed(1)
+        with self.setup.device:
+            model: Any = AltUpT5ForConditionalGeneration(self.configs[name])
+        for parameter_name, parameter in model.named_parameters():
+            if is_coefficient(parameter_name):
+                parameter.data.add_(0.1 * torch.randn_like(parameter))
+        return model.to(self.setup.dtype).train()
+
+    def _work(
+        self, model: nn.Module, loss: Callable[[], Tensor], their_name: Callable[[str], str], name: str
+    ) -> Work:
+        def backward(out: Tensor) -> None:
+            out.backward()
+            model.zero_grad(set_to_none=True)
+
+        def errors() -> dict[str, float]:
+            want_loss, want = self.reference(name)
+            out = loss()
+            out.backward()
+            parameters = dict(model.named_parameters())
+            got = {ours: parameters[their_name(ours)].grad for ours in want}
+            model.zero_grad(set_to_none=True)
+            return {"loss": distance(out, want_loss), **gradient_errors(got, want)}
+
+        held = sum(p.numel() * p.element_size() for p in model.parameters())
+        return Work(lambda i: loss(), backward, errors, per_repetition=self.batch.rows, held=held)
+
+    def _reference(self, name: str) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean loss and gradients in float64, where nothing is fused; kept in float32."""
+        model = copy.deepcopy(self.master(name)).double()
+        total = torch.zeros((), dtype=torch.float64, device=self.setup.device)
+        labels = self.batch.labels.numel()
+        for part in self.batch.parts():
+            loss = model(**part, return_logits=False).loss_sum / labels
+            loss.backward()
+            total += loss.detach()
+        gradients = {n: p.grad.float() for n, p in model.named_parameters() if p.grad is not None}
+        return total, gradients
+
+
+def share_weights(model: nn.Module) -> Any:
+    """A model of its own over the same parameters, so that compiling one leaves the other alone."""
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
+def is_coefficient(name: str) -> bool:
+    return ".rule." in name or ".update." in name
+
+
+def gradient_errors(got: dict[str, Any], want: dict[str, Tensor]) -> dict[str, float]:
+    """Of all gradients as one vector, and of two kinds that are too few to show in it."""
+    if missing := [name for name in want if got[name] is None]:
+        return {f"gradient of {missing[0]}": float("inf")}
+    groups = {
+        "gradient": list(want),
+        "coefficients": [name for name in want if is_coefficient(name)],
+        "relative bias": [name for name in want if "relative_bias" in name],
+    }
+    return {
+        group: distance([got[name] for name in names], [want[name] for name in names])
+        for group, names in groups.items()
+        if names
+    }

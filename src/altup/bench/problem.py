@@ -1,0 +1,116 @@
+"""What a case is made of: problems, the providers that solve them, and what a provider hands to the runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from altup.bench.timing import Spread
+
+Timings = dict[str, dict[str, "Spread"]]  # provider → mode → milliseconds
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where and how large: `quick` shrinks every case to seconds; `sizes` are the models of the `step` case.
+
+    Compiled code and Triton kernels are timed on GPUs; elsewhere they can be tried, which takes long.
+    """
+
+    device: torch.device
+    quick: bool
+    sizes: Sequence[str] = ("base",)
+    compiles: bool = False
+    runs_triton: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+
+@dataclass
+class Work:
+    """One provider, ready to run.
+
+    `forward(i)` is repetition i, which may choose among several inputs so that none lies in a cache; `backward`
+    takes what it returned. `errors` compares outputs and gradients with the reference, as in `agreement.errors`.
+    `mode` names the work where there is no backward pass. `per_repetition` counts what `unit` counts, in one
+    repetition. `held` are the bytes of weights, which peak memory includes.
+    """
+
+    forward: Callable[[int], Any]
+    backward: Callable[[Any], Any] | None = None
+    errors: Callable[[], dict[str, float]] | None = None
+    mode: str = "forward"
+    per_repetition: float = 0
+    unit: str = "seq/s"
+    held: int = 0
+
+    @property
+    def whole(self) -> str:
+        """The mode that counts."""
+        return self.mode if self.backward is None else "both"
+
+
+@dataclass(frozen=True)
+class Provider:
+    """`kind` is ours, peer, or floor: a bound that is no rival, because it does only a part of the work.
+
+    Of those that are `compiled`, the time to start is reported too.
+    """
+
+    name: str
+    build: Callable[[], Work]
+    kind: str = "ours"
+    compiled: bool = False
+    triton: bool = False
+
+    def fits(self, setup: Setup) -> bool:
+        return (setup.compiles or not self.compiled) and (setup.runs_triton or not self.triton)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A number that follows from several timings, such as an overhead."""
+
+    provider: str
+    metric: str
+    value: float
+    note: str
+    mode: str = "both"
+
+
+def no_facts(timings: Timings) -> Iterable[Fact]:
+    return ()
+
+
+@dataclass
+class Problem:
+    """Providers of one work at one size; ratios are to the provider `baseline`.
+
+    `tolerances` are the largest errors allowed, by the name of what is compared; `""` stands for all others.
+    """
+
+    case: str
+    sizes: dict[str, int | str]
+    providers: list[Provider]
+    baseline: str
+    tolerances: dict[str, float] = field(default_factory=lambda: {"": 0.0})
+    derive: Callable[[Timings], Iterable[Fact]] = no_facts
+
+    def excess(self, errors: dict[str, float]) -> str | None:
+        """The first error above its tolerance, in words; NaN is above any."""
+        for name, error in errors.items():
+            allowed = self.tolerances.get(name, self.tolerances.get("", 0.0))
+            if not error <= allowed:
+                return f"{name} is off by {error:.2g}, more than {allowed:.2g}"
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.case} " + " ".join(f"{name}={value}" for name, value in self.sizes.items())

@@ -1,0 +1,162 @@
+"""Runs cases: builds every provider of a problem, checks it, then times all of them in turns."""
+
+from __future__ import annotations
+
+import fnmatch
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from altup.bench.problem import Problem, Provider, Setup, Timings, Work
+from altup.bench.rows import DISAGREES, FAILED, SKIPPED, Row
+from altup.bench.timing import Spread, Stopwatch
+
+GIB = 2**30
+# Of the time limit, what building and checking may use: the rest is for timing what was built.
+BUILDING = 0.8
+# Compiled providers share source code: at the usual limits some would quietly run eagerly.
+COMPILING = {
+    "recompile_limit": 256,
+    "accumulated_recompile_limit": 4096,
+    "fail_on_recompile_limit_hit": True,
+}
+
+
+@dataclass
+class Runner:
+    """`emit` receives every row as soon as it is known; `say` is told what is going on.
+
+    `only` are patterns of provider names, all if empty. A provider that fails, disagrees or comes too late is
+    reported and does not stop the others.
+    """
+
+    setup: Setup
+    emit: Callable[[Row], None]
+    say: Callable[[str], None] = lambda text: None
+    only: Sequence[str] = ()
+    rounds: int = 10
+    time_limit: float = float("inf")
+    _begun: float = field(default_factory=time.monotonic)
+
+    def run(self, problems: Iterable[Problem]) -> None:
+        with torch._dynamo.config.patch(COMPILING):
+            for problem in problems:
+                self.solve(problem)
+                del problem
+                gc.collect()
+                if self.setup.device.type == "cuda":
+                    torch.cuda.empty_cache()
+                if self._is_late():
+                    self.say("time limit: nothing more is begun")
+                    return
+
+    def solve(self, problem: Problem) -> None:
+        """One problem; what was timed is reported even if the user ends it early."""
+        ready: dict[str, Stopwatch] = {}
+        chosen = {provider.name: provider for provider in problem.providers if self._is_wanted(provider)}
+        for name, provider in chosen.items():
+            stopwatch = self._prepare(problem, provider)
+            if stopwatch is not None:
+                ready[name] = stopwatch
+        try:
+            self._take_turns(problem, chosen, ready)
+        finally:
+            timings = {name: stopwatch.spreads() for name, stopwatch in ready.items() if stopwatch.samples}
+            for name in timings:
+                for row in _timing_rows(problem, chosen[name], ready[name].work, timings):
+                    self.emit(row)
+            for fact in problem.derive(timings):
+                self.emit(
+                    _number(problem, chosen[fact.provider], fact.mode, fact.metric, fact.value, note=fact.note)
+                )
+
+    def _prepare(self, problem: Problem, provider: Provider) -> Stopwatch | None:
+        """The provider built, checked and warm; None where it may not be timed."""
+        if self._is_late(BUILDING):
+            self._report(problem, provider, SKIPPED, "time limit")
+            return None
+        if not provider.fits(self.setup):
+            self._report(problem, provider, SKIPPED, "for GPUs")
+            return None
+        self.say(f"{problem}: {provider.name}")
+        try:
+            work = provider.build()
+            stopwatch = Stopwatch(work, self.setup.device)
+            seconds = stopwatch.start_up()
+            errors = work.errors() if work.errors else {}
+            worst = max(errors.values(), key=lambda e: float("inf") if e != e else e, default=None)
+            if excess := problem.excess(errors):
+                self._report(problem, provider, DISAGREES, excess, worst)
+                return None
+            stopwatch.warm_up()
+            peak = stopwatch.peak_bytes()
+        except Exception as error:
+            self._report(problem, provider, FAILED, _first_line(error))
+            return None
+        if provider.compiled:
+            self.emit(_number(problem, provider, "start", "s", seconds, error=worst))
+        if peak is not None and provider.kind != "floor":
+            self.emit(_number(problem, provider, work.whole, "GiB", peak / GIB, error=worst))
+        return stopwatch
+
+    def _take_turns(self, problem: Problem, chosen: dict[str, Provider], ready: dict[str, Stopwatch]) -> None:
+        """In every round each provider has one burst, and another one begins: what slows the machine slows all."""
+        for turn in range(self.rounds):
+            names = list(ready)
+            first = turn % max(1, len(names))
+            for name in names[first:] + names[:first]:
+                if self._is_late():
+                    return
+                try:
+                    ready[name].burst()
+                except Exception as error:
+                    del ready[name]
+                    self._report(problem, chosen[name], FAILED, _first_line(error))
+
+    def _is_wanted(self, provider: Provider) -> bool:
+        return not self.only or any(fnmatch.fnmatch(provider.name, pattern) for pattern in self.only)
+
+    def _is_late(self, share: float = 1.0) -> bool:
+        return time.monotonic() - self._begun > share * self.time_limit
+
+    def _report(
+        self, problem: Problem, provider: Provider, status: str, note: str, error: float | None = None
+    ) -> None:
+        self.say(f"  {status}: {note}")
+        self.emit(_row(problem, provider, "", "", status=status, note=note, error=error))
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0][:300]
+
+
+def _row(problem: Problem, provider: Provider, mode: str, metric: str, **more: Any) -> Row:
+    sizes: dict[str, Any] = problem.sizes
+    return Row(problem.case, provider.name, provider.kind, mode, metric, **sizes, **more)
+
+
+def _number(problem: Problem, provider: Provider, mode: str, metric: str, value: float, **more: Any) -> Row:
+    return _row(problem, provider, mode, metric, p20=value, p50=value, p80=value, samples=1, **more)
+
+
+def _spread(problem: Problem, provider: Provider, mode: str, metric: str, spread: Spread) -> Row:
+    return _row(problem, provider, mode, metric, **vars(spread))
+
+
+def _timing_rows(problem: Problem, provider: Provider, work: Work, timings: Timings) -> Iterator[Row]:
+    """Milliseconds in every mode; of the whole, also the rate and the ratio to the baseline."""
+    name = provider.name
+    for mode, spread in timings[name].items():
+        yield _spread(problem, provider, mode, "ms", spread)
+    whole = timings[name][work.whole]
+    if work.per_repetition:
+        slow, middle, fast = (1000 * work.per_repetition / ms for ms in (whole.p80, whole.p50, whole.p20))
+        yield _spread(problem, provider, work.whole, work.unit, Spread(slow, middle, fast, whole.samples))
+    base = timings.get(problem.baseline, {}).get(work.whole)
+    if base is not None and name != problem.baseline and provider.kind != "floor":
+        ratio = base.p50 / whole.p50
+        yield _number(problem, provider, work.whole, "speedup", ratio, note=f"over {problem.baseline}")

@@ -1,0 +1,151 @@
+"""`altup bench`: speed and memory on this machine, against peers, in one run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from altup.bench.cases import CASES
+from altup.errors import UserError, check_choice, check_whole
+
+if TYPE_CHECKING:
+    from altup.bench.rows import Row
+
+SIZES = ("small", "base", "large", "xl")
+CASE_LIST = "  \n".join(f"`{name}`: {what}" for name, what in CASES.items())
+
+
+def command(
+    cases: Annotated[
+        list[str] | None, typer.Argument(help=f"Which ones, of {', '.join(CASES)}.", show_default="all")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Toy sizes: about a minute, on a CPU too.")] = False,
+    size: Annotated[
+        list[str] | None,
+        typer.Option("--size", help=f"Model of `step`: {', '.join(SIZES)}. Repeatable.", show_default="base"),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Providers to run, such as 'altup*'. Repeatable.")
+    ] = None,
+    repeat: Annotated[int | None, typer.Option("--repeat", help="Rounds of timing.", show_default="10")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option("--time-limit", help="Seconds after which nothing more is begun.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Add the rows, as they come, to this .csv or .jsonl file.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw bars into this .png, .svg or .pdf.")] = None,
+    show: Annotated[
+        Path | None, typer.Option("--show", help="Measure nothing: show the rows of this file instead.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines, not tables.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV, not tables.")] = False,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Compile everything anew, so that start-up times are a first run's.")
+    ] = False,
+) -> None:
+    """Measure speed and memory here, beside peers: every ratio comes from one run.
+
+    Providers of a case take turns; one whose result does not agree with the reference is reported and not timed,
+    and one that fails does not stop the others. Exit code 1 if one of ours disagreed.
+
+    Examples:
+
+        altup bench --quick
+
+        altup bench step --size base --size large --out results.csv --time-limit 540
+
+        altup bench rule attention head --plot kernels.png
+
+        altup bench step --only 'altup k2' --only dense --repeat 20
+
+        altup bench --show results.csv --plot results.png
+    """
+    names = list(cases or CASES)
+    for name in names:
+        check_choice("case", name, CASES)
+    for name in size or ():
+        check_choice("--size", name, SIZES)
+    if repeat is not None:
+        check_whole("--repeat", repeat, 1)
+    if time_limit is not None and not time_limit > 0:
+        raise UserError(f"--time-limit {time_limit:g} makes no sense; give a number of seconds above 0")
+    if as_json and as_csv:
+        raise UserError("--json and --csv both print the rows; choose one")
+    if show is not None:
+        from altup.bench.rows import read_rows
+
+        rows = [row for row, _ in read_rows(show)]
+    else:
+        rows = _measure(names, quick, size, only, repeat, time_limit, out, as_json, as_csv, cold)
+    if not (as_json or as_csv):
+        from altup.bench.table import print_tables
+
+        print_tables(rows)
+    if plot is not None:
+        from altup.bench.plot import draw
+
+        draw(rows, plot)
+    if any(row.status == "disagrees" and row.kind == "ours" for row in rows):
+        raise typer.Exit(1)
+
+
+def _measure(
+    names: list[str],
+    quick: bool,
+    sizes: list[str] | None,
+    only: list[str] | None,
+    repeat: int | None,
+    time_limit: float | None,
+    out: Path | None,
+    as_json: bool,
+    as_csv: bool,
+    cold: bool,
+) -> list[Row]:
+    if cold:
+        fresh = tempfile.mkdtemp(prefix="altup-bench-")
+        os.environ.update(TORCHINDUCTOR_FORCE_DISABLE_CACHES="1", TRITON_CACHE_DIR=fresh)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    import torch
+
+    from altup.bench.cases import problems
+    from altup.bench.problem import Setup
+    from altup.bench.rows import Machine, Sheet
+    from altup.bench.runner import Runner
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not quick and names != ["data"]:
+        raise UserError("the full sizes need a CUDA GPU, and there is none here; add --quick")
+    on_gpu = device.type == "cuda"
+    setup = Setup(device, quick, tuple(sizes or ("base",)), compiles=on_gpu, runs_triton=on_gpu)
+    machine = Machine.here(device, setup.dtype)
+    sheets = [Sheet(out, machine)] if out is not None else []
+    if as_json or as_csv:
+        sheets.append(Sheet(sys.stdout, machine, as_json))
+    rows: list[Row] = []
+
+    def emit(row: Row) -> None:
+        rows.append(row)
+        for sheet in sheets:
+            sheet.add(row)
+
+    runner = Runner(
+        setup,
+        emit,
+        say=lambda text: typer.echo(text, err=True),
+        only=only or (),
+        rounds=repeat or (3 if quick else 10),
+        time_limit=time_limit or float("inf"),
+    )
+    try:
+        runner.run(problems(names, setup))
+    except KeyboardInterrupt:
+        typer.echo("stopped; what was measured is kept", err=True)
+    if not any(row.p50 is not None for row in rows) and only and not any(row.status != "ok" for row in rows):
+        raise UserError(f"--only {' '.join(only)}: no provider of {', '.join(names)} has such a name")
+    return rows
