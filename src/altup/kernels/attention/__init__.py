@@ -1,0 +1,99 @@
+"""Softmax attention with a bias that depends on the distance, as T5 has it: scores are not divided by √d."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from altup.errors import UserError, check_choice, check_range
+from altup.kernels.attention.op import attend
+from altup.kernels.attention.plain import plain_attention
+from altup.kernels.attention.reference import attention_reference, keep_mask, lay_out
+from altup.kernels.availability import interprets_triton, runs_triton
+
+__all__ = ["attention", "attention_reference", "keep_mask", "lay_out"]
+
+WIDTHS = (16, 32, 64, 128)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    *,
+    by_distance: Tensor | None = None,
+    causal: bool = False,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
+    constant_beyond: int | None = None,
+    dropout: float = 0.0,
+    scale: float = 1.0,
+    implementation: str = "auto",
+) -> Tensor:
+    """softmax(scale·q·kᵀ + bias)·v over the keys that a query sees; zero for a query that sees none.
+
+    q: [batch, heads, queries, d]; k, v: [batch, heads, keys, d]; the result is as q. All may be views of
+    [batch, tokens, heads, d], and the kernels' result and gradients are.
+
+    bias: broadcastable to [batch, heads, queries, keys]. by_distance: [heads, queries + keys − 1], whose entry
+    j − i + queries − 1 is added to the score of query i and key j. From |j − i| = `constant_beyond` on it is
+    constant, if that is given: its gradient is then right as a sum over the constant part, and may stand
+    anywhere in it.
+
+    causal: key j is seen by the queries i ≥ j. query_segments [batch, queries], key_segments [batch, keys]: a key
+    is seen by the queries of its segment; a padding mask is the segments of keys, where all queries are of
+    segment 1. dropout: on the weights.
+
+    implementation: "triton", the kernels, on Ampere GPUs or later; "plain", PyTorch's own function; "auto", the
+    kernels for float16 and bfloat16 where there is a by_distance or there are segments, else "plain".
+    """
+    check_choice("implementation", implementation, ("auto", "plain", "triton"))
+    check_range("dropout", dropout, 0.0, 1.0)
+    if (query_segments is None) != (key_segments is None):
+        missing = "key_segments" if key_segments is None else "query_segments"
+        raise UserError(f"{missing}=None makes no sense beside the other's segments; give both or neither")
+    distances = (q.shape[1], q.shape[2] + k.shape[2] - 1)
+    if by_distance is not None and tuple(by_distance.shape) != distances:
+        shape = list(by_distance.shape)
+        raise UserError(
+            f"by_distance has the shape {shape}; make it [heads, queries + keys − 1] = {list(distances)}"
+        )
+    if implementation == "auto":
+        wanted = by_distance is not None or query_segments is not None
+        half = q.dtype in (torch.float16, torch.bfloat16)
+        fits = bias is None and q.shape[-1] in WIDTHS and half and runs_triton(q.device)
+        implementation = "triton" if wanted and fits else "plain"
+    if implementation == "plain":
+        return plain_attention(q, k, v, bias, by_distance, causal, query_segments, key_segments, dropout, scale)
+    _check_kernels(q, bias, scale, constant_beyond)
+    seed = None
+    if dropout:
+        seed = torch.randint(2**62, (1,), device=q.device)
+    out, _ = attend(
+        *(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)),
+        None if by_distance is None else by_distance.float().contiguous(),
+        None if query_segments is None else query_segments.to(torch.int32).contiguous(),
+        None if key_segments is None else key_segments.to(torch.int32).contiguous(),
+        seed,
+        causal,
+        dropout,
+        scale,
+        constant_beyond,
+    )
+    return out
+
+
+def _check_kernels(q: Tensor, bias: Tensor | None, scale: float, constant_beyond: int | None) -> None:
+    if not (runs_triton(q.device) or interprets_triton()):
+        raise UserError(f'implementation="triton" needs Triton and a GPU since Ampere, not {q.device}; use "auto"')
+    if bias is not None:
+        raise UserError('implementation="triton" has no dense bias; give it by distance, or use "auto"')
+    if q.shape[-1] not in WIDTHS:
+        raise UserError(f'implementation="triton" is for heads {WIDTHS} wide, not {q.shape[-1]}; use "auto"')
+    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise UserError(f'implementation="triton" computes in 16 or 32 bits, not {q.dtype}; use "auto"')
+    if scale <= 0:
+        raise UserError(f"scale={scale!r} makes no sense; give a positive number")
+    if constant_beyond is not None and constant_beyond < 1:
+        raise UserError(f"constant_beyond={constant_beyond!r} makes no sense; give a distance of at least 1")

@@ -1,0 +1,103 @@
+"""The forward kernel: a program holds a block of queries and passes once over the keys."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from altup.kernels.attention.launch import FORWARD, Problem, empty_heads, strides
+from altup.kernels.attention.tiles import LOG2E, bias_row, bias_tile, hide, load_rows, random_bits, store_rows
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The result, and the base-2 logarithm of each row's sum of exponents [B, H, Q]: ∞ where no key is seen."""
+    q = problem.q
+    config = problem.cut(FORWARD)
+    out = empty_heads(q)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    forward_kernel[(triton.cdiv(q.shape[2], config.queries) * problem.sequences,)](
+        *problem.tensors(),
+        out,
+        lse,
+        *strides(q, problem.k, problem.v, out),
+        *problem.sizes,
+        *problem.numbers(),
+        **problem.constants(config),
+    )
+    return out, lse
+
+
+@triton.jit
+def forward_kernel(
+    q, k, v, bias, query_segments, key_segments, seed, out, lse,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
+    heads, queries, keys, scale, drop_below, keep_scale,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
+    SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores are kept in units of `scale`, so that the bias can be what the product of q and k is added to."""
+    blocks = tl.cdiv(queries, BM)
+    stream = tl.program_id(0) // blocks
+    i0 = tl.program_id(0) % blocks * BM
+    batch = (stream // heads).to(tl.int64)
+    head = stream % heads
+    q += batch * q_batch + head * q_head
+    k += batch * k_batch + head * k_head
+    v += batch * v_batch + head * v_head
+    out += batch * out_batch + head * out_head
+    i = i0 + tl.arange(0, BM)
+    q_block = load_rows(q, i, q_row, queries, D, EVEN)
+    last = tl.cdiv(keys, BN)
+    if CAUSAL:
+        last = tl.minimum(last, tl.cdiv(i0 + BM, BN))
+    LENGTH: tl.constexpr = triton.next_power_of_2(BM + BN)
+    distances = queries + keys - 1
+    if BIAS:
+        bias += head * distances
+        row = bias_row(bias, queries - i0 - BM, distances, LENGTH)
+    query_segment = 0
+    key_segment = 0
+    if SEGMENTS:
+        query_segment = tl.load(query_segments + batch * queries + i, mask=i < queries, other=0)[:, None]
+        key_segments += batch * keys
+    if DROPOUT:
+        seed = tl.load(seed)
+    unscale = 1 / scale
+    exponent = scale * LOG2E
+
+    acc = tl.zeros([BM, D], tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    for tile in range(last):
+        j0 = tile * BN
+        j = j0 + tl.arange(0, BN)
+        k_block = load_rows(k, j, k_row, keys, D, EVEN)
+        v_block = load_rows(v, j, v_row, keys, D, EVEN)
+        if BIAS:
+            x = bias_tile(row * unscale, BM, BN, False)
+            row = bias_row(bias, queries - i0 - BM + j0 + BN, distances, LENGTH)  # the next tile's, in time
+            x = tl.dot(q_block, tl.trans(k_block), x, input_precision=PRECISION)
+        else:
+            x = tl.dot(q_block, tl.trans(k_block), input_precision=PRECISION)
+        if SEGMENTS:
+            key_segment = tl.load(key_segments + j, mask=j < keys, other=0)[None, :]
+        x = hide(x, i[:, None], j[None, :], query_segment, key_segment, keys, CAUSAL, SEGMENTS, EVEN)
+        new_top = tl.maximum(top, tl.max(x, 1))
+        shift = new_top
+        if SEGMENTS:  # a row that has seen no key yet
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        p = tl.exp2(x * exponent - (shift * exponent)[:, None])
+        fade = tl.exp2((top - shift) * exponent)
+        total = total * fade + tl.sum(p, 1)
+        if DROPOUT:
+            p = tl.where(random_bits(seed, stream, i0, j0, BM, BN, False) >= drop_below, p, 0.0)
+        acc = tl.dot(p.to(v_block.dtype), v_block, acc * fade[:, None], input_precision=PRECISION)
+        top = new_top
+
+    empty = total == 0
+    total = tl.where(empty, 1.0, total)
+    store_rows(out, i, out_row, queries, acc * (keep_scale / total)[:, None], D)
+    base = tl.where(empty, float("inf"), top * exponent + tl.log2(total))
+    tl.store(lse + stream.to(tl.int64) * queries + i, base, mask=i < queries)

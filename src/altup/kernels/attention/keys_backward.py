@@ -1,0 +1,115 @@
+"""The backward kernel that passes over the queries for a block of keys: the gradients of k and v."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from altup.kernels.attention.launch import KEYS, Problem, empty_heads, strides
+from altup.kernels.attention.tiles import (
+    LOG2E,
+    bias_row,
+    bias_tile,
+    hide,
+    load_numbers,
+    load_rows,
+    random_bits,
+    store_rows,
+)
+
+
+def keys_backward(problem: Problem, d_out: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """dk and dv."""
+    q, k, v = problem.q, problem.k, problem.v
+    config = problem.cut(KEYS)
+    dk, dv = empty_heads(k), empty_heads(v)
+    keys_kernel[(triton.cdiv(k.shape[2], config.keys) * problem.sequences,)](
+        *problem.tensors(),
+        lse,
+        delta,
+        d_out,
+        dk,
+        dv,
+        *strides(q, k, v, d_out, dk, dv),
+        *problem.sizes,
+        *problem.numbers(),
+        **problem.constants(config),
+    )
+    return dk, dv
+
+
+@triton.jit
+def keys_kernel(
+    q, k, v, bias, query_segments, key_segments, seed, lse, delta, d_out, dk, dv,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+    d_out_batch, d_out_head, d_out_row, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
+    heads, queries, keys, scale, drop_below, keep_scale,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
+    SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Tiles are keys × queries, so that weights and dS are where the products with dO and Q read them."""
+    blocks = tl.cdiv(keys, BN)
+    stream = tl.program_id(0) // blocks
+    j0 = tl.program_id(0) % blocks * BN
+    batch = (stream // heads).to(tl.int64)
+    head = stream % heads
+    q += batch * q_batch + head * q_head
+    k += batch * k_batch + head * k_head
+    v += batch * v_batch + head * v_head
+    d_out += batch * d_out_batch + head * d_out_head
+    dk += batch * dk_batch + head * dk_head
+    dv += batch * dv_batch + head * dv_head
+    lse += stream.to(tl.int64) * queries
+    delta += stream.to(tl.int64) * queries
+    j = j0 + tl.arange(0, BN)
+    k_block = load_rows(k, j, k_row, keys, D, EVEN)
+    v_block = load_rows(v, j, v_row, keys, D, EVEN)
+    first = 0
+    if CAUSAL:
+        first = j0 // BM
+    LENGTH: tl.constexpr = triton.next_power_of_2(BM + BN)
+    distances = queries + keys - 1
+    if BIAS:
+        bias += head * distances
+        row = bias_row(bias, queries + j0 - (first + 1) * BM, distances, LENGTH)
+    query_segment = 0
+    key_segment = 0
+    if SEGMENTS:
+        key_segment = tl.load(key_segments + batch * keys + j, mask=j < keys, other=0)[:, None]
+        query_segments += batch * queries
+    if DROPOUT:
+        seed = tl.load(seed)
+    unscale = 1 / scale
+    exponent = scale * LOG2E
+
+    acc_k = tl.zeros([BN, D], tl.float32)
+    acc_v = tl.zeros([BN, D], tl.float32)
+    for tile in range(first, tl.cdiv(queries, BM)):
+        i0 = tile * BM
+        i = i0 + tl.arange(0, BM)
+        q_block = load_rows(q, i, q_row, queries, D, EVEN)
+        do_block = load_rows(d_out, i, d_out_row, queries, D, EVEN)
+        base = load_numbers(lse, i, queries, float("inf"), EVEN)
+        mean = load_numbers(delta, i, queries, 0.0, EVEN)
+        if BIAS:
+            x = bias_tile(row * unscale, BM, BN, True)
+            row = bias_row(bias, queries + j0 - i0 - 2 * BM, distances, LENGTH)  # the next tile's, in time
+            x = tl.dot(k_block, tl.trans(q_block), x, input_precision=PRECISION)
+        else:
+            x = tl.dot(k_block, tl.trans(q_block), input_precision=PRECISION)
+        if SEGMENTS:
+            query_segment = tl.load(query_segments + i, mask=i < queries, other=0)[None, :]
+        x = hide(x, i[None, :], j[:, None], query_segment, key_segment, keys, CAUSAL, SEGMENTS, EVEN)
+        p = tl.exp2(x * exponent - base[None, :])
+        dp = tl.dot(v_block, tl.trans(do_block), input_precision=PRECISION)
+        kept = p
+        if DROPOUT:
+            keep = random_bits(seed, stream, i0, j0, BM, BN, True) >= drop_below
+            kept = tl.where(keep, p, 0.0)
+            dp = tl.where(keep, dp * keep_scale, 0.0)
+        acc_v = tl.dot(kept.to(do_block.dtype), do_block, acc_v, input_precision=PRECISION)
+        ds = p * (dp - mean[None, :])
+        acc_k = tl.dot(ds.to(q_block.dtype), q_block, acc_k, input_precision=PRECISION)
+    store_rows(dk, j, dk_row, keys, acc_k * scale, D)
+    store_rows(dv, j, dv_row, keys, acc_v * keep_scale, D)

@@ -1,0 +1,110 @@
+"""What the kernels are told beside their tensors, and how they are cut."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+
+class Config(NamedTuple):
+    """How a kernel is cut: the queries and keys of a tile, a program's warps, and the stages of its pipeline."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# By the width of a head; measured on an H200 for 64, with room for the registers elsewhere.
+FORWARD = {
+    16: Config(128, 64, 4, 3),
+    32: Config(128, 64, 4, 3),
+    64: Config(128, 64, 8, 3),
+    128: Config(128, 64, 8, 2),
+}
+QUERIES = {
+    16: Config(64, 64, 4, 2),
+    32: Config(64, 64, 4, 2),
+    64: Config(64, 64, 4, 2),
+    128: Config(64, 64, 4, 2),
+}
+KEYS = {
+    16: Config(64, 64, 4, 2),
+    32: Config(64, 64, 4, 2),
+    64: Config(64, 64, 4, 2),
+    128: Config(64, 64, 8, 2),
+}
+WIDTHS = tuple(FORWARD)
+
+
+class Problem(NamedTuple):
+    """Tensors and settings that every kernel reads; q [B, H, Q, D], k and v [B, H, K, D], see `attention`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    by_distance: Tensor | None
+    query_segments: Tensor | None
+    key_segments: Tensor | None
+    seed: Tensor | None
+    causal: bool
+    dropout: float
+    scale: float
+    constant_beyond: int | None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Heads, queries, keys."""
+        return self.q.shape[1], self.q.shape[2], self.k.shape[2]
+
+    @property
+    def sequences(self) -> int:
+        """Batch × heads."""
+        return self.q.shape[0] * self.q.shape[1]
+
+    def cut(self, configs: dict[int, Config]) -> Config:
+        """The kernel's configuration, with tiles no larger than the work."""
+        config = configs[self.q.shape[3]]
+        _, Q, K = self.sizes
+        return config._replace(queries=_fit(config.queries, Q), keys=_fit(config.keys, K))
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.q, self.k, self.v, self.by_distance, self.query_segments, self.key_segments, self.seed
+
+    def numbers(self) -> tuple[float, int, float]:
+        """The scale; below which of 31 random bits a weight is dropped; what the others are multiplied by."""
+        return self.scale, round(self.dropout * 2**31), 1 / (1 - self.dropout)
+
+    def constants(self, config: Config) -> dict[str, Any]:
+        _, Q, K = self.sizes
+        return {
+            "D": self.q.shape[3],
+            "BM": config.queries,
+            "BN": config.keys,
+            "BIAS": self.by_distance is not None,
+            "CAUSAL": self.causal,
+            "SEGMENTS": self.query_segments is not None,
+            "DROPOUT": self.seed is not None,
+            "EVEN": Q % config.queries == 0 and K % config.keys == 0,
+            "PRECISION": "ieee" if self.q.dtype == torch.float32 else "tf32",
+            "num_warps": config.warps,
+            "num_stages": config.stages,
+        }
+
+
+def _fit(tile: int, count: int) -> int:
+    return min(tile, max(16, triton.next_power_of_2(count)))
+
+
+def strides(*tensors: Tensor) -> list[int]:
+    """The steps between batches, heads and rows of each [B, H, N, D] tensor."""
+    return [step for x in tensors for step in x.stride()[:3]]
+
+
+def empty_heads(x: Tensor) -> Tensor:
+    """Fresh memory for [B, H, N, D] laid out as [B, N, H, D], which is how projections read and write it."""
+    B, H, N, D = x.shape
+    return x.new_empty(B, N, H, D).transpose(1, 2)

@@ -1,0 +1,230 @@
+"""The backward kernel that passes over the keys for a block of queries: the gradients of q and of the bias.
+
+Nothing is added up across programs, so that a result never varies from run to run: the sums of dS along diagonals
+are written for each strip of 16 queries of each sequence and head, and the strips are summed afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from altup.kernels.attention.launch import QUERIES, Config, Problem, empty_heads, strides
+from altup.kernels.attention.tiles import (
+    LOG2E,
+    bias_row,
+    bias_tile,
+    diagonal_sums,
+    hide,
+    load_numbers,
+    load_rows,
+    random_bits,
+    stack,
+    store_rows,
+)
+
+
+def queries_backward(
+    problem: Problem, d_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """dq, the row sums of d_out ∘ out, which the other kernel reads, and the strips."""
+    q = problem.q
+    config = problem.cut(QUERIES)
+    blocks = triton.cdiv(q.shape[2], config.queries)
+    beyond, near, edges = _near_tiles(problem, config)
+    dq = empty_heads(q)
+    delta = torch.empty_like(lse)
+    strips = None
+    if bias_grad:
+        strips = lse.new_empty(*q.shape[:2], blocks * config.queries // 16, near * config.keys + 32)
+    queries_kernel[(blocks * problem.sequences,)](
+        *problem.tensors(),
+        out,
+        lse,
+        d_out,
+        dq,
+        delta,
+        strips,
+        *strides(q, problem.k, problem.v, out, d_out, dq),
+        *problem.sizes,
+        *problem.numbers(),
+        beyond,
+        near,
+        BIAS_GRAD=bias_grad,
+        EDGES=edges,
+        **problem.constants(config),
+    )
+    return dq, delta, strips
+
+
+def distance_sums(problem: Problem, strips: Tensor) -> Tensor:
+    """The gradient of by_distance, [H, Q + K − 1]. That of the constant part is at its outermost distance."""
+    config = problem.cut(QUERIES)
+    beyond, near, edges = _near_tiles(problem, config)
+    H, Q, K = problem.sizes
+    strips = strips.sum(0)
+    sums = strips.new_empty(H, Q + K - 1)
+    distances_kernel[(H, triton.cdiv(Q + K - 1, 64))](
+        strips, sums, strips.shape[1], Q, K, beyond, near,
+        BM=config.queries, BN=config.keys, EDGES=edges, STRIPS=32, DISTANCES=64,
+    )  # fmt: skip
+    return sums
+
+
+def _near_tiles(problem: Problem, config: Config) -> tuple[int, int, bool]:
+    """From which distance on the bias is constant, how many tiles of a block of queries can be nearer than that,
+    and whether that leaves any out."""
+    _, Q, K = problem.sizes
+    tiles = triton.cdiv(K, config.keys)
+    beyond = Q + K if problem.constant_beyond is None else problem.constant_beyond
+    near = min(tiles, (2 * beyond + config.queries - 4) // config.keys + 2)
+    return beyond, near, near < tiles
+
+
+@triton.jit
+def _first_near(i0, beyond, last, BN: tl.constexpr):
+    """The first tile for the queries from i0 on that has a distance above −beyond."""
+    return tl.minimum(tl.maximum(i0 + 1 - beyond, 0) // BN, last)
+
+
+@triton.jit
+def queries_kernel(
+    q, k, v, bias, query_segments, key_segments, seed, out, lse, d_out, dq, delta, strips,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
+    d_out_batch, d_out_head, d_out_row, dq_batch, dq_head, dq_row,
+    heads, queries, keys, scale, drop_below, keep_scale, beyond, near_tiles,
+    BIAS_GRAD: tl.constexpr, EDGES: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BIAS: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A strip holds sums along diagonals, tile after tile from the first near one on, the first being the diagonal
+    that starts 16 keys before that tile; and in its last two places what lies beyond the edges, left and right."""
+    blocks = tl.cdiv(queries, BM)
+    stream = tl.program_id(0) // blocks
+    i0 = tl.program_id(0) % blocks * BM
+    batch = (stream // heads).to(tl.int64)
+    head = stream % heads
+    q += batch * q_batch + head * q_head
+    k += batch * k_batch + head * k_head
+    v += batch * v_batch + head * v_head
+    out += batch * out_batch + head * out_head
+    d_out += batch * d_out_batch + head * d_out_head
+    dq += batch * dq_batch + head * dq_head
+    lse += stream.to(tl.int64) * queries
+    delta += stream.to(tl.int64) * queries
+    i = i0 + tl.arange(0, BM)
+    q_block = load_rows(q, i, q_row, queries, D, EVEN)
+    do_block = load_rows(d_out, i, d_out_row, queries, D, EVEN)
+    o_block = load_rows(out, i, out_row, queries, D, EVEN)
+    base = load_numbers(lse, i, queries, float("inf"), EVEN)
+    mean = tl.sum(o_block.to(tl.float32) * do_block.to(tl.float32), 1)
+    tl.store(delta + i, mean, mask=i < queries)
+    last = tl.cdiv(keys, BN)
+    if CAUSAL:
+        last = tl.minimum(last, tl.cdiv(i0 + BM, BN))
+    LENGTH: tl.constexpr = triton.next_power_of_2(BM + BN)
+    distances = queries + keys - 1
+    if BIAS:
+        bias += head * distances
+        row = bias_row(bias, queries - i0 - BM, distances, LENGTH)
+    query_segment = 0
+    key_segment = 0
+    if SEGMENTS:
+        query_segment = tl.load(query_segments + batch * queries + i, mask=i < queries, other=0)[:, None]
+        key_segments += batch * keys
+    if DROPOUT:
+        seed = tl.load(seed)
+    unscale = 1 / scale
+    exponent = scale * LOG2E
+
+    G: tl.constexpr = BM // 16
+    N: tl.constexpr = BN // 8
+    near = 0
+    far = last
+    if EDGES:
+        near = _first_near(i0, beyond, last, BN)
+        far = tl.maximum(tl.minimum(tl.cdiv(beyond + i0 + BM - 1, BN), last), near)
+    if BIAS_GRAD:
+        strip_size = near_tiles * BN + 32
+        strips += (stream.to(tl.int64) * (blocks * G) + i0 // 16 + tl.arange(0, G)) * strip_size
+        places = strips[:, None, None] + tl.arange(0, 8)[None, :, None] + 8 * tl.arange(0, N)[None, None, :]
+        carry = tl.zeros([G, 8], tl.float32)
+        next_carry = tl.zeros([G, 8], tl.float32)
+        left = tl.zeros([BM], tl.float32)
+        right = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, D], tl.float32)
+    for tile in range(last):
+        j0 = tile * BN
+        j = j0 + tl.arange(0, BN)
+        k_block = load_rows(k, j, k_row, keys, D, EVEN)
+        v_block = load_rows(v, j, v_row, keys, D, EVEN)
+        if BIAS:
+            x = bias_tile(row * unscale, BM, BN, False)
+            row = bias_row(bias, queries - i0 - BM + j0 + BN, distances, LENGTH)  # the next tile's, in time
+            x = tl.dot(q_block, tl.trans(k_block), x, input_precision=PRECISION)
+        else:
+            x = tl.dot(q_block, tl.trans(k_block), input_precision=PRECISION)
+        if SEGMENTS:
+            key_segment = tl.load(key_segments + j, mask=j < keys, other=0)[None, :]
+        x = hide(x, i[:, None], j[None, :], query_segment, key_segment, keys, CAUSAL, SEGMENTS, EVEN)
+        p = tl.exp2(x * exponent - base[:, None])
+        dp = tl.dot(do_block, tl.trans(v_block), input_precision=PRECISION)
+        if DROPOUT:
+            keep = random_bits(seed, stream, i0, j0, BM, BN, False) >= drop_below
+            dp = tl.where(keep, dp * keep_scale, 0.0)
+        ds = p * (dp - mean[:, None])
+        acc = tl.dot(ds.to(k_block.dtype), k_block, acc, input_precision=PRECISION)
+        if BIAS_GRAD:
+            if EDGES and tile < near:
+                left += tl.sum(ds, 1)
+            elif EDGES and tile >= far:
+                right += tl.sum(ds, 1)
+            else:
+                # The first 16 diagonals end in this tile, the last 16 go on in the next one.
+                sums = diagonal_sums(ds, BM, BN)
+                ready = (sums[0] + carry, sums[1] + next_carry)
+                tl.store(places, stack(ready + sums[2:], G, 0, N))
+                places += BN
+                carry = sums[N]
+                next_carry = sums[N + 1]
+    store_rows(dq, i, dq_row, queries, acc * scale, D)
+    if BIAS_GRAD:
+        ends = strips[:, None] + (far - near) * BN + tl.arange(0, 8)[None, :]
+        tl.store(ends, carry)
+        tl.store(ends + 8, next_carry)
+        for tile in range(far - near, near_tiles):
+            rest = strips[:, None] + 16 + tile * BN + tl.arange(0, BN)[None, :]
+            tl.store(rest, tl.zeros([G, BN], tl.float32))
+        if EDGES:
+            tl.store(strips + strip_size - 2, tl.sum(tl.reshape(left, [G, 16]), 1))
+            tl.store(strips + strip_size - 1, tl.sum(tl.reshape(right, [G, 16]), 1))
+
+
+@triton.jit
+def distances_kernel(
+    strips, sums, count, queries, keys, beyond, near_tiles,
+    BM: tl.constexpr, BN: tl.constexpr, EDGES: tl.constexpr, STRIPS: tl.constexpr, DISTANCES: tl.constexpr,
+):  # fmt: skip
+    """sums[h, j − i + Q − 1] from the `count` strips of head h."""
+    head = tl.program_id(0)
+    distances = queries + keys - 1
+    place = tl.program_id(1) * DISTANCES + tl.arange(0, DISTANCES)
+    strip_size = near_tiles * BN + 32
+    strips += head * count * strip_size
+    total = tl.zeros([DISTANCES], tl.float32)
+    for first in range(0, count, STRIPS):
+        strip = first + tl.arange(0, STRIPS)
+        start = strip * 0
+        if EDGES:
+            start = _first_near(strip * 16 // BM * BM, beyond, tl.cdiv(keys, BN), BN) * BN
+        column = place[None, :] - (queries - 1) + (16 * strip + 16 - start)[:, None]
+        inside = (strip[:, None] < count) & (column >= 0) & (column < near_tiles * BN + 16)
+        total += tl.sum(tl.load(strips + strip[:, None] * strip_size + column, mask=inside, other=0.0), 0)
+        if EDGES:
+            ends = strips + (strip + 1) * strip_size
+            left = tl.sum(tl.load(ends - 2, mask=strip < count, other=0.0), 0)
+            right = tl.sum(tl.load(ends - 1, mask=strip < count, other=0.0), 0)
+            total += tl.where(place == 0, left, 0.0) + tl.where(place == distances - 1, right, 0.0)
+    tl.store(sums + head * distances + place, total, mask=place < distances)

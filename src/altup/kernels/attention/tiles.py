@@ -1,0 +1,144 @@
+"""The parts that the kernels share. A tile holds queries × keys, or keys × queries where the keys come first.
+
+Tiles are cut where the matrix units' registers are: the numbers of a thread differ in bit 3 of both indices and in
+the higher bits of the column, and a warp holds 16 rows. What is split or joined along those bits moves nothing.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def load_rows(x, rows, stride, count, D: tl.constexpr, EVEN: tl.constexpr):
+    """Rows of x, [len(rows), D], zero from `count` on; EVEN promises that there are no such rows."""
+    places = x + rows[:, None] * stride + tl.arange(0, D)[None, :]
+    if EVEN:
+        return tl.load(places)
+    else:
+        return tl.load(places, mask=rows[:, None] < count, other=0.0)
+
+
+@triton.jit
+def load_numbers(x, rows, count, other, EVEN: tl.constexpr):
+    """One number for each row, `other` from `count` on."""
+    if EVEN:
+        return tl.load(x + rows)
+    else:
+        return tl.load(x + rows, mask=rows < count, other=other)
+
+
+@triton.jit
+def store_rows(x, rows, stride, count, value, D: tl.constexpr):
+    """Rows of x up to `count`, in its dtype."""
+    places = x + rows[:, None] * stride + tl.arange(0, D)[None, :]
+    tl.store(places, value.to(x.dtype.element_ty), mask=rows[:, None] < count)
+
+
+@triton.jit
+def bias_row(bias, first, count, LENGTH: tl.constexpr):
+    """The bias at LENGTH successive distances, zero outside [0, count); `first` may be negative."""
+    places = first + tl.arange(0, LENGTH)
+    return tl.load(bias + places, mask=(places >= 0) & (places < count), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def bias_tile(row, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIRST: tl.constexpr):
+    """Lays a row of biases, from the tile's least distance on, out along the tile's diagonals."""
+    i = tl.arange(0, QUERIES)
+    j = tl.arange(0, KEYS)
+    if KEYS_FIRST:
+        places = j[:, None] - i[None, :] + QUERIES - 1
+        return tl.reshape(tl.gather(row, tl.reshape(places, [QUERIES * KEYS]), 0), [KEYS, QUERIES])
+    else:
+        places = j[None, :] - i[:, None] + QUERIES - 1
+        return tl.reshape(tl.gather(row, tl.reshape(places, [QUERIES * KEYS]), 0), [QUERIES, KEYS])
+
+
+@triton.jit
+def hide(x, i, j, i_segment, j_segment, keys, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, EVEN: tl.constexpr):
+    """−∞ where key j is not for query i; i and j, like their segments, stand along the tile's two sides."""
+    if not EVEN:
+        x = tl.where(j < keys, x, float("-inf"))
+    if CAUSAL:
+        x = tl.where(j <= i, x, float("-inf"))
+    if SEGMENTS:
+        x = tl.where(i_segment == j_segment, x, float("-inf"))
+    return x
+
+
+@triton.jit
+def random_bits(seed, stream, i0, j0, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIRST: tl.constexpr):
+    """31 random bits for each query i and key j of the tile at (i0, j0): Philox of (seed, stream, i, j).
+
+    One call gives four numbers: those of (i, j), (i, j + 8), (i + 8, j) and (i + 8, j + 8).
+    """
+    ROWS: tl.constexpr = KEYS if KEYS_FIRST else QUERIES
+    COLUMNS: tl.constexpr = QUERIES if KEYS_FIRST else KEYS
+    row = tl.arange(0, ROWS // 2)
+    column = tl.arange(0, COLUMNS // 2)
+    row = tl.broadcast_to((row // 8 * 16 + row % 8)[:, None], [ROWS // 2, COLUMNS // 2])
+    column = tl.broadcast_to((column // 8 * 16 + column % 8)[None, :], [ROWS // 2, COLUMNS // 2])
+    if KEYS_FIRST:
+        a, b, c, d = tl.philox(seed, i0 + column, j0 + row, row * 0 + stream, row * 0)
+        bits = tl.join(tl.join(a, c), tl.join(b, d))
+    else:
+        a, b, c, d = tl.philox(seed, i0 + row, j0 + column, row * 0 + stream, row * 0)
+        bits = tl.join(tl.join(a, b), tl.join(c, d))
+    bits = tl.permute(tl.reshape(bits, [ROWS // 16, 8, COLUMNS // 16, 8, 2, 2]), 0, 5, 1, 2, 4, 3)
+    return (tl.reshape(bits, [ROWS, COLUMNS]) >> 1).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _pieces(x, G: tl.constexpr, N: tl.constexpr):
+    """[G, 8, 8, N] → N tensors [G, 8, 8]."""
+    if N == 2:
+        a, b = tl.split(x)
+        return (a, b)
+    else:
+        a, b = tl.split(tl.permute(tl.reshape(x, [G, 8, 8, 2, N // 2]), 0, 1, 2, 4, 3))
+        return _pieces(a, G, N // 2) + _pieces(b, G, N // 2)
+
+
+@triton.jit
+def stack(pieces, G: tl.constexpr, FIRST: tl.constexpr, N: tl.constexpr):
+    """N tensors [G, 8], from number FIRST on → [G, 8, N]."""
+    if N == 2:
+        return tl.join(pieces[FIRST], pieces[FIRST + 1])
+    else:
+        a = stack(pieces, G, FIRST, N // 2)
+        b = stack(pieces, G, FIRST + N // 2, N // 2)
+        return tl.reshape(tl.permute(tl.join(a, b), 0, 1, 3, 2), [G, 8, N])
+
+
+@triton.jit
+def diagonal_sums(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sums along the diagonals of each 16 rows of a tile: COLUMNS/8 + 2 tensors [ROWS/16, 8].
+
+    Number k holds the diagonals column − row = 8·(k − 2) + (0 … 7), rows being counted within their 16. First the
+    8 × 8 squares on one diagonal are added up, within each thread. Then each square's columns are turned until its
+    diagonals are rows; what was turned over the edge belongs to the diagonals eight below.
+    """
+    G: tl.constexpr = ROWS // 16
+    N: tl.constexpr = COLUMNS // 8
+    upper, lower = tl.split(tl.permute(tl.reshape(x, [G, 2, 8, N, 8]), 0, 2, 4, 3, 1))
+    upper = _pieces(upper, G, N)
+    lower = _pieces(lower, G, N)
+    diagonal = tl.arange(0, 8)[None, :, None]
+    column = tl.arange(0, 8)[None, None, :]
+    turn = tl.broadcast_to((column - diagonal) & 7, [G, 8, 8])
+    inside = column >= diagonal
+    square = tl.gather(lower[0], turn, 1)
+    sums: tuple = (tl.sum(tl.where(inside, 0.0, square), 2),)
+    for n in tl.static_range(N):
+        following = upper[n]
+        if n + 1 < N:
+            following += lower[n + 1]
+        following = tl.gather(following, turn, 1)
+        sums += (tl.sum(tl.where(inside, square, following), 2),)
+        square = following
+    sums += (tl.sum(tl.where(inside, square, 0.0), 2),)
+    return sums
