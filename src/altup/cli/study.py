@@ -209,6 +209,46 @@ def work_one(
         raise typer.Exit(STOPPED)
 
 
+@app.command("report")
+def write_report(
+    out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
+    results: Results = None,
+    scale: ScaleName = None,
+    plots: Annotated[bool, typer.Option(help="Also every plot as SVG and PNG, in a folder beside it.")] = True,
+) -> None:
+    """Write one HTML file that works offline: every table of the paper with the results beside it."""
+    from altup.studies.study_report import StudyReport
+
+    StudyReport(_folders(results), scale).write(out, plots)
+    typer.echo(f"{out}" + (f", plots in {out.with_name(out.stem + '-plots')}" if plots else ""))
+
+
+@app.command("table")
+def print_tables(
+    names: Names = None,
+    results: Results = None,
+    scale: ScaleName = None,
+    form: Annotated[str, typer.Option("--format", help="markdown or csv.")] = "markdown",
+) -> None:
+    """Print the tables of studies (all, unless named): the paper's numbers, ours, what became of its claims."""
+    from altup.errors import check_choice
+    from altup.studies.evidence import choose_evidence
+    from altup.studies.render import FORMATS, render_claims, render_table
+    from altup.studies.results import read_results
+    from altup.studies.study import find_study, shipped
+
+    check_choice("format", form, FORMATS)
+    evidence = choose_evidence([r for folder in _folders(results) for r in read_results(folder)], scale)
+    for study in [find_study(name) for name in names] if names else shipped().values():
+        typer.echo(render_table(study, evidence, form))
+        if form == "markdown" and study.expect:
+            typer.echo(render_claims(study, evidence))
+
+
+def _folders(results: list[Path] | None) -> list[Path]:
+    return results or [OUT / "results"]
+
+
 @app.command("merge")
 def merge_results(
     source: Annotated[Path, typer.Argument(help="A results folder, such as studies/results.")],

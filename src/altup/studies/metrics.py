@@ -45,7 +45,8 @@ METRICS: dict[str, Metric] = {
 }
 RELATIVE = ("relative_speed", "relative_forward", "relative_generate")
 STATIC = ("embedding_params", "non_embedding_params", "flops_train")
-FINETUNED = ("glue", "superglue", "squad_em", "squad_f1", "triviaqa_em", "triviaqa_f1")
+# Measures of which the difference to the baseline is worth a number.
+GAINS = ("accuracy", "loss", "glue", "superglue", "squad_em", "squad_f1", "triviaqa_em", "triviaqa_f1")
 
 
 def metric_of_column(column: str) -> str | None:

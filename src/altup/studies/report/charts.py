@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from altup.studies.report.page import Html, html
 
@@ -36,6 +37,17 @@ class Bar:
     colour: int
 
 
+@dataclass(frozen=True)
+class Point:
+    """A named point; `error` is half the height of its bar."""
+
+    name: str
+    x: float
+    y: float
+    colour: int
+    error: float = 0.0
+
+
 def line_chart(
     series: Sequence[Series],
     *,
@@ -48,33 +60,10 @@ def line_chart(
     series = [s for s in series if s.points]
     xs = [x for s in series for x, _ in s.points] or [0.0, 1.0]
     ys = [y for s in series for _, y in s.points] or [0.0, 1.0]
-    x_ticks, y_ticks = ticks(0.0, max(xs)), ticks(min(ys), max(ys))
-    x_end, y_low, y_high = max(xs) or 1.0, min(*ys, y_ticks[0]), max(*ys, y_ticks[-1])
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return (
-            round(LEFT + (right - LEFT) * x / x_end, 1),
-            round(bottom - (bottom - TOP) * (y - y_low) / ((y_high - y_low) or 1.0), 1),
-        )
-
-    parts = []
-    for y in y_ticks:
-        height = place(0, y)[1]
-        parts.append(f'<line class="rule" x1="{LEFT}" x2="{right}" y1="{height}" y2="{height}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{height + 5}" text-anchor="end">{y_format(y)}</text>')
-    for x in (x for x in x_ticks if x <= x_end):
-        across = place(x, y_low)[0]
-        parts.append(f'<line class="axis" x1="{across}" x2="{across}" y1="{bottom}" y2="{bottom + 5}"/>')
-        parts.append(
-            f'<text class="tick" x="{across}" y="{bottom + 22}" text-anchor="middle">{x_format(x)}</text>'
-        )
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
-    middle = (LEFT + right) / 2
-    parts.append(f'<text class="label" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{html(x_label)}</text>')
-
-    drawn = [[place(*point) for point in s.points] for s in series]
-    heights = spread([line[-1][1] for line in drawn], LABEL_GAP, TOP + 6, bottom - 4)
+    axes = Axes(0.0, max(xs) or 1.0, ticks(0.0, max(xs)), min(ys), max(ys), ticks(min(ys), max(ys)))
+    parts = axes.draw(x_label, x_format, y_format)
+    drawn = [[axes.place(*point) for point in s.points] for s in series]
+    heights = spread([line[-1][1] for line in drawn], LABEL_GAP, TOP + 6, axes.bottom - 4)
     hover = []
     for s, line, height in zip(series, drawn, heights, strict=True):
         path = "M" + "L".join(f"{x} {y}" for x, y in line)
@@ -82,15 +71,111 @@ def line_chart(
         parts.append(f'<path class="line c{s.colour}" d="{path}"/>')
         if len(line) <= 16:
             parts.extend(f'<circle class="dot c{s.colour}" cx="{x}" cy="{y}" r="3"/>' for x, y in line)
-        parts.append(f'<path class="leader c{s.colour}" d="M{end_x + 4} {end_y}L{right + 13} {height}"/>')
-        parts.append(f'<text class="name c{s.colour}" x="{right + 17}" y="{height + 5}">{html(s.name)}</text>')
+        parts.append(f'<path class="leader c{s.colour}" d="M{end_x + 4} {end_y}L{axes.right + 13} {height}"/>')
+        parts.append(
+            f'<text class="name c{s.colour}" x="{axes.right + 17}" y="{height + 5}">{html(s.name)}</text>'
+        )
         shown = [(*at, x_format(x), y_format(y)) for at, (x, y) in zip(line, s.points, strict=True)]
         hover.append({"name": s.name, "colour": s.colour, "points": shown})
-    data = html(json.dumps({"x": x_label, "top": TOP, "bottom": bottom, "series": hover}))
+    data = {"x": x_label, "top": TOP, "bottom": axes.bottom, "series": hover}
+    return _chart(parts, x_label, y_label, "data-hover", data)
+
+
+def scatter_chart(
+    points: Sequence[Point],
+    *,
+    x_label: str,
+    y_label: str,
+    x_format: Format = "{:.2f}".format,
+    y_format: Format = "{:.2f}".format,
+    line: Sequence[tuple[float, float]] = (),
+    line_name: str = "",
+) -> Html:
+    """Named points with their errors as bars, and a reference line; the script shows the point at the pointer."""
+    xs = [p.x for p in points] + [x for x, _ in line] or [0.0, 1.0]
+    ys = [y for p in points for y in (p.y - p.error, p.y + p.error)] + [y for _, y in line] or [0.0, 1.0]
+    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
+    axes = Axes(min(*xs, x_ticks[0]), max(*xs, x_ticks[-1]), x_ticks, min(ys), max(ys), y_ticks, right=WIDTH - 16)
+    parts = axes.draw(x_label, x_format, y_format)
+    if line:
+        path = "M" + "L".join("{} {}".format(*axes.place(x, y)) for x, y in sorted(line))
+        parts.append(f'<path class="line c0 frontier" d="{path}"><title>{html(line_name)}</title></path>')
+    places = [axes.place(p.x, p.y) for p in points]
+    heights = spread([y - 12 for _, y in places], LABEL_GAP, TOP + 4, axes.bottom - 4)
+    hover = []
+    for p, (x, y), height in zip(points, places, heights, strict=True):
+        if p.error:
+            low, high = axes.place(p.x, p.y - p.error)[1], axes.place(p.x, p.y + p.error)[1]
+            parts.append(f'<line class="error c{p.colour}" x1="{x}" x2="{x}" y1="{low}" y2="{high}"/>')
+        parts.append(f'<circle class="dot c{p.colour}" cx="{x}" cy="{y}" r="6"/>')
+        left = x > (LEFT + axes.right) / 2
+        anchor, beside = ("end", x - 11) if left else ("start", x + 11)
+        parts.append(
+            f'<text class="name c{p.colour}" x="{beside}" y="{height + 5}" text-anchor="{anchor}">'
+            f"{html(p.name)}</text>"
+        )
+        error = f" ± {y_format(p.error)}" if p.error else ""
+        rows = [[x_label, x_format(p.x)], [y_label, y_format(p.y) + error]]
+        hover.append({"name": p.name, "colour": p.colour, "x": x, "y": y, "rows": rows})
+    return _chart(parts, x_label, y_label, "data-points", hover)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The frame of a chart: ranges in both directions and the ticks in them."""
+
+    x_low: float
+    x_high: float
+    x_ticks: Sequence[float]
+    y_least: float
+    y_most: float
+    y_ticks: Sequence[float]
+    right: int = WIDTH - RIGHT
+    bottom: int = HEIGHT - BOTTOM
+
+    @property
+    def y_low(self) -> float:
+        return min(self.y_least, self.y_ticks[0])
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        y_high = max(self.y_most, self.y_ticks[-1])
+        return (
+            round(LEFT + (self.right - LEFT) * (x - self.x_low) / ((self.x_high - self.x_low) or 1.0), 1),
+            round(self.bottom - (self.bottom - TOP) * (y - self.y_low) / ((y_high - self.y_low) or 1.0), 1),
+        )
+
+    def draw(self, x_label: str, x_format: Format, y_format: Format) -> list[str]:
+        parts = []
+        for y in self.y_ticks:
+            height = self.place(self.x_low, y)[1]
+            parts.append(f'<line class="rule" x1="{LEFT}" x2="{self.right}" y1="{height}" y2="{height}"/>')
+            parts.append(
+                f'<text class="tick" x="{LEFT - 8}" y="{height + 5}" text-anchor="end">{y_format(y)}</text>'
+            )
+        for x in (x for x in self.x_ticks if self.x_low <= x <= self.x_high):
+            across = self.place(x, self.y_low)[0]
+            parts.append(
+                f'<line class="axis" x1="{across}" x2="{across}" y1="{self.bottom}" y2="{self.bottom + 5}"/>'
+            )
+            parts.append(
+                f'<text class="tick" x="{across}" y="{self.bottom + 22}" text-anchor="middle">{x_format(x)}</text>'
+            )
+        parts.append(f'<line class="axis" x1="{LEFT}" x2="{self.right}" y1="{self.bottom}" y2="{self.bottom}"/>')
+        middle = (LEFT + self.right) / 2
+        parts.append(
+            f'<text class="label" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{html(x_label)}</text>'
+        )
+        return parts
+
+
+def _chart(parts: Sequence[str], x_label: str, y_label: str, attribute: str, data: Any) -> Html:
+    """The drawing in its frame, with what the script needs; arrow keys work as the pointer does."""
     return Html(
         f'<div class="chart"><p class="unit">{html(y_label)}</p>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html(y_label)} over {html(x_label)}" '
-        f'data-hover="{data}">' + "".join(parts) + "</svg></div>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" '
+        f'aria-label="{html(y_label)} over {html(x_label)}" {attribute}="{html(json.dumps(data))}">'
+        + "".join(parts)
+        + "</svg></div>"
     )
 
 

@@ -1,0 +1,155 @@
+"""The pictures of one study: how its models learned, how fast they are, and accuracy against speed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from altup.studies.comparison import frontier_points
+from altup.studies.evidence import Evidence
+from altup.studies.metrics import METRICS
+from altup.studies.report import Bar, Bars, Lines, Plot, Point, Scatter, Series
+from altup.studies.study import Study
+
+Records = Callable[[str], dict[str, Any] | None]
+# Models that many studies share keep their colour through the report.
+FIXED = {"Dense": 0, "AltUp K=2": 1, "Recycled K=2": 2, "AltUp K=4": 3}
+PALETTE = 7
+SPEEDS = {"relative_speed": "training", "relative_forward": "forward pass", "relative_generate": "generation"}
+
+
+def colours(study: Study) -> dict[str, int]:
+    """A colour for every label, the shared ones the same everywhere."""
+    found = {row.label: FIXED[row.label] for row in study.rows if row.label in FIXED}
+    free = [colour for colour in range(PALETTE) if colour not in found.values()]
+    others = [row.label for row in study.rows if row.label not in FIXED]
+    return {**found, **{label: (free or [0])[i % len(free or [0])] for i, label in enumerate(others)}}
+
+
+def study_plots(study: Study, evidence: Evidence, record: Records) -> list[Plot]:
+    """Whatever the results allow, at the size most rows were run at."""
+    sizes = [size for row in study.rows for size in evidence.sizes(study.name, row.label)]
+    if not sizes:
+        return []
+    size = statistics.mode(sizes)
+    plots = [*_curves(study, evidence, record, size), *_speed_bars(study, evidence, size)]
+    if study.frontier:
+        plots += _frontiers(study, evidence)
+    else:
+        plots += _speed_against_accuracy(study, evidence, size)
+    return plots
+
+
+def _curves(study: Study, evidence: Evidence, record: Records, size: str) -> list[Plot]:
+    """Held-out loss and accuracy along the way, the mean of the seeds."""
+    loss, accuracy, colour = [], [], colours(study)
+    for row in study.rows:
+        records = [r for key in evidence.runs(study.name, row.label, size) if (r := record(key))]
+        curves = [r["curves"]["held_out"] for r in records]
+        if curves:
+            mean = _mean_curve(curves)
+            loss.append(Series(row.label, [(step, l) for step, l, _ in mean], colour[row.label]))
+            accuracy.append(Series(row.label, [(step, a) for step, _, a in mean], colour[row.label]))
+    if not loss:
+        return []
+    best = min(loss, key=lambda s: s.points[-1][1])
+    ends = " and ".join(f"{s.name} {s.points[-1][1]:.3f}" for s in sorted(loss, key=lambda s: s.points[-1][1])[:2])
+    high = max(accuracy, key=lambda s: s.points[-1][1])
+    return [
+        Lines(
+            f"{study.name}-loss", "Held-out loss", f"Lower is better; {best.name} ends lowest ({ends}). "
+            f"Size {size}; the mean of the seeds.", loss, "step", "cross-entropy on unseen text (nats a token)",
+            "{:.2f}".format,
+        ),
+        Lines(
+            f"{study.name}-accuracy", "Held-out accuracy", f"Higher is better; {high.name} ends highest, at "
+            f"{high.points[-1][1]:.2f} %. Sentinels between masked spans count, and are learned first.",
+            accuracy, "step", "accuracy on unseen text (%)", "{:.1f}".format,
+        ),
+    ]  # fmt: skip
+
+
+def _mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, float, float]]:
+    """The mean at every step that all seeds recorded."""
+    by_step = [{step: (loss, accuracy) for step, loss, accuracy in curve} for curve in curves]
+    common = sorted(set(by_step[0]).intersection(*by_step[1:]))
+    return [
+        (step, statistics.fmean(c[step][0] for c in by_step), statistics.fmean(c[step][1] for c in by_step))
+        for step in common
+    ]
+
+
+def _speed_bars(study: Study, evidence: Evidence, size: str) -> list[Plot]:
+    """Speed relative to the baseline, a bar a model and kind of work."""
+    colour, bars = colours(study), []
+    wanted = [m for m in SPEEDS if m in study.measures]
+    for metric in wanted:
+        base = evidence.get(study.name, study.baseline, size, metric)
+        for row in study.rows:
+            found = evidence.get(study.name, row.label, size, metric)
+            if base is None or found is None:
+                continue
+            ratio = found.mean / base.mean
+            name = row.label + (f", {SPEEDS[metric]}" if len(wanted) > 1 else "")
+            bars.append(Bar(name, (ratio,), f"{ratio:.2f}×", colour[row.label]))
+    if len(bars) < 2:
+        return []
+    hardware = evidence.get(study.name, study.baseline, size, wanted[0])
+    return [
+        Bars(
+            f"{study.name}-speed", f"Speed relative to {study.baseline}", "Longer is faster; the line marks "
+            f"{study.baseline}. Median over rounds in which the models took turns in one process, size {size}"
+            + (f", on {hardware.hardware}." if hardware else "."), bars, 1.0,
+        )
+    ]  # fmt: skip
+
+
+def _speed_against_accuracy(study: Study, evidence: Evidence, size: str) -> list[Plot]:
+    """Each model's place: to the right is faster, upwards is better."""
+    colour, points = colours(study), []
+    for row in study.rows:
+        speed, score = (evidence.get(study.name, row.label, size, m) for m in ("relative_speed", "accuracy"))
+        base = evidence.get(study.name, study.baseline, size, "relative_speed")
+        if speed and score and base:
+            points.append(
+                Point(row.label, speed.mean / base.mean, score.mean, colour[row.label], score.error or 0.0)
+            )
+    if len(points) < 2 or "relative_speed" not in study.measures:
+        return []
+    return [
+        Scatter(
+            f"{study.name}-speed-accuracy", "Speed against accuracy", "Up is better, right is faster: above "
+            f"and to the right of {study.baseline} a model wins on both. Bars are standard errors over seeds.",
+            points,
+            f"training speed (× {study.baseline})", f"{METRICS['accuracy'].title} (%)",
+        )
+    ]  # fmt: skip
+
+
+def _frontiers(study: Study, evidence: Evidence) -> list[Plot]:
+    """Score against latency with the line through the dense models, for training and for inference."""
+    plots: list[Plot] = []
+    kinds = (("relative_speed", "training", "milliseconds a sequence in training", 1000.0),
+             ("relative_forward", "forward", "milliseconds a batch, forward pass", 1.0))  # fmt: skip
+    for metric, name, label, scale in kinds:
+        places = frontier_points(study, evidence, "accuracy", metric)
+        dense = [(scale * time, score) for _, l, time, score in places if l in study.frontier]
+        if len(dense) < 2:
+            continue
+        own = colours(study)
+        points = [
+            Point(f"{l} · {s}" if len({p[0] for p in places}) > 1 else l, scale * time, score,
+                  0 if l in study.frontier else own[l])
+            for s, l, time, score in places
+        ]  # fmt: skip
+        plots.append(
+            Scatter(
+                f"{study.name}-frontier-{name}", f"Accuracy against {name} latency",
+                "The dashed line joins the dense models. A model above it reaches its accuracy sooner than "
+                "any dense one; the horizontal distance to the line, over its latency, is the speedup.",
+                points, label,
+                "held-out accuracy (%)", dense, "dense models",
+            )
+        )  # fmt: skip
+    return plots

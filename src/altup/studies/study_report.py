@@ -1,0 +1,300 @@
+"""The report of the studies: the paper's tables with our numbers beside them, pictures, and what was run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from altup.studies import comparison
+from altup.studies.comparison import (
+    TableRow,
+    compare,
+    compare_speedups,
+    measures_shown,
+    printed_speedups,
+    show_pair,
+)
+from altup.studies.evidence import NOT_RUN, Evidence, Verdict, choose_evidence
+from altup.studies.metrics import METRICS
+from altup.studies.report import (
+    Cell,
+    Column,
+    Html,
+    Plot,
+    code,
+    contents,
+    data_table,
+    facts,
+    folded,
+    grid,
+    page,
+    paragraph,
+    save_plots,
+    section,
+)
+from altup.studies.results import Result, read_results, read_run_record
+from altup.studies.study import Study, shipped
+from altup.studies.study_plots import study_plots
+from altup.studies.study_rule import rule_section
+
+TITLE = "AltUp: the paper's studies, run again"
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    """Results of one scale from one or several folders, told study by study."""
+
+    folders: Sequence[Path]
+    scale: str | None = None
+
+    @cached_property
+    def results(self) -> list[Result]:
+        return list({r.identity: r for folder in self.folders for r in read_results(folder)}.values())
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        return choose_evidence(self.results, self.scale)
+
+    @cached_property
+    def studies(self) -> list[Study]:
+        """The shipped studies; those of a user's own appear in the list of results."""
+        return list(shipped().values())
+
+    def record(self, key: str) -> dict[str, Any] | None:
+        """What a run kept of itself, from the first folder that has it."""
+        found = (read_run_record(folder, key) for folder in self.folders)
+        return next((record for record in found if record), None)
+
+    @cached_property
+    def plots(self) -> dict[str, list[Plot]]:
+        return {study.name: study_plots(study, self.evidence, self.record) for study in self.studies}
+
+    def write(self, path: Path, plots: bool = True) -> None:
+        """The page and, in a folder of its name beside it, every plot as SVG and PNG."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rule, rule_plots = rule_section(self.studies, self.evidence, self.record)
+        html = page(
+            TITLE,
+            paragraph(self._lead(), "lead"),
+            paragraph(
+                "Every table of the paper stands below with our numbers beside it. Differences are to the study's "
+                "baseline at the same size, with the standard error of the difference after ±. “Reproduced” and "
+                "“contradicted” mean that the 95 % interval excludes zero; the noise is pooled over the seeds of "
+                "all models at this scale."
+            ),
+            contents(
+                [
+                    ("claims", "The paper's claims"),
+                    *((study.name, study.title) for study in self.studies),
+                    ("rule", "What the update rule learned"),
+                    ("results", "What was run"),
+                ]
+            ),
+            section("The paper's claims", claims_table(self.studies, self.evidence), name="claims"),
+            *(self._study(study) for study in self.studies),
+            section("What the update rule learned", *rule, name="rule"),
+            section("What was run", *self._provenance(), name="results"),
+        )
+        path.write_text(html, encoding="utf-8")
+        if plots:
+            drawn = [plot for found in self.plots.values() for plot in found]
+            save_plots([*drawn, *rule_plots], path.with_name(f"{path.stem}-plots"))
+
+    def _lead(self) -> str:
+        e = self.evidence
+        runs = {r.run for r in e.results if r.seed}
+        machines = sorted({r.hardware for r in e.results})
+        verdicts = [v for s in self.studies for v in e.verdicts(s, _sizes(s, e))]
+        words = [v.word for v in verdicts if v.word != NOT_RUN]
+        counted = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+        return (
+            f"Scale {e.scale}: {len(runs)} runs on {' and '.join(machines)}. "
+            f"Of {len(verdicts)} claims: {counted or 'none could be tested yet'}."
+        )
+
+    def _study(self, study: Study) -> Html:
+        rows = compare(study, self.evidence)
+        parts = [paragraph(study.question, "lead"), paragraph(f"The paper: {study.finding}")]
+        if study.table is None:
+            parts[-1] = paragraph(study.finding)
+        parts.append(study_table(study, rows))
+        if study.frontier:
+            parts.append(speedup_table(study, self.evidence))
+        if self.plots[study.name]:
+            parts.append(grid(*(plot.figure() for plot in self.plots[study.name])))
+        return section(study.title, *parts, name=study.name)
+
+    def _provenance(self) -> list[Html]:
+        e = self.evidence
+        commands = sorted({r.command.split(" --only ")[0] for r in e.results})
+        columns = [
+            Column("study", text=True), Column("model", text=True), Column("size", text=True), Column("seed"),
+            Column("measure", text=True), Column("value"), Column("unit", text=True), Column("step"),
+            Column("run", text=True), Column("on", text=True), Column("date", text=True),
+        ]  # fmt: skip
+        rows = [
+            [
+                Cell(r.study), Cell(r.label), Cell(r.size), Cell(r.seed), Cell(METRICS[r.metric].title),
+                Cell(METRICS[r.metric].show(r.value), value=r.value), Cell(r.unit), Cell(r.step), Cell(r.run),
+                Cell(r.hardware), Cell(r.date),
+            ]
+            for r in e.results
+        ]  # fmt: skip
+        scales = sorted({r.scale for r in self.results})
+        return [
+            facts(
+                [
+                    (
+                        "scale",
+                        e.scale + (f" (also in the results: {', '.join(scales)})" if len(scales) > 1 else ""),
+                    ),
+                    ("text", f"prepared data {e.data}"),
+                    ("hardware", ", ".join(sorted({r.hardware for r in e.results}))),
+                    ("versions", "; ".join(sorted({r.versions for r in e.results}))),
+                    ("report written", time.strftime("%Y-%m-%d %H:%M %Z")),
+                ]
+            ),
+            paragraph("The commands; `--only LABEL` runs one model alone."),
+            code("\n".join(commands)),
+            folded(
+                f"All {len(rows)} results",
+                data_table(columns, rows, "One row a run and measure. Click a head to sort.", filters=True),
+            ),
+        ]
+
+
+def _sizes(study: Study, evidence: Evidence) -> list[str]:
+    found = [size for row in study.rows for size in evidence.sizes(study.name, row.label)]
+    return list(dict.fromkeys(found)) or ["–"]
+
+
+def claims_table(studies: Sequence[Study], evidence: Evidence) -> Html:
+    """Each claim with the paper's difference and ours."""
+    columns = [
+        Column("study", text=True), Column("claim", text=True), Column("size", text=True),
+        Column("paper's difference"), Column("ours"), Column("verdict", text=True),
+    ]  # fmt: skip
+    rows = []
+    for study in studies:
+        theirs = paper_differences(study)
+        for verdict in evidence.verdicts(study, _sizes(study, evidence)):
+            rows.append(_claim(study, verdict, theirs))
+    return data_table(
+        columns,
+        rows,
+        "± is the standard error. A claim needs two seeds of some model to be judged; one seed shows a "
+        "difference, but not whether it is more than noise.",
+    )
+
+
+def _claim(study: Study, verdict: Verdict, theirs: Mapping[tuple[str, str, str], dict[str, float]]) -> list[Cell]:
+    claim, d = verdict.expectation, verdict.difference
+    metric = METRICS[claim.metric]
+    known = theirs.get((claim.better, claim.than, claim.metric), {})
+    told = known.get(verdict.size)
+    if told is not None:
+        paper = Cell(_signed(told, metric.digits), value=told)
+    elif known:
+        low, high = min(known.values()), max(known.values())
+        paper = Cell(
+            _signed(low, metric.digits) + (f" to {_signed(high, metric.digits)}" if high != low else ""),
+            below=", ".join(known), value=low,
+        )  # fmt: skip
+    else:
+        paper = Cell("not in the paper", kind="absent")
+    ours = Cell("")
+    if d is not None:
+        error = f" ± {metric.show(d.error)}" if d.error is not None else ""
+        ours = Cell(_signed(d.mean, metric.digits) + error, value=d.mean)
+    kind = verdict.word if verdict.word in ("reproduced", "contradicted") else "absent"
+    size = verdict.size if d is not None else ""
+    told_claim = Cell(f"{claim.better} better than {claim.than}", below=f"{metric.title}, {metric.unit}")
+    return [Cell(study.title), told_claim, Cell(size), paper, ours, Cell(verdict.word, kind=kind)]
+
+
+def paper_differences(study: Study) -> dict[tuple[str, str, str], dict[str, float]]:
+    """(better, than, measure) → size → the difference that the paper's table shows."""
+    numbers = comparison.paper_numbers(study)
+    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    for claim in study.expect:
+        for size in dict.fromkeys(size for size, _ in numbers):
+            one = numbers.get((size, claim.better), {}).get(claim.metric)
+            other = numbers.get((size, claim.than), {}).get(claim.metric)
+            if one is not None and other is not None:
+                found.setdefault((claim.better, claim.than, claim.metric), {})[size] = one - other
+    return found
+
+
+def study_table(study: Study, rows: Sequence[TableRow]) -> Html:
+    """For every measure the paper's number and ours, gains over the baseline below them."""
+    shown = measures_shown(list(rows), study)
+    has_paper = {m: any(row.cells[m].paper is not None for row in rows) for m in shown}
+    columns = [Column("model", text=True)]
+    for m in shown:
+        head = f"{METRICS[m].title} ({METRICS[m].unit})"
+        columns += [Column("paper", head)] if has_paper[m] else []
+        columns.append(Column("ours", head))
+    body = []
+    for row in rows:
+        cells = [Cell(row.label, below=row.size + ("" if row.in_paper else ", not in the paper's table"))]
+        for m in shown:
+            pair = row.cells[m]
+            theirs, ours = show_pair(pair, m)
+            if has_paper[m]:
+                cells.append(_split(theirs, pair.paper))
+            if ours:
+                cells.append(_split(ours, pair.ours.mean if pair.ours else None))
+            else:
+                once = not row.run and m == shown[0]
+                cells.append(Cell(comparison.NOT_RUN if once else "–", kind="absent"))
+        body.append(cells)
+    baseline = f"In brackets the difference to {study.baseline} of the same size."
+    return data_table(
+        columns, body, f"{baseline} Parameters of models that were not run are counted from their shape."
+    )
+
+
+def _split(text: str, value: float | None) -> Cell:
+    """`61.86 (+0.65)` as a number with its gain below."""
+    number, bracket, gain = text.partition(" (")
+    return Cell(number, gain.removesuffix(")") if bracket else "", value)
+
+
+def speedup_table(study: Study, evidence: Evidence) -> Html:
+    columns = [
+        Column("model", text=True),
+        Column("score", text=True),
+        Column("paper", "speedup at equal score (%)"),
+    ]
+    columns += [Column(f"ours, {name}", "speedup at equal score (%)") for name in comparison.LATENCIES]
+    columns.append(Column("printed numbers", "speedup at equal score (%)"))
+    body = []
+    entries = [(row, "") for row in compare_speedups(study, evidence)]
+    entries += [(row, "printed") for row in printed_speedups()]
+    for row, kind in entries:
+        cells = [Cell(row.label, below=row.size), Cell(row.benchmark)]
+        theirs = row.paper if kind != "printed" else None
+        cells.append(Cell(f"{theirs:.0f}", value=theirs) if theirs is not None else Cell(""))
+        for name in comparison.LATENCIES:
+            value = row.ours.get(name, "")
+            cells.append(
+                Cell(_signed(value, 0), value=value) if isinstance(value, float) else Cell(value, kind="absent")
+            )
+        printed = row.paper if kind == "printed" else None
+        cells.append(Cell(_signed(printed, 0), value=printed) if printed is not None else Cell(""))
+        body.append(cells)
+    return data_table(
+        columns,
+        body,
+        "(latency of the dense model that would reach the score − latency) / latency, the dense model "
+        "interpolated between those measured; where no two of them bracket the score there is no number, for "
+        "nothing is extrapolated. “Printed numbers”: our arithmetic on the paper's scores and speeds of S, B, L.",
+    )
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{value:+,.{digits}f}".replace("-", "−")

@@ -1,0 +1,169 @@
+"""The declarations: every table of the paper is covered, and mistakes are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from altup.errors import UserError
+from altup.studies import paper
+from altup.studies.comparison import paper_numbers, size_of
+from altup.studies.scale import SCALES, find_scale, read_seeds, with_settings
+from altup.studies.study import find_study, read_study, shipped
+
+MINIMAL = "title: T\nquestion: Q?\nrows:\n  Dense: {method: dense}\n  Wide: {method: altup, k: 2}\n"
+
+
+def test_every_row_of_every_table_of_the_paper_belongs_to_one_study() -> None:
+    """Found by comparing with the CSV files: nothing is forgotten, nothing told twice."""
+    for name in paper.TABLES:
+        rows = paper.table(name)
+        covered = [row for study in shipped().values() if study.table == name for row in study.paper_rows()]
+        assert sorted(map(str, covered)) == sorted(map(str, rows)), name
+
+
+@pytest.mark.parametrize("study", shipped().values(), ids=lambda s: s.name)
+def test_every_row_of_the_paper_has_a_model_of_ours(study) -> None:
+    labels = {}
+    for row in study.paper_rows():
+        label = study.label_of(row)
+        assert label is not None, row
+        labels.setdefault((size_of(row, study), label), []).append(row)
+    # One model, one row; the speedup table has a row for each of four benchmarks.
+    each = 4 if study.table == "speedup_at_equal_accuracy" else 1
+    assert all(len(rows) == each for rows in labels.values())
+    numbers = paper_numbers(study)
+    assert set(numbers) == set(labels)
+
+
+def test_the_papers_numbers_reach_our_measures_unchanged() -> None:
+    sequence = paper_numbers(shipped()["sequence"])
+    assert sequence["base", "Sequence-AltUp"]["accuracy"] == 65.39
+    assert sequence["base", "Sequence-AltUp"]["relative_speed"] == pytest.approx(74.9 / 52.4)
+    assert paper_numbers(shipped()["experts"])["large", "AltUp K=2 + experts"]["accuracy"] == 65.95
+    assert paper_numbers(shipped()["size-matched"])["large", "Dense + 4 layers"] == {
+        "superglue": 82.57,
+        "relative_speed": 0.9,
+    }
+    assert paper_numbers(shipped()["bert"])["light", "AltUp K=2"] == {"accuracy": 56.2}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_every_study_can_be_resolved_at_every_scale(name: str) -> None:
+    """The models exist and their settings go together."""
+    from dataclasses import fields
+
+    from altup.studies.plan import resolve
+    from altup.training.pretraining import PretrainConfig
+
+    scale = find_scale(name)
+    known = {f.name for f in fields(PretrainConfig)}
+    for study in shipped().values():
+        rows = [row for row in study.rows if set(row.settings) <= known]
+        found = [resolve(study, row, size, scale, 0, "data") for row in rows for size in scale.sizes_of(study)]
+        assert len([config for config in found if config]) >= min(2, len(rows)), study.name
+
+
+def test_the_paper_scale_is_the_papers_setting() -> None:
+    from altup.studies.plan import resolve
+
+    scale, shipped_studies = find_scale("paper"), shipped()
+
+    def steps(study: str, size: str) -> int:
+        found = shipped_studies[study]
+        config = resolve(found, found.row("AltUp K=2"), size, scale, 0, "data")
+        assert config is not None
+        assert (config.batch_size, config.inputs_length, config.optimizer, config.dropout) == (
+            256,
+            512,
+            "adafactor",
+            0,
+        )
+        assert (config.schedule, config.lr, config.warmup_steps, config.decay_fraction) == (
+            "rsqrt",
+            1.0,
+            10_000,
+            0,
+        )
+        return config.steps
+
+    assert steps("varying-k", "large") == 500_000
+    assert steps("parameters-and-speed", "xl") == 400_000
+    assert steps("dense-scaling", "base") == 250_000
+    assert steps("experts", "small") == 100_000
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("sizez: {}", "did you mean 'sizes'"),
+        ("measures: [acuracy]", "acuracy"),
+        ("baseline: Dens", "Dens"),
+        ("table: nothing", "nothing"),
+        ("expect: [{better: Wide, than: Nobody}]", "Nobody"),
+        ("expect: [{better: Wide}]", "than"),
+        ("rows: {Dense: 3}", "must hold fields"),
+        ("title: [", "not valid YAML"),
+    ],
+)
+def test_mistakes_in_a_study_are_named(tmp_path: Path, change: str, words: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINIMAL + change + "\n")
+    with pytest.raises(UserError, match=words):
+        find_study(str(path))
+
+
+def test_a_study_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINIMAL)
+    study = find_study(str(path))
+    assert study.name == "mine"
+    assert [row.label for row in study.rows] == ["Dense", "Wide"]
+    assert study.paper_rows() == []
+    with pytest.raises(UserError, match="did you mean 'varying-k'"):
+        find_study("varing-k")
+    with pytest.raises(UserError, match="no such file|No such file"):
+        find_study(str(tmp_path / "absent.yaml"))
+
+
+def test_a_row_left_out_at_a_scale() -> None:
+    study = read_study(
+        "s", MINIMAL + "  Deep: {method: dense, extra_layers: 4, at: {paper: null, smoke: {extra_layers: 1}}}", "s"
+    )
+    row = study.row("Deep")
+    assert row.settings_at("paper") is None
+    assert row.settings_at("smoke") == {"method": "dense", "extra_layers": 1}
+    assert row.settings_at("mini") == {"method": "dense", "extra_layers": 4}
+
+
+def test_a_scale_between(tmp_path: Path) -> None:
+    path = tmp_path / "longer.yaml"
+    path.write_text("like: mini\npretrain: {steps: 9000}\nsizes: [base]\n")
+    scale = find_scale(str(path))
+    assert (scale.name, scale.base, scale.sizes) == ("longer", "mini", ["base"])
+    assert scale.pretrain == {**find_scale("mini").pretrain, "steps": 9000}
+    given = with_settings(scale, {"steps": 10, "finetune.steps": 3})
+    assert given.name == "longer:finetune.steps=3,steps=10"
+    assert given.given == {"steps": 10}
+    assert given.columns["squad"].settings["steps"] == 3
+    with pytest.raises(UserError, match="--only"):
+        with_settings(scale, {"method": "altup"})
+    path.write_text("like: huge\n")
+    with pytest.raises(UserError, match="huge"):
+        find_scale(str(path))
+    path.write_text("stepz: 3\n")
+    with pytest.raises(UserError, match="stepz"):
+        find_scale(str(path))
+    with pytest.raises(UserError, match="not known"):
+        find_scale("huge")
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,,2", "-1", "1.5"])
+def test_seeds_are_whole_numbers(text: str) -> None:
+    with pytest.raises(UserError):
+        read_seeds(text)
+
+
+def test_a_seed_counts_once() -> None:
+    assert read_seeds("1,0,1") == [1, 0]
