@@ -11,7 +11,7 @@ from altup.errors import UserError
 
 DRAWN = [mode for mode in WHOLE if mode != "copy"]
 # Okabe and Ito's colours, told apart by colour-blind readers and in grey.
-COLOURS = {"ours": "#0072B2", "peer": "#E69F00", "floor": "#BBBBBB"}
+COLOURS = {"ours": "#0072B2", "plain": "#56B4E9", "peer": "#E69F00", "floor": "#BBBBBB"}
 
 
 def draw(rows: Iterable[Row], path: Path) -> None:

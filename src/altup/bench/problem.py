@@ -60,9 +60,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Provider:
-    """`kind` is ours, peer, or floor: a bound that is no rival, because it does only a part of the work.
-
-    Of those that are `compiled`, the time to start is reported too.
+    """`kind` is ours, plain (the same without kernels of ours), peer, or floor: a bound that is no rival, because
+    it does only a part of the work. Of those that are `compiled`, the time to start is reported too.
     """
 
     name: str

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from altup.bench.agreement import Answer, doubled, errors
 from altup.bench.problem import Problem, Provider, Setup, Work
 from altup.kernels import attention
+from altup.nn import RelativeBias
 
 Attend = Callable[..., Tensor]
 
@@ -28,9 +29,9 @@ def problems(setup: Setup) -> Iterator[Problem]:
             "attention",
             {"batch": batch, "heads": heads, "tokens": length, "d": d, "method": "causal" if causal else "full"},
             [
-                Provider("triton", partial(inputs.work, partial(ours, causal=causal)), triton=True),
-                Provider("plain eager", partial(inputs.work, plain)),
-                Provider("plain compiled", partial(inputs.work, plain, compiled=True), compiled=True),
+                Provider("triton", partial(inputs.work, inputs.kernel), triton=True),
+                Provider("plain eager", partial(inputs.work, plain), "plain"),
+                Provider("plain compiled", partial(inputs.work, plain, compiled=True), "plain", compiled=True),
                 Provider("sdpa memory-efficient", partial(inputs.work, partial(efficient, causal=causal)), "peer"),
                 Provider("flex", partial(inputs.flex, length, causal), "peer", compiled=True),
                 Provider("flash without bias", partial(inputs.without_bias, causal), "floor"),
@@ -38,11 +39,6 @@ def problems(setup: Setup) -> Iterator[Problem]:
             baseline="sdpa memory-efficient",
             tolerances={"": 2e-2 if setup.dtype == torch.bfloat16 else 1e-4},
         )
-
-
-def ours(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, causal: bool) -> Tensor:
-    kernel: Callable[..., Tensor] = attention
-    return kernel(q, k, v, by_distance=by_distance, causal=causal, implementation="triton")
 
 
 def lay_out(by_distance: Tensor, length: int, causal: bool) -> Tensor:
@@ -84,10 +80,21 @@ class Inputs:
             return values.to(setup.dtype).transpose(1, 2)
 
         self.qkv = [random(d**-0.5).requires_grad_(), random(1.0).requires_grad_(), random(1.0).requires_grad_()]
-        self.by_distance = torch.randn(heads, 2 * length - 1, device=setup.device).requires_grad_()
+        buckets = {"num_buckets": 8, "max_distance": 12} if setup.quick else {}
+        self.relative = RelativeBias(heads, **buckets, bidirectional=not causal).to(setup.device)
+        self.by_distance = self.relative(length, length).detach().contiguous().requires_grad_()
         self.upstream = random(1.0)
         self.causal, self.device = causal, setup.device
         self.reference = cache(self._reference)
+
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor) -> Tensor:
+        return attention(
+            *(q, k, v),
+            by_distance=by_distance,
+            causal=self.causal,
+            constant_beyond=self.relative.constant_beyond(),
+            implementation="triton",
+        )
 
     def work(self, attend: Attend, compiled: bool = False, reference: Any = None) -> Work:
         run = torch.compile(attend, dynamic=False) if compiled else attend
@@ -102,7 +109,7 @@ class Inputs:
 
         def compare() -> dict[str, float]:
             out = forward()
-            return errors(_answer(out, backward(out)), reference())
+            return errors(self._answer(out, backward(out)), reference())
 
         return Work(forward, backward, compare)
 
@@ -131,14 +138,17 @@ class Inputs:
         inputs = doubled([*self.qkv, self.by_distance])
         q, k, v, by_distance = inputs
         out = dense_bias(q, k, v, by_distance, self.causal)
-        return _answer(out, torch.autograd.grad(out, inputs, self.upstream.double()))
+        return self._answer(out, torch.autograd.grad(out, inputs, self.upstream.double()))
 
     def _unbiased_reference(self) -> Answer:
         q, k, v = inputs = doubled(self.qkv)
         out = dense_bias(q, k, v, torch.zeros_like(self.by_distance, dtype=q.dtype), self.causal)
-        return _answer(out, torch.autograd.grad(out, inputs, self.upstream.double()))
+        return self._answer(out, torch.autograd.grad(out, inputs, self.upstream.double()))
 
-
-def _answer(out: Tensor, gradients: Sequence[Tensor]) -> Answer:
-    names = ("q's gradient", "k's gradient", "v's gradient", "bias's gradient")
-    return {"output": out, **dict(zip(names, gradients, strict=False))}
+    def _answer(self, out: Tensor, gradients: Sequence[Tensor]) -> Answer:
+        """The bias's gradient is compared where it counts: in the table of buckets."""
+        answer = {"output": out, **dict(zip(("q", "k", "v"), gradients, strict=False))}
+        if len(gradients) == 4:
+            laid_out = self.relative(out.shape[2], out.shape[2])
+            (answer["table"],) = torch.autograd.grad(laid_out, self.relative.weight, gradients[3].float())
+        return answer

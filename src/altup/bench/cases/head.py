@@ -26,8 +26,8 @@ def problems(setup: Setup) -> Iterator[Problem]:
             {"tokens": tokens, "d": d, "vocabulary": vocabulary},
             [
                 Provider("triton", partial(inputs.work, partial(fused, implementation="triton")), triton=True),
-                Provider("plain eager", partial(inputs.work, plain), "peer"),
-                Provider("plain compiled", partial(inputs.work, plain, compiled=True), "peer", compiled=True),
+                Provider("plain eager", partial(inputs.work, plain), "plain"),
+                Provider("plain compiled", partial(inputs.work, plain, compiled=True), "plain", compiled=True),
                 Provider("matrix products", inputs.products, "floor"),
             ],
             baseline="plain compiled" if setup.compiles else "plain eager",

@@ -20,6 +20,7 @@ Update = Callable[..., Any]
 
 
 def problems(setup: Setup) -> Iterator[Problem]:
+    kernel, plain = (partial(altup_update, implementation=name) for name in ("triton", "plain"))
     batch, length = (2, 8) if setup.quick else (64, 512)
     for d in (16,) if setup.quick else (768, 2048):
         for k in (2,) if setup.quick else (2, 4):
@@ -28,15 +29,9 @@ def problems(setup: Setup) -> Iterator[Problem]:
                 "rule",
                 {"tokens": batch * length, "d": d, "k": k},
                 [
-                    Provider(
-                        "triton", partial(inputs.work, partial(altup_update, implementation="triton")), triton=True
-                    ),
-                    Provider("plain eager", partial(inputs.work, partial(altup_update, implementation="plain"))),
-                    Provider(
-                        "plain compiled",
-                        partial(inputs.work, partial(altup_update, implementation="plain"), compiled=True),
-                        compiled=True,
-                    ),
+                    Provider("triton", partial(inputs.work, kernel), triton=True),
+                    Provider("plain eager", partial(inputs.work, plain), "plain"),
+                    Provider("plain compiled", partial(inputs.work, plain, compiled=True), "plain", compiled=True),
                     Provider("gemma3n eager", inputs.gemma, "peer"),
                     Provider("gemma3n compiled", partial(inputs.gemma, compiled=True), "peer", compiled=True),
                     Provider("copy", partial(copy_work, setup.device, setup.quick), "floor"),
