@@ -17,11 +17,10 @@ from torch import Tensor
 
 from altup.errors import UserError, check_choice
 from altup.kernels.altup_update_op import update
-from altup.kernels.availability import interprets_triton, runs_triton
+from altup.kernels.availability import FUSED_DTYPES, interprets_triton, runs_triton
 
 State = Tensor | Sequence[Tensor]
 
-FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 FUSED_BLOCKS = 8
 
 

@@ -18,22 +18,13 @@ each, and added up in a fixed order: results are the same bit for bit from run t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-
-class Config(NamedTuple):
-    """How a kernel is cut: each thread holds `vectors` times 16 bytes of every array."""
-
-    warps: int
-    vectors: int
-    programs_per_sm: int = 0  # backward only: how many programs walk through the arrays
-    stages: int = 1  # backward only: iterations whose loads are in flight at once
-
+from altup.kernels.triton_config import Config, multiprocessors
 
 # By K; the backward kernel holds K² + K sums, so a larger K leaves room for fewer programs. As many as fit at once
 # is best: a program that starts after the others have ended has the GPU nearly to itself.
@@ -220,7 +211,7 @@ def backward(
     config = BACKWARD[K]
     width = _width(xs[0], y)
     block = width * 32 * config.warps * config.vectors
-    programs = max(1, min(triton.cdiv(n, block), config.programs_per_sm * _multiprocessors(y.device)))
+    programs = max(1, min(triton.cdiv(n, block), config.programs_per_sm * multiprocessors(y.device)))
     partials = torch.empty(K, K + 1, programs, device=y.device, dtype=torch.float32)
     with torch.cuda.device_of(y):
         _backward_kernel[(programs,)](
@@ -265,8 +256,3 @@ def _flat(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def _width(*tensors: Tensor) -> int:
     """Elements in a 16-byte vector of the widest dtype."""
     return 16 // max(tensor.element_size() for tensor in tensors)
-
-
-def _multiprocessors(device: torch.device) -> int:
-    """One where Triton's interpreter stands in for a GPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

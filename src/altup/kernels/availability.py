@@ -8,6 +8,8 @@ import os
 
 import torch
 
+FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
 
 @torch.compiler.assume_constant_result
 def runs_triton(device: torch.device) -> bool:

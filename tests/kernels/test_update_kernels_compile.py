@@ -1,4 +1,7 @@
-"""The kernels through Triton's compiler for Hopper: it needs no GPU, and sees what the interpreter forgives."""
+"""Both updates' kernels through Triton's compiler for Hopper.
+
+It needs no GPU, and sees what the interpreter forgives.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from altup.kernels import altup_update_triton as kernels  # noqa: E402
+from altup.kernels import sequence_update_triton as sequence_kernels  # noqa: E402
 
+NOT_SPECIALISED = ("active", "programs", "count", "tokens", "windows", "per_row")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -31,7 +36,7 @@ def build(kernel, arguments: dict, num_warps: int):
     aligned = [
         (*places[name], *inner)
         for name, value in arguments.items()
-        if is_type(value) and name not in ("active", "programs")
+        if is_type(value) and name not in NOT_SPECIALISED
         for inner in ([(i,) for i in range(len(value))] if isinstance(value, tuple) else [()])
     ]
     source = ASTSource(
@@ -107,3 +112,28 @@ def test_coefficients(K, tmp_path):
     constants = {"K": K, "ROWS": rows, "COLUMNS": columns, "CHUNK": chunk}
     arguments = dict.fromkeys(("dP", "dg", "partials", "P", "g"), "*fp32") | {"active": "i32", "programs": "i32"}
     assert not spills(build(kernels._coefficients_kernel, {**arguments, **constants}, config.warps), tmp_path)
+
+
+@pytest.mark.parametrize("stride", [4, 8, 16])
+def test_sequence(stride, tmp_path):
+    sizes = dict.fromkeys(("count", "tokens", "windows", "per_row"), "i32")
+    given = {"x": "*bf16", "computed": "*bf16", "a": "*fp32", "b": "*fp32", **sizes}
+    config = sequence_kernels.FORWARD
+    constants = {"STRIDE": stride, "VECTORS": 32 * config.warps * config.vectors, "WIDTH": 8}
+    forward = build(sequence_kernels._forward_kernel, {"out": "*bf16", **given, **constants}, config.warps)
+    assert not spills(forward, tmp_path)
+    assert forward.asm["ptx"].count("ld.global.v4") == (stride + 1) * config.vectors
+
+    config = sequence_kernels.BACKWARD[stride]
+    constants |= {"VECTORS": 32 * config.warps * config.vectors, "STAGES": config.stages}
+    results = {"dx": "*bf16", "d_computed": "*bf16", "partials": "*fp32", "grad": "*bf16"}
+    backward = build(sequence_kernels._backward_kernel, {**results, **given, **constants}, config.warps)
+    assert not spills(backward, tmp_path)
+    assert backward.asm["ptx"].count("st.global.v4") == (stride + 1) * config.vectors
+
+
+def test_sequence_coefficients(tmp_path):
+    arguments = dict.fromkeys(("da", "db", "partials", "a", "b"), "*fp32") | {"programs": "i32"}
+    config = sequence_kernels.COEFFICIENTS
+    arguments["CHUNK"] = config.vectors * 32 * config.warps
+    assert not spills(build(sequence_kernels._coefficients_kernel, arguments, config.warps), tmp_path)
