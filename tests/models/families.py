@@ -48,7 +48,7 @@ WHISPER = {
 }
 
 
-def _t5(tied=True):
+def _t5():
     return hf.T5ForConditionalGeneration(
         hf.T5Config(
             vocab_size=VOCABULARY,

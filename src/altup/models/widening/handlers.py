@@ -41,9 +41,11 @@ def register_handler(model_type: str, handler: Handler) -> None:
     _HANDLERS[model_type] = handler
 
 
-def structure_of(model: PreTrainedModel) -> Structure:
+def structure_of(model: PreTrainedModel, example: dict[str, Any] | None = None) -> Structure:
     handler = _HANDLERS.get(model.config.model_type)
     structure = Structure() if handler is None else handler(model)
+    if example is not None:
+        structure.example = example
     if structure.example is None:
         structure.example = _example(model)
     return structure
@@ -56,10 +58,15 @@ def _example(model: PreTrainedModel) -> dict[str, Tensor]:
         size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size,) * 2
         shape = (1, config.num_channels, *size)
         return {"pixel_values": torch.linspace(-1, 1, math.prod(shape)).reshape(shape).sin()}
-    end = config.eos_token_id if isinstance(config.eos_token_id, int) else 2
+    end = getattr(config, "eos_token_id", None)
+    end = end if isinstance(end, int) else 2
     vocabulary = getattr(config.get_text_config(), "vocab_size", end + 1)
     ids = torch.tensor([[3, 4, 5, 6, min(end, vocabulary - 1)]])  # some classifiers look for the end token
-    return {"input_ids": ids, "decoder_input_ids": ids} if config.is_encoder_decoder else {"input_ids": ids}
+    return (
+        {"input_ids": ids, "decoder_input_ids": ids}
+        if getattr(config, "is_encoder_decoder", False)
+        else {"input_ids": ids}
+    )
 
 
 def _whisper(model: PreTrainedModel) -> Structure:

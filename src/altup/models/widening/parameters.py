@@ -24,23 +24,22 @@ def share(weight: Tensor, dim: int, num_blocks: int) -> Tensor:
 
 
 def unrepeat(name: str, weight: Tensor, dim: int, num_blocks: int) -> Tensor:
-    first, *others = weight.chunk(num_blocks, dim)
-    return _equal(name, first, others)
-
-
-def unshare(name: str, weight: Tensor, dim: int, num_blocks: int) -> Tensor:
-    blocks = weight.chunk(num_blocks, dim)
-    first, *others = [block / part for block, part in zip(blocks, shares(num_blocks), strict=True)]
-    return _equal(name, first, others)
-
-
-def _equal(name: str, first: Tensor, others: list[Tensor]) -> Tensor:
+    first, *others = weight.detach().chunk(num_blocks, dim)
     if not all(torch.equal(first, other) for other in others):
         raise UserError(
             f"{name}: its blocks differ, so the model was trained and no narrow model computes the same; keep the "
             "widened one"
         )
     return first.clone()
+
+
+def unshare(weight: Tensor, dim: int, num_blocks: int) -> Tensor:
+    """The sum over the blocks, which are read alike; exact where they still are the shares of one matrix."""
+    blocks = weight.detach().chunk(num_blocks, dim)
+    first, *others = [block / part for block, part in zip(blocks, shares(num_blocks), strict=True)]
+    if all(torch.equal(first, other) for other in others):
+        return first
+    return torch.stack(blocks).double().sum(dim=0).to(weight.dtype)
 
 
 def names_of(model: nn.Module, parameter: nn.Parameter) -> list[str]:

@@ -20,9 +20,10 @@ Maps = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 HELP = (
     "Looked for lists of layers (nn.ModuleList) that are called one after the other, each with the "
-    "[batch, tokens, width] tensor that the one before it returned. Give inputs that the model accepts as "
-    "widen(model, example={...}), or describe the model: altup.register_handler("
-    "{model_type!r}, lambda model: altup.Structure(stacks=['backbone.layers']))."
+    "[batch, tokens, width] tensor that the one before it returned, and for the tables that make the first one. "
+    "Give inputs that the model accepts as widen(model, example={{...}}), or describe the model: "
+    "altup.register_handler({model_type!r}, lambda model: altup.Structure(stacks=['backbone.layers'], "
+    "entries=['backbone.table.weight']))."
 )
 
 
@@ -40,10 +41,8 @@ class Call(NamedTuple):
 
 
 def unrecognised(model: PreTrainedModel, why: str) -> UserError:
-    return UserError(
-        f"{type(model).__name__} cannot be widened: {why}. "
-        + HELP.replace("{model_type!r}", repr(model.config.model_type))
-    )
+    advice = HELP.format(model_type=model.config.model_type)
+    return UserError(f"{type(model).__name__} cannot be widened: {why}. {advice}")
 
 
 @contextmanager
@@ -126,23 +125,30 @@ def _as_stack(name: str, length: int, calls: dict[str, list[Call]]) -> Stack | N
     return Stack(name, shape[-1], isinstance(layers[0][0].returned, tuple))
 
 
-def find_entries(model: PreTrainedModel, stack: Stack, stacks: list[Stack], order: list[str]) -> dict[str, int]:
-    """The parameters that make the state entering a stack, with the dimension that is its width.
+def find_entries(
+    model: PreTrainedModel, structure: Structure, stacks: list[Stack], order: list[str]
+) -> dict[str, int]:
+    """The parameters that make the states entering the stacks, with the dimension that is their width.
 
-    These are, in the smallest model around the stack that has any: all embedding tables of that width, all
-    parameters that belong to no ordinary layer (class tokens, position embeddings), and the last map called before
-    the stack.
+    These are, in the smallest model around a stack that has any: all embedding tables of its width, all parameters
+    that belong to no ordinary layer (class tokens, position embeddings), and the last map called before it.
     """
-    around = [n for n, m in model.named_modules() if isinstance(m, PreTrainedModel) and _inside(stack.name, n)]
-    for home in sorted(around, key=len, reverse=True):
-        outside = {
-            name: module
-            for name, module in model.named_modules()
-            if _inside(name, home) and not any(_inside(name, other.name) for other in stacks)
-        }
-        if entries := _entries(outside, stack, order):
-            return entries
-    raise unrecognised(model, f"found nothing that makes the {stack.width} wide state entering {stack.name}")
+    if structure.entries is not None:
+        homes = {name: model.get_submodule(name.rpartition(".")[0]) for name in structure.entries}
+        return {n: 0 if isinstance(m, Maps) else model.get_parameter(n).dim() - 1 for n, m in homes.items()}
+    entries: dict[str, int] = {}
+    for stack in stacks:
+        around = [n for n, m in model.named_modules() if isinstance(m, PreTrainedModel) and _inside(stack.name, n)]
+        for home in sorted(around, key=len, reverse=True):
+            outside = {
+                name: module
+                for name, module in model.named_modules()
+                if _inside(name, home) and not any(_inside(name, other.name) for other in stacks)
+            }
+            if found := _entries(outside, stack, order):
+                entries |= found
+                break
+    return entries
 
 
 def _entries(modules: dict[str, nn.Module], stack: Stack, order: list[str]) -> dict[str, int]:

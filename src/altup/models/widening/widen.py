@@ -49,19 +49,12 @@ def widen(
     """
     plan = Plan.choose(method, num_blocks, selection, seed)
     _check(model)
-    structure = structure_of(model)
-    if example is not None:
-        structure.example = example
+    structure = structure_of(model, example)
     stacks, order, before = find_stacks(model, structure)
     plan.stacks = {stack.name: stack.returns_tuple for stack in stacks}
     try:
         if not plan.recycled:
-            entries: dict[str, int] = {}
-            for stack in stacks:
-                entries |= find_entries(model, stack, stacks, order)
-            if structure.entries is not None:
-                entries = {name: _entry_dim(model, name) for name in structure.entries}
-            _widen_entries(model, plan, entries)
+            _widen_entries(model, plan, find_entries(model, structure, stacks, order))
         widen_layers(model, plan)
         with widening_readers(model, plan, {stack.width for stack in stacks}):
             after = run(model, structure.example or {})
@@ -70,7 +63,9 @@ def widen(
         _undo(model, plan)
         if isinstance(error, UserError):
             raise
-        raise unrecognised(model, f"widened, it does not run: {error}") from error
+        raise unrecognised(
+            model, f"with {list(plan.repeated) or 'its layers'} widened it fails: {error}"
+        ) from error
     finish(model, plan)
     return model
 
@@ -181,13 +176,6 @@ def _widen_entries(model: PreTrainedModel, plan: Plan, entries: dict[str, int]) 
             widen_parameter(model, plan, name, dim)
 
 
-def _entry_dim(model: PreTrainedModel, name: str) -> int:
-    from altup.models.widening.recognise import Maps
-
-    home = model.get_submodule(name.rpartition(".")[0])
-    return 0 if isinstance(home, Maps) else model.get_parameter(name).dim() - 1
-
-
 def _compare(before: Tensor, after: Tensor) -> None:
     """Refuse a model that computes something else, for whatever reason, once widened."""
     copies = after.shape[-1] // before.shape[-1]
@@ -218,7 +206,7 @@ def _check_coefficients(model: PreTrainedModel, plan: Plan) -> None:
 def _undo(model: PreTrainedModel, plan: Plan) -> None:
     """Everything back, or an error and nothing changed."""
     values = {n: unrepeat(n, model.get_parameter(n), dim, plan.num_blocks) for n, dim in plan.repeated.items()}
-    values |= {n: unshare(n, model.get_parameter(n), dim, plan.num_blocks) for n, dim in plan.shared.items()}
+    values |= {n: unshare(model.get_parameter(n), dim, plan.num_blocks) for n, dim in plan.shared.items()}
     for name, table in plan.untied.items():
         mine, its = (values.get(n, model.get_parameter(n)) for n in (name, table))
         if not torch.equal(mine, its):

@@ -1,0 +1,181 @@
+"""Widened models through disk, the original's weights back into them, and narrowing."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+
+from altup import load_widened, narrow, widen
+from altup.errors import UserError
+from tests.models.families import FAMILIES, build, inputs
+from tests.models.test_widen_training import train
+
+
+def assert_same_weights(ours, theirs):
+    ours, theirs = ours.state_dict(), theirs.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, weight in theirs.items():
+        assert torch.equal(ours[name], weight), name
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(**inputs(model)).logits
+
+
+@pytest.mark.parametrize(("method", "num_blocks"), [("recycled", 2), ("altup", 3)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_round_trip(family, method, num_blocks, tmp_path):
+    """After some training, so that nothing is where it started."""
+    wide = widen(build(family), method, num_blocks)
+    train(wide, 2)
+    wide.save_pretrained(tmp_path)
+    loaded = load_widened(tmp_path)
+    assert type(loaded) is type(wide)
+    assert not loaded.training
+    assert_same_weights(loaded, wide)
+    torch.testing.assert_close(logits(loaded), logits(wide))
+    assert loaded.config.altup == wide.config.altup
+    train(loaded, 1)
+
+
+def test_round_trip_in_shards_and_half_precision(tmp_path):
+    wide = widen(build("gpt2"), "altup").bfloat16()
+    train(wide, 2)
+    wide.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    loaded = load_widened(tmp_path)
+    assert_same_weights(loaded, wide)
+    assert loaded.dtype == torch.bfloat16
+    assert loaded.transformer.h[0].altup.P.dtype == torch.float32
+    assert load_widened(tmp_path, dtype=torch.float32).dtype == torch.float32
+
+
+@pytest.mark.parametrize("method", ["recycled", "altup", "sameup"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_originals_state_loads_back(family, method):
+    """Into a trained model, which then computes what the original does."""
+    model = build(family)
+    wide = widen(copy.deepcopy(model), method, 3)
+    train(wide, 2)
+    assert not torch.allclose(logits(wide), logits(model), atol=1e-3)
+    result = wide.load_state_dict(model.state_dict())
+    assert not result.missing_keys
+    assert not result.unexpected_keys
+    torch.testing.assert_close(logits(wide), logits(model), rtol=0, atol=1e-5)
+
+
+def test_its_own_state_loads_back():
+    wide, other = (widen(build("t5", seed=seed), "altup", 3) for seed in (0, 1))
+    train(wide, 2)
+    other.load_state_dict(wide.state_dict())
+    assert_same_weights(other, wide)
+
+
+@pytest.mark.parametrize("num_blocks", [2, 3, 7])
+@pytest.mark.parametrize("method", ["recycled", "altup", "sameup"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_narrow_gives_the_original(family, method, num_blocks):
+    """Bit for bit, with its class, its ties and its config, and ready to be widened again."""
+    model = build(family)
+    other = copy.deepcopy(model)
+    assert narrow(widen(other, method, num_blocks)) is other
+    assert_same_weights(other, model)
+    assert [type(m) for m in other.modules()] == [type(m) for m in model.modules()]
+    assert [n for n, _ in other.named_parameters()] == [n for n, _ in model.named_parameters()]
+    assert other.config.to_dict() == model.config.to_dict()
+    assert other.all_tied_weights_keys == model.all_tied_weights_keys
+    assert torch.equal(logits(other), logits(model))
+    widen(other, method, num_blocks)
+
+
+def test_narrow_after_training_only_layers_and_head():
+    """And the head: equal blocks that take equal steps are one block, however it is read."""
+    wide = widen(build("llama"), "altup", 3)
+    for name, parameter in wide.named_parameters():
+        parameter.requires_grad = ".self_attn." in name or "lm_head" in name
+    train(wide, 3)
+    expected = logits(wide)
+    torch.testing.assert_close(logits(narrow(wide)), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("trained", "message"),
+    [
+        ("altup.g", "model.layers.0.altup has moved"),
+        ("embed_tokens", "model.embed_tokens.weight: its blocks differ"),
+        (".norm.", "model.norm.weight: its blocks differ"),
+    ],
+)
+def test_narrow_refuses_what_was_trained_and_changes_nothing(trained, message):
+    wide = widen(build("llama"), "altup", 3)
+    for name, parameter in wide.named_parameters():
+        parameter.requires_grad = trained in name
+    train(wide, 2)
+    before, expected = copy.deepcopy(wide), logits(wide)
+    with pytest.raises(UserError, match=message):
+        narrow(wide)
+    assert_same_weights(wide, before)
+    assert torch.equal(logits(wide), expected)
+
+
+def test_narrow_refuses_a_head_trained_apart_from_its_table():
+    wide = widen(build("gpt2"), "altup")
+    with torch.no_grad():
+        wide.lm_head.weight.mul_(2)
+    with pytest.raises(UserError, match=r"lm_head.weight was tied to transformer.wte.weight"):
+        narrow(wide)
+
+
+def test_narrow_refuses_a_plain_model():
+    with pytest.raises(UserError, match=r"not a model that altup.widen has widened"):
+        narrow(build("llama"))
+
+
+def test_saved_plan_is_readable(tmp_path):
+    widen(build("llama"), "altup", 3).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["model_type"] == "llama"
+    assert saved["altup"] == {
+        "method": "altup",
+        "num_blocks": 3,
+        "selection": "alternating",
+        "seed": 0,
+        "stacks": {"model.layers": False},
+        "repeated": {"model.embed_tokens.weight": 1, "model.norm.weight": 0},
+        "shared": {"lm_head.weight": 1},
+        "untied": {},
+    }
+
+
+def test_the_plain_class_does_not_load_wide_weights(tmp_path):
+    """`altup` folders are refused for their shapes; `recycled` ones load as the dense layers they hold."""
+    from transformers import LlamaForCausalLM
+
+    model = build("llama")
+    widen(copy.deepcopy(model), "altup").save_pretrained(tmp_path / "altup")
+    with pytest.raises(RuntimeError, match=r"size mismatch|mismatched|ignore_mismatched_sizes"):
+        LlamaForCausalLM.from_pretrained(tmp_path / "altup")
+    widen(copy.deepcopy(model)).save_pretrained(tmp_path / "recycled")
+    dense, info = LlamaForCausalLM.from_pretrained(tmp_path / "recycled", output_loading_info=True)
+    assert len(info["unexpected_keys"]) == 8
+    with pytest.raises(UserError, match=r"load its folder with altup.load_widened"):
+        widen(dense)
+
+
+def test_load_errors(tmp_path):
+    with pytest.raises(UserError, match="no model folder"):
+        load_widened(tmp_path / "nothing")
+    build("llama").save_pretrained(tmp_path / "plain")
+    with pytest.raises(UserError, match="was not widened"):
+        load_widened(tmp_path / "plain")
+    wide = widen(build("llama"))
+    wide.config.architectures = None
+    weights = wide.state_dict()
+    del weights["model.layers.2.altup.g"]
+    wide.save_pretrained(tmp_path / "broken", state_dict=weights)
+    with pytest.raises(UserError, match=r"not whole: 1 weights.*layers.2.altup.g"):
+        load_widened(tmp_path / "broken")
