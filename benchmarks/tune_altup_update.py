@@ -24,7 +24,7 @@ from torch import Tensor
 from altup.kernels import altup_update_reference
 from altup.kernels import altup_update_triton as kernels
 from altup.kernels.altup_update import altup_update
-from altup.kernels.altup_update_triton import Config
+from altup.kernels.triton_config import Config
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -171,17 +171,21 @@ class Case:
         return ms
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=50, help="try no further configuration after this long")
-    limit = time.perf_counter() + parser.parse_args().seconds
-    speed = 0.0
+def use_interpreter() -> None:
     if INTERPRETED:
         sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
         from tests.kernels.interpreter import repair
 
         repair()
-    else:
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=50, help="try no further configuration after this long")
+    limit = time.perf_counter() + parser.parse_args().seconds
+    use_interpreter()
+    speed = 0.0
+    if not INTERPRETED:
         speed = copy_speed()
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {speed / 1e12:.2f} TB/s")
     print("K     d  pass                 (warps, vectors, programs, stages)")

@@ -53,13 +53,13 @@ def altup_update(
     _check_shapes(x, y, P, g, active, residual)
     if residual is not None and residual.dtype != y.dtype:
         y, residual = residual + y, None
-    fits = g.shape[0] <= FUSED_BLOCKS and {x[0].dtype, y.dtype} <= set(FUSED_DTYPES)
+    parts = [x] if isinstance(x, Tensor) else list(x)
+    fits = g.shape[0] <= FUSED_BLOCKS and {parts[0].dtype, y.dtype} <= set(FUSED_DTYPES)
     if implementation == "triton":
-        _check_triton(fits, x[0], y)
+        _check_triton(fits, parts[0], y)
     if implementation == "triton" or (implementation == "auto" and fits and runs_triton(y.device)):
-        stacked = isinstance(x, Tensor)
-        new = update([x] if stacked else list(x), y, residual, P.float(), g.float(), active)
-        return new[0] if stacked else tuple(new)
+        new = update(parts, y, residual, P.float(), g.float(), active)
+        return new[0] if isinstance(x, Tensor) else tuple(new)
     return _plain(x, y, P, g, active, residual)
 
 
@@ -87,10 +87,10 @@ def _plain(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Ten
 def _check_shapes(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None) -> None:
     """The kernels see flat arrays: what does not fit together must not reach them."""
     K = len(x)
-    blocks = [x[0]] if isinstance(x, Tensor) else x
-    if any(block.shape != y.shape or block.dtype != x[0].dtype or block.device != y.device for block in blocks):
-        found = ", ".join(f"{list(block.shape)} {block.dtype} on {block.device}" for block in blocks)
-        raise UserError(f"blocks {found} do not fit the layer's output {list(y.shape)} on {y.device}")
+    parts, shape = ([x], (K, *y.shape)) if isinstance(x, Tensor) else (x, y.shape)
+    if any(part.shape != shape or part.dtype != parts[0].dtype or part.device != y.device for part in parts):
+        found = ", ".join(f"{list(part.shape)} {part.dtype} on {part.device}" for part in parts)
+        raise UserError(f"a state of {found} does not fit the layer's output {list(y.shape)} on {y.device}")
     if P.shape != (K, K) or g.shape != (K,) or not 0 <= active < K:
         raise UserError(f"P {list(P.shape)}, g {list(g.shape)}, active={active} do not fit a state of {K} blocks")
     if residual is not None and residual.shape != y.shape:

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_GIVEN = "Tensor[] state, Tensor y, Tensor? residual, Tensor P, Tensor g, int active"
 
-@torch.library.custom_op("altup::update", mutates_args=())
+
+@torch.library.custom_op("altup::update", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
 def update(
     state: Sequence[Tensor], y: Tensor, residual: Tensor | None, P: Tensor, g: Tensor, active: int
 ) -> list[Tensor]:
@@ -25,7 +27,9 @@ def update(
     return new
 
 
-@torch.library.custom_op("altup::update_backward", mutates_args=())
+@torch.library.custom_op(
+    "altup::update_backward", mutates_args=(), schema=f"(Tensor[] grads, {_GIVEN}) -> Tensor[]"
+)
 def update_backward(
     grads: Sequence[Tensor],
     state: Sequence[Tensor],

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_GIVEN = "Tensor x, Tensor computed, Tensor a, Tensor b, int stride"
 
-@torch.library.custom_op("altup::sequence_update", mutates_args=())
+
+@torch.library.custom_op("altup::sequence_update", mutates_args=(), schema=f"({_GIVEN}) -> Tensor")
 def sequence_update_op(x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride: int) -> Tensor:
     """x: [batch, T, d], computed: [batch, ⌈T/stride⌉, d], a: [2] and b: [1] in float32."""
     from altup.kernels import sequence_update_triton as kernels
@@ -18,7 +20,9 @@ def sequence_update_op(x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride
     return out
 
 
-@torch.library.custom_op("altup::sequence_update_backward", mutates_args=())
+@torch.library.custom_op(
+    "altup::sequence_update_backward", mutates_args=(), schema=f"(Tensor grad, {_GIVEN}) -> Tensor[]"
+)
 def sequence_update_backward(
     grad: Tensor, x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride: int
 ) -> list[Tensor]:
