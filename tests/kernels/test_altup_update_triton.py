@@ -103,11 +103,10 @@ def compare(blocks, y, residual, P, g, active, run=fused, **options):
 
 
 @runs_kernel
-@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("K", range(1, 9))
-def test_every_number_of_blocks_and_every_active_one(K, stacked, poisoned):
+def test_every_number_of_blocks_and_every_active_one(K, poisoned):
     for active in range(K):
-        compare(*problem(K, residual=active % 2 == 0), active, stacked=stacked)
+        compare(*problem(K, residual=active % 2 == 0), active, stacked=active % 3 == 1)
 
 
 @runs_kernel
@@ -116,8 +115,7 @@ def test_every_number_of_blocks_and_every_active_one(K, stacked, poisoned):
 def test_odd_sizes(length, d, poisoned, configs):
     if INTERPRETED:
         configs(programs=2, vectors=16)
-    for stacked in (False, True):
-        compare(*problem(2, (1, length, d)), 1, stacked=stacked)
+    compare(*problem(2, (1, length, d)), 1, stacked=True)  # the second block starts at any address
 
 
 @runs_kernel
