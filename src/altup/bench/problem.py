@@ -41,7 +41,8 @@ class Work:
     `forward(i)` is repetition i, which may choose among several inputs so that none lies in a cache; `backward`
     takes what it returned. `errors` compares outputs and gradients with the reference, as in `agreement.errors`.
     `mode` names the work where there is no backward pass. `per_repetition` counts what `unit` counts, in one
-    repetition. `held` are the bytes of weights, which peak memory includes.
+    repetition. `held` are the bytes of weights, which peak memory includes. `on_host`: time spent on the host
+    counts, as for someone who waits for an answer; otherwise it is hidden behind the device's.
     """
 
     forward: Callable[[int], Any]
@@ -51,6 +52,7 @@ class Work:
     per_repetition: float = 0
     unit: str = "seq/s"
     held: int = 0
+    on_host: bool = False
 
     @property
     def whole(self) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import gc
+import os
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +33,8 @@ class Runner:
     """`emit` receives every row as soon as it is known; `say` is told what is going on.
 
     `only` are patterns of provider names, all if empty. A provider that fails, disagrees or comes too late is
-    reported and does not stop the others.
+    reported and does not stop the others. `cold` measures the start of compiled providers alone, each compiled
+    anew; otherwise one uses what others compiled before it.
     """
 
     setup: Setup
@@ -40,6 +43,7 @@ class Runner:
     only: Sequence[str] = ()
     rounds: int = 10
     time_limit: float = float("inf")
+    cold: bool = False
     _begun: float = field(default_factory=time.monotonic)
 
     def run(self, problems: Iterable[Problem]) -> None:
@@ -47,9 +51,7 @@ class Runner:
             for problem in problems:
                 self.solve(problem)
                 del problem
-                gc.collect()
-                if self.setup.device.type == "cuda":
-                    torch.cuda.empty_cache()
+                self._free()
                 if self._is_late():
                     self.say("time limit: nothing more is begun")
                     return
@@ -62,6 +64,7 @@ class Runner:
             stopwatch = self._prepare(problem, provider)
             if stopwatch is not None:
                 ready[name] = stopwatch
+            self._free()
         try:
             self._take_turns(problem, chosen, ready)
         finally:
@@ -83,6 +86,8 @@ class Runner:
             self._report(problem, provider, SKIPPED, "for GPUs")
             return None
         self.say(f"{problem}: {provider.name}")
+        if self.cold:
+            torch._dynamo.reset()
         try:
             work = provider.build()
             stopwatch = Stopwatch(work, self.setup.device)
@@ -92,24 +97,32 @@ class Runner:
             if excess := problem.excess(errors):
                 self._report(problem, provider, DISAGREES, excess, worst)
                 return None
+            if provider.compiled:
+                note = "cold" if self.cold else "with what this run has compiled before"
+                self.emit(_number(problem, provider, "start", "s", seconds, error=worst, note=note))
+            if self.cold:
+                return None
             stopwatch.warm_up()
             peak = stopwatch.peak_bytes()
         except Exception as error:
             self._report(problem, provider, FAILED, _first_line(error))
+            if os.environ.get("ALTUP_TRACEBACK"):
+                traceback.print_exc()
             return None
-        if provider.compiled:
-            self.emit(_number(problem, provider, "start", "s", seconds, error=worst))
         if peak is not None and provider.kind != "floor":
             self.emit(_number(problem, provider, work.whole, "GiB", peak / GIB, error=worst))
         return stopwatch
 
     def _take_turns(self, problem: Problem, chosen: dict[str, Provider], ready: dict[str, Stopwatch]) -> None:
-        """In every round each provider has one burst, and another one begins: what slows the machine slows all."""
+        """In every round each provider has one burst, and another one begins: what slows the machine slows all.
+
+        One round is always made: it is short beside the building, and nothing would come of that without it.
+        """
         for turn in range(self.rounds):
             names = list(ready)
             first = turn % max(1, len(names))
             for name in names[first:] + names[:first]:
-                if self._is_late():
+                if turn and self._is_late():
                     return
                 try:
                     ready[name].burst()
@@ -118,7 +131,15 @@ class Runner:
                     self._report(problem, chosen[name], FAILED, _first_line(error))
 
     def _is_wanted(self, provider: Provider) -> bool:
+        if self.cold and not provider.compiled:
+            return False
         return not self.only or any(fnmatch.fnmatch(provider.name, pattern) for pattern in self.only)
+
+    def _free(self) -> None:
+        """Give back what was only used for building, checking, or by what failed."""
+        gc.collect()
+        if self.setup.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _is_late(self, share: float = 1.0) -> bool:
         return time.monotonic() - self._begun > share * self.time_limit

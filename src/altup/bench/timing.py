@@ -61,7 +61,8 @@ class Stopwatch:
 
     def burst(self) -> None:
         """Several repetitions, one after the other."""
-        times = self._burst_cuda() if self.device.type == "cuda" else self._burst_cpu()
+        by_events = self.device.type == "cuda" and not self.work.on_host
+        times = self._burst_by_events() if by_events else self._burst_by_clock()
         for forward, backward in times:
             if self.work.backward is None:
                 self.samples.setdefault(self.work.mode, []).append(forward)
@@ -92,7 +93,7 @@ class Stopwatch:
             self.work.backward(out)
         self._count += 1
 
-    def _burst_cuda(self) -> list[tuple[float, float]]:
+    def _burst_by_events(self) -> list[tuple[float, float]]:
         torch.cuda._sleep(HEAD_START_CYCLES)
         marks = []
         for _ in range(self.burst_size):
@@ -109,14 +110,16 @@ class Stopwatch:
         torch.cuda.synchronize(self.device)
         return [(a.elapsed_time(b), b.elapsed_time(c)) for a, b, c in marks]
 
-    def _burst_cpu(self) -> list[tuple[float, float]]:
+    def _burst_by_clock(self) -> list[tuple[float, float]]:
         times = []
         for _ in range(self.burst_size):
             begun = time.perf_counter()
             out = self.work.forward(self._count)
+            synchronize(self.device)
             middle = time.perf_counter()
             if self.work.backward is not None:
                 self.work.backward(out)
+                synchronize(self.device)
             end = time.perf_counter()
             self._count += 1
             times.append((1000 * (middle - begun), 1000 * (end - middle)))

@@ -46,7 +46,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines, not tables.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV, not tables.")] = False,
     cold: Annotated[
-        bool, typer.Option("--cold", help="Compile everything anew, so that start-up times are a first run's.")
+        bool, typer.Option("--cold", help="Measure the start of compiled providers alone, without any cache.")
     ] = False,
 ) -> None:
     """Measure speed and memory here, beside peers: every ratio comes from one run.
@@ -63,6 +63,8 @@ def command(
         altup bench rule attention head --plot kernels.png
 
         altup bench step --only 'altup k2' --only dense --repeat 20
+
+        altup bench step --size large --cold
 
         altup bench --show results.csv --plot results.png
     """
@@ -141,6 +143,7 @@ def _measure(
         only=only or (),
         rounds=repeat or (3 if quick else 10),
         time_limit=time_limit or float("inf"),
+        cold=cold,
     )
     try:
         runner.run(problems(names, setup))

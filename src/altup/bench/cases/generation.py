@@ -78,7 +78,7 @@ class Decoder:
             return {"least likely token": self._regret(forward(), name)}
 
         count = len(self.input_ids) * self.new_tokens
-        return Work(forward, errors=errors, mode="generate", per_repetition=count, unit="tokens/s")
+        return Work(forward, errors=errors, mode="generate", per_repetition=count, unit="tokens/s", on_host=True)
 
     @torch.no_grad()
     def _regret(self, tokens: Tensor, name: str) -> float:

@@ -1,0 +1,166 @@
+"""Every case at toy size: all its providers agree with float64, and what follows from their times is right."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from altup.bench.cases import CASES, problems, rule, step
+from altup.bench.problem import Problem, Provider, Setup
+from altup.bench.products import product_shapes
+from altup.bench.runner import Runner
+from altup.bench.timing import Spread
+from altup.kernels import altup_update
+from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
+
+SETUP = Setup(torch.device("cpu"), quick=True)
+# What every case must time, besides what else it has.
+EXPECTED = {
+    "step": {"hf eager", "hf sdpa", "dense eager", "altup k2 eager", "sequence-altup eager", "products of dense"},
+    "rule": {"plain eager", "gemma3n eager", "copy"},
+    "attention": {"plain eager", "sdpa memory-efficient", "flash without bias"},
+    "head": {"plain eager", "matrix products"},
+    "optimizer": {"adafactor", "adamw", "hf adafactor", "torch adamw fused", "forward and backward"},
+    "generation": {"hf dense", "dense", "altup k2"},
+    "data": {"span corruption", "tokenising"},
+}
+
+
+def run(names, setup=SETUP, **options):
+    rows = []
+    Runner(setup, rows.append, rounds=1, **options).run(problems(names, setup))
+    return rows
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_providers_agree_and_are_timed(case):
+    rows = run([case])
+    assert [row for row in rows if row.status not in ("ok", "skipped")] == []
+    assert {row.provider for row in rows if row.metric == "ms"} >= EXPECTED[case]
+    assert all(row.p50 > 0 for row in rows if row.metric not in ("", "overhead", "floor", "overhead/floor"))
+
+
+def forget_coefficients(x, y, P, g, active):
+    return altup_update(x, y, P.detach() + 0 * P, g, active)
+
+
+def test_a_rule_without_its_coefficients_gradients_is_caught():
+    inputs = rule.Inputs(SETUP, 3, (2, 5, 8))
+    providers = [
+        Provider("right", partial(inputs.work, altup_update)),
+        Provider("wrong", partial(inputs.work, forget_coefficients)),
+    ]
+    rows = []
+    Runner(SETUP, rows.append, rounds=1).run([Problem("rule", {}, providers, "right", {"": 1e-4})])
+    wrong = [row for row in rows if row.provider == "wrong"]
+    assert [(row.status, row.note[:23]) for row in wrong] == [("disagrees", "coefficients' gradients")]
+
+
+def test_a_model_with_other_weights_is_caught():
+    models = step.Models(SETUP, "tiny")
+    other = copy.deepcopy(models.master("dense"))
+    with torch.no_grad():
+        other.decoder.layers[1].attention.q.weight.mul_(1.1)
+    work = models.ours("dense", compiled=False)
+    assert all(error < 1e-3 for error in work.errors().values())
+    models.master = lambda name: other
+    errors = models.ours("dense", compiled=False).errors()
+    assert errors["gradient"] > 1e-3
+
+
+@pytest.mark.parametrize("method", ["dense", "altup", "recycled", "sequence-altup"])
+def test_products_are_those_of_the_model(method):
+    """Counted with hooks on every linear map of a real forward pass."""
+    config = AltUpT5Config.from_preset("tiny", method, vocab_size=96)
+    model = AltUpT5ForConditionalGeneration(config)
+    seen = Counter()
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(
+                lambda m, inputs, out: seen.update([(inputs[0].shape[:-1].numel(), m.in_features, m.out_features)])
+            )
+    model(input_ids=torch.zeros(3, 21, dtype=torch.int64), decoder_input_ids=torch.zeros(3, 5, dtype=torch.int64))
+    assert product_shapes(config, 3, 21, 5) == seen
+
+
+def test_overheads_and_floors_by_hand():
+    """base: 12 encoder layers of 512 and 12 decoder layers of 114 tokens, 64 sequences, 768 columns, 4 bytes."""
+    setup = Setup(torch.device("cpu"), quick=False)
+    models = step.Models.__new__(step.Models)
+    models.setup = setup
+    models.configs = {"altup k2": AltUpT5Config.from_preset("base", "altup", 2)}
+    ids = torch.zeros(64, 512), torch.zeros(64, 114)
+    models.batch = step.Batch(*ids)
+    assert models.rule_bytes("altup k2") == 13 * 12 * (512 + 114) * 64 * 768 * 4
+
+    def ms(value):
+        return {"both": Spread(value, value, value, 1)}
+
+    timings = {
+        "dense": ms(100.0),
+        "altup k2": ms(112.0),
+        "products of dense": ms(40.0),
+        "products of altup k2": ms(46.0),
+        "copy": {"copy": Spread(0.5, 0.5, 0.5, 1)},
+    }
+    facts = {(f.provider, f.metric): f.value for f in step.compare_methods(timings, models)}
+    moving = 13 * 12 * 626 * 64 * 768 * 4 * 0.5 / 2**31
+    assert facts == {
+        ("dense", "fraction"): 0.4,
+        ("altup k2", "fraction"): pytest.approx(46 / 112),
+        ("altup k2", "overhead"): pytest.approx(0.12),
+        ("altup k2", "floor"): pytest.approx((6 + moving) / 100),
+        ("altup k2", "overhead/floor"): pytest.approx(12 / (6 + moving)),
+    }
+
+
+def test_rule_as_share_of_copy_speed_by_hand():
+    timings = {"triton": {"both": Spread(1, 2.0, 3, 9)}, "copy": {"copy": Spread(1, 1.0, 1, 9)}}
+    (fact,) = rule.of_copy_speed(timings, k=2, block=2**28, quick=False)
+    assert fact.value == pytest.approx(13 * 2**28 / 2**31 / 2)  # 13 blocks in 2 ms beside 2³¹ bytes in 1 ms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["step", "rule", "attention", "head", "generation"])
+def test_compiled_providers_agree(case):
+    """Compiled for the CPU, where FlexAttention has no backward pass."""
+    rows = run([case], Setup(torch.device("cpu"), quick=True, compiles=True))
+    assert {row.provider for row in rows if row.status not in ("ok", "skipped")} <= {"flex"}
+    assert any(row.metric == "s" for row in rows)
+
+
+INTERPRETED = """
+import torch
+from tests.kernels.interpreter import repair
+repair()
+from tests.bench.test_cases import Setup, run
+rows = run(["rule", "attention", "head"], Setup(torch.device("cpu"), True, runs_triton=True), only=["triton"])
+assert [row for row in rows if row.status != "ok"] == [], rows
+assert {row.case for row in rows if row.metric == "ms"} == {"rule", "attention", "head"}
+"""
+
+
+@pytest.mark.slow
+def test_triton_providers_agree_in_the_interpreter():
+    pytest.importorskip("triton")
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", INTERPRETED], cwd=root, env=environment, check=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_on_a_gpu(case):
+    rows = run([case], Setup(torch.device("cuda"), quick=True, compiles=True, runs_triton=True))
+    assert [row for row in rows if row.status not in ("ok", "skipped") and row.kind == "ours"] == []
+    if case not in ("data", "optimizer"):
+        assert any(row.metric == "GiB" for row in rows)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from altup.bench.rows import Machine, Row, Sheet, read_rows
+from altup.bench.timing import Spread
+from altup.errors import UserError
+
+MACHINE = Machine.here(torch.device("cpu"), torch.float32)
+ROWS = [
+    Row("step", "altup k2", "ours", "both", "ms", 1.25, 1.5, 2.0, 20, size="base", batch=64, k=2, d=768),
+    Row("rule", 'a "quoted", name', "peer", "", "", status="failed", note="Error: a, b\nc", error=float("inf")),
+    Row("data", "tokenising", "ours", "produce", "MB/s", 0.1 + 0.2, 1 / 3, 1e-12, 3, error=0.0),
+]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "deeper/rows.json"])
+def test_rows_come_back_as_they_were(tmp_path, name):
+    path = tmp_path / name
+    for part in (ROWS[:1], ROWS[1:]):  # two runs into one file
+        sheet = Sheet(path, MACHINE)
+        for row in part:
+            sheet.add(row)
+    if name != "rows.csv":
+        assert read_rows(path) == [(row, MACHINE) for row in ROWS]
+        return
+    back = read_rows(path)
+    assert [machine for _, machine in back] == [MACHINE] * 3
+    assert [row for row, _ in back][::2] == ROWS[::2]
+    assert path.read_text().count("case,provider") == 1
+
+
+def test_a_stream_gets_the_same(tmp_path):
+    for as_json in (False, True):
+        stream = io.StringIO()
+        sheet = Sheet(stream, MACHINE, as_json)
+        sheet.add(ROWS[0])
+        lines = stream.getvalue().splitlines()
+        record = json.loads(lines[0]) if as_json else next(csv.DictReader(lines))
+        assert float(record["p50"]) == 1.5
+        assert record["torch"] == torch.__version__
+        assert {"device", "triton", "transformers", "altup", "commit", "command", "date"} <= record.keys()
+
+
+def test_foreign_files_are_refused_and_left_alone(tmp_path):
+    foreign = tmp_path / "accounts.csv"
+    foreign.write_text("name,amount\nAda,3\n")
+    with pytest.raises(UserError, match=r"accounts\.csv holds no rows"):
+        Sheet(foreign, MACHINE)
+    assert foreign.read_text() == "name,amount\nAda,3\n"
+    with pytest.raises(UserError, match=r"ends in \.csv"):
+        Sheet(tmp_path / "rows.txt", MACHINE)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_rows(tmp_path / "nothing.csv")
+
+
+def test_percentiles_are_the_usual_ones():
+    for count in (1, 2, 3, 50):
+        values = list(np.random.default_rng(count).random(count))
+        spread = Spread.of(values)
+        np.testing.assert_allclose([spread.p20, spread.p50, spread.p80], np.percentile(values, [20, 50, 80]))
+        assert spread.samples == count

@@ -1,0 +1,192 @@
+"""The runner on problems whose answers and times are known beforehand."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from altup.bench import timing
+from altup.bench.agreement import errors
+from altup.bench.problem import Fact, Problem, Provider, Setup, Work
+from altup.bench.runner import Runner
+
+SETUP = Setup(torch.device("cpu"), quick=True)
+X = torch.tensor([1.0, 2.0, 3.0])
+
+
+def squares(function=torch.square, log=None, name="", slow=0.0):
+    """A provider of Σ x² that may be wrong or slow, checked against x² and 2x."""
+
+    def build():
+        x = X.clone().requires_grad_()
+
+        def forward(i):
+            if log is not None:
+                log.append(name)
+            time.sleep(slow)
+            return function(x).sum()
+
+        def backward(out):
+            time.sleep(slow)
+            return torch.autograd.grad(out, x)
+
+        def compare():
+            out = forward(0)
+            (gradient,) = backward(out)
+            return errors({"sum": out, "gradient": gradient}, {"sum": torch.tensor(14.0), "gradient": 2 * X})
+
+        return Work(forward, backward, compare, per_repetition=4)
+
+    return build
+
+
+def run(providers, **options):
+    rows = []
+    problem = Problem("squares", {"d": 3}, providers, baseline="right", tolerances={"": 1e-6, "sum": 0.1})
+    if "derive" in options:
+        problem.derive = options.pop("derive")
+    Runner(SETUP, rows.append, **{"rounds": 2, **options}).run([problem])
+    return rows
+
+
+def timed(rows):
+    return {row.provider for row in rows if row.metric == "ms"}
+
+
+def problems_of(rows):
+    return {row.provider: (row.status, row.note) for row in rows if row.status != "ok"}
+
+
+class WrongGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return 2.001 * ctx.saved_tensors[0] * upstream
+
+
+def test_only_what_agrees_is_timed_and_the_rest_is_reported():
+    def cannot_be_built():
+        raise ModuleNotFoundError("No module named 'somebody'\nand more")
+
+    rows = run(
+        [
+            Provider("right", squares()),
+            Provider("nearly", squares(lambda x: x**2 + 0.01)),
+            Provider("wrong sum", squares(lambda x: x**2 + 1)),
+            Provider("wrong gradient", squares(WrongGradient.apply)),
+            Provider("nan", squares(lambda x: x**2 * torch.nan)),
+            Provider("absent", cannot_be_built, "peer"),
+            Provider("for gpus", squares(), compiled=True),
+            Provider("also right", squares(lambda x: x * x)),
+        ]
+    )
+    assert timed(rows) == {"right", "nearly", "also right"}
+    found = problems_of(rows)
+    assert found["wrong sum"] == ("disagrees", "sum is off by 0.21, more than 0.1")
+    assert found["wrong gradient"] == ("disagrees", "gradient is off by 0.0005, more than 1e-06")
+    assert found["nan"][0] == "disagrees"
+    assert found["absent"] == ("failed", "ModuleNotFoundError: No module named 'somebody'")
+    assert found["for gpus"][0] == "skipped"
+    assert next(row for row in rows if row.provider == "wrong gradient").error == pytest.approx(0.0005, rel=1e-3)
+    assert all(row.d == 3 and row.case == "squares" for row in rows)
+
+
+def test_times_and_ratios():
+    rows = run([Provider("right", squares(slow=0.004)), Provider("slower", squares(slow=0.012))], rounds=3)
+
+    def middle(provider, metric, mode="both"):
+        return next(r.p50 for r in rows if (r.provider, r.metric, r.mode) == (provider, metric, mode))
+
+    assert 8 < middle("right", "ms") < 16
+    assert middle("slower", "ms", "forward") > 12
+    assert middle("slower", "ms", "backward") > 12
+    assert middle("right", "seq/s") == pytest.approx(4000 / middle("right", "ms"))
+    assert middle("slower", "speedup") == pytest.approx(middle("right", "ms") / middle("slower", "ms"))
+    assert not [row for row in rows if row.provider == "right" and row.metric == "speedup"]
+    assert all(row.p20 <= row.p50 <= row.p80 for row in rows)
+
+
+def test_providers_take_turns_and_another_begins_each_round(monkeypatch):
+    monkeypatch.setattr(timing, "BURST_MS", 0.0)  # bursts of one
+    log: list[str] = []
+    names = ["a", "b", "c"]
+    run([Provider(name, squares(log=log, name=name)) for name in names], rounds=3)
+    assert log[-9:] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
+
+
+def test_a_provider_that_fails_later_does_not_stop_the_others():
+    def fails_in_the_end():
+        x = X.clone().requires_grad_()
+        calls = []
+
+        def forward(i):
+            calls.append(i)
+            if len(calls) > 6:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return (x**2).sum()
+
+        return Work(forward, lambda out: out.backward())
+
+    rows = run([Provider("right", squares()), Provider("greedy", fails_in_the_end)])
+    assert problems_of(rows) == {"greedy": ("failed", "OutOfMemoryError: CUDA out of memory")}
+    assert timed(rows) == {"right"}
+
+
+def test_time_limit_leaves_time_for_what_was_built():
+    names = [f"p{i}" for i in range(12)]
+    begun = time.monotonic()
+    rows = run([Provider(name, squares(slow=0.02)) for name in names], rounds=1000, time_limit=1.5)
+    assert time.monotonic() - begun < 6
+    skipped = [
+        name for name, (status, note) in problems_of(rows).items() if (status, note) == ("skipped", "time limit")
+    ]
+    assert 0 < len(skipped) < 12
+    assert timed(rows) == set(names) - set(skipped)
+
+
+def test_interrupting_keeps_what_was_timed():
+    calls = []
+
+    def interrupted():
+        def forward(i):
+            calls.append(i)
+            if len(calls) > 40:
+                raise KeyboardInterrupt
+
+        return Work(forward)
+
+    rows = []
+    problem = Problem("squares", {}, [Provider("right", squares()), Provider("x", interrupted)], baseline="right")
+    problem.tolerances = {"": 1}
+    with pytest.raises(KeyboardInterrupt):
+        Runner(SETUP, rows.append, rounds=1000).run([problem])
+    assert "right" in timed(rows)
+
+
+def test_only_chosen_providers_and_what_follows_from_them():
+    def derive(timings):
+        assert set(timings) == {"fast a", "fast b"}
+        yield Fact("fast a", "fraction", timings["fast a"]["both"].p50 / timings["fast b"]["both"].p50, "of b")
+
+    names = ("fast a", "fast b", "slow")
+    rows = run([Provider(name, squares()) for name in names], only=["fast*"], derive=derive)
+    assert {row.provider for row in rows} == {"fast a", "fast b"}
+    fraction = next(row for row in rows if row.metric == "fraction")
+    assert (fraction.provider, fraction.note, fraction.kind) == ("fast a", "of b", "ours")
+
+
+def test_cold_start_alone():
+    """Only what is compiled is started, once, and checked; nothing is timed."""
+    setup = Setup(torch.device("cpu"), quick=True, compiles=True)
+    log: list[str] = []
+    providers = [Provider("eager", squares()), Provider("compiled", squares(log=log, name="c"), compiled=True)]
+    rows: list = []
+    Runner(setup, rows.append, cold=True).run([Problem("squares", {}, providers, "eager", {"": 1e-6})])
+    assert [(row.provider, row.mode, row.metric, row.note) for row in rows] == [("compiled", "start", "s", "cold")]
+    assert log == ["c", "c"]  # the start, and the check

@@ -1,0 +1,117 @@
+"""`altup bench` as its users start it: real processes, real files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from altup.bench.rows import read_rows
+from altup.cli.bench import command
+from altup.errors import UserError
+
+app = typer.Typer()
+app.command()(command)
+
+COMMAND = [sys.executable, "-m", "altup", "bench"]
+NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+def bench(*arguments, code=0):
+    run = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=NO_GPU)
+    assert run.returncode == code, run.stdout + run.stderr
+    return run
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """One small run, printed as JSON, stored as CSV, drawn."""
+    folder = tmp_path_factory.mktemp("bench")
+    out, plot = folder / "rows.csv", folder / "bars.png"
+    run = bench("head", "--quick", "--repeat", "2", "--json", "--out", str(out), "--plot", str(plot))
+    return run, out, plot
+
+
+def test_rows_as_json_and_in_the_file(measured):
+    run, out, _ = measured
+    printed = [json.loads(line) for line in run.stdout.splitlines()]
+    with out.open() as file:
+        stored = list(csv.DictReader(file))
+    assert [(r["provider"], r["mode"], r["metric"], str(r["p50"])) for r in printed] == [
+        (r["provider"], r["mode"], r["metric"], r["p50"] or "None") for r in stored
+    ]
+    both = next(r for r in printed if (r["provider"], r["mode"], r["metric"]) == ("plain eager", "both", "ms"))
+    assert both["p20"] <= both["p50"] <= both["p80"]
+    assert (both["case"], both["vocabulary"], both["status"]) == ("head", 300, "ok")
+    assert both["command"].startswith("altup bench head --quick --repeat 2")
+    assert {r["status"] for r in printed if r["provider"] == "triton"} == {"skipped"}
+
+
+def test_plot_and_table_from_a_file(measured, tmp_path):
+    _, out, plot = measured
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    again = tmp_path / "bars.svg"
+    shown = bench("--show", str(out), "--plot", str(again)).stdout
+    assert "plain eager" in shown
+    assert "both ms" in shown
+    assert "<svg" in again.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["speed", "--quick"], "case='speed' is not known"),
+        (["head", "--quick", "--repeat", "0"], "--repeat=0 makes no sense"),
+        (["head"], "add --quick"),
+        (["head", "--quick", "--only", "nobody"], "no provider of head has such a name"),
+        (["head", "--quick", "--out", "rows.txt"], "ends in .csv"),
+        (["step", "--quick", "--size", "huge"], "--size='huge' is not known"),
+        (["--quick", "--time-limit", "-1"], "above 0"),
+        (["--quick", "--json", "--csv"], "choose one"),
+        (["--show", "nothing.csv"], "cannot be read"),
+    ],
+)
+def test_mistakes_are_explained(arguments, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match=re.escape(message)):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_a_mistake_is_one_line_and_exit_code_2():
+    run = bench("speed", code=2)
+    assert run.stderr.startswith("altup: case='speed' is not known; choose one of 'step', 'rule'")
+    assert len(run.stderr.splitlines()) == 1
+
+
+def test_a_killed_run_keeps_its_rows(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    process = subprocess.Popen(
+        [*COMMAND, "head", "step", "--quick", "--repeat", "3", "--out", str(out)],
+        env=NO_GPU,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not (out.exists() and '"ms"' in out.read_text()) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    rows = read_rows(out)
+    assert any(row.metric == "ms" for row, _ in rows)
+
+
+def test_help_has_examples():
+    shown = bench("--help").stdout
+    assert "altup bench --quick" in shown
+    assert "--time-limit" in shown
