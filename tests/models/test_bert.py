@@ -139,9 +139,9 @@ def test_places_of_labels_spare_the_head_and_change_nothing():
     data["labels"].scatter_(1, places, 7)
     want = model(**data)
     seen = []
-    model.head.register_forward_hook(lambda _m, _a, logits: seen.append(logits.shape))
+    model.head.transform.register_forward_hook(lambda _m, _a, out: seen.append(out.shape))
     got = model(**data, masked_positions=places, return_logits=False)
-    assert seen == [(3, 3, 120)]
+    assert seen == [(3, 3, 48)]
     for name in ("loss", "loss_sum", "nll_sum", "num_correct", "num_tokens"):
         torch.testing.assert_close(getattr(got, name), getattr(want, name))
     assert model(**data, masked_positions=places).logits.shape == (3, 20, 120)

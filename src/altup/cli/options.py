@@ -1,4 +1,5 @@
-"""The model options that every verb shares: `--size --method --k --stride --experts --extra-layers --config`."""
+"""The model options that every verb shares: `--model --size --method --k --stride --experts --extra-layers
+--config`."""
 
 from __future__ import annotations
 
@@ -13,10 +14,14 @@ import typer
 from altup.errors import UserError, check_choice
 
 if TYPE_CHECKING:
-    from altup.models.t5.config import AltUpT5Config
+    from altup.models.config import AltUpConfig
 
+Model = Annotated[
+    str | None, typer.Option("--model", help="Family: t5 (default), bert or decoder.", rich_help_panel="Model")
+]
 Size = Annotated[
-    str | None, typer.Option("--size", help="Shape: tiny, small, base, large or xl.", rich_help_panel="Model")
+    str | None,
+    typer.Option("--size", help="Shape: tiny, small (bert: light), base, large or xl.", rich_help_panel="Model"),
 ]
 Method = Annotated[
     str | None,
@@ -36,7 +41,7 @@ Experts = Annotated[
 ]
 ExtraLayers = Annotated[
     int | None,
-    typer.Option("--extra-layers", help="Layers added to encoder and decoder each.", rich_help_panel="Model"),
+    typer.Option("--extra-layers", help="Layers added to each stack.", rich_help_panel="Model"),
 ]
 ConfigFile = Annotated[
     Path | None,
@@ -61,92 +66,92 @@ def model_config(
     extra_layers: int | None = None,
     config: Path | None = None,
     run_fields: Collection[str] = (),
-) -> AltUpT5Config:
-    """The model that flags and file describe; base and dense where neither says anything.
+    model: str | None = None,
+) -> AltUpConfig:
+    """The model that flags and file describe; T5, base and dense where neither says anything.
 
     A flag wins over the file, and `--method` replaces the file's method together with its k, stride and experts.
     `run_fields` are names that a run file may also hold and that say nothing about the model.
     """
+    from altup.models.families import family, family_name
+
     flags = {
         name: value
         for name, value in zip(MODEL_NAMES, (size, method, k, stride, experts, extra_layers), strict=True)
         if value is not None
     }
     if config is None:
-        return _from_names(flags)
+        return _from_names(family(model or "t5").config_class, flags)
     path = config / "config.json" if config.is_dir() else config
     values = _read(path)
     if path.suffix == ".json":
-        return _from_saved_model(path, values, flags)
-    return _from_run_file(path, values, flags, run_fields)
+        of_file = family_name(values.get("model_type"))
+        if of_file is None:
+            raise UserError(
+                f"{path}: model_type={values.get('model_type')!r} is not an altup model; give a folder saved by "
+                "altup, or convert the model with `altup upcycle` first"
+            )
+    else:
+        of_file = values.pop("model", None) or model or "t5"
+    if model not in (None, of_file):
+        raise UserError(f"--model {model}: {path} describes a {of_file!r} model; leave --model out")
+    config_class = family(of_file).config_class
+    if path.suffix == ".json":
+        _refuse_unknown(path, values, _config_fields(config_class))
+        return _with_flags(config_class, values, flags)
+    return _from_run_file(config_class, path, values, flags, run_fields)
 
 
-def _from_names(names: dict[str, Any]) -> AltUpT5Config:
-    from altup.models.t5.config import AltUpT5Config
-
-    return AltUpT5Config.from_preset(**names)
+def _from_names(config_class: Any, names: dict[str, Any]) -> AltUpConfig:
+    config: AltUpConfig = config_class.from_preset(**names)
+    return config
 
 
 def _from_run_file(
-    path: Path, values: dict[str, Any], flags: dict[str, Any], run_fields: Collection[str]
-) -> AltUpT5Config:
+    config_class: Any, path: Path, values: dict[str, Any], flags: dict[str, Any], run_fields: Collection[str]
+) -> AltUpConfig:
     """The model of the file's names and fields, with the flags laid over it."""
-    from altup.models.t5.config import SIZES, AltUpT5Config
-
     overrides = values.pop("model_overrides", None) or {}
     if not isinstance(overrides, dict):
         raise UserError(f"{path}: model_overrides={overrides!r}: expected `name: value` pairs")
     values |= overrides
-    known = {*MODEL_NAMES, *_config_fields()}
+    known = {*MODEL_NAMES, *_config_fields(config_class)}
     _refuse_unknown(path, values, {*known, *run_fields})
     fields = {name: value for name, value in values.items() if name in known and value is not None}
     if "extra_layers" in flags:
         fields.pop("extra_layers", None)
     if "method" in fields:
-        return _with_flags(_from_names(fields).to_dict(), flags)
+        return _with_flags(config_class, _from_names(config_class, fields).to_dict(), flags)
     # Without a method, stride and experts are fields like any other.
     size = fields.pop("size", "base")
-    check_choice("size", size, SIZES)
+    check_choice("size", size, config_class.SIZES)
     if "k" in fields:
         fields["num_blocks"] = fields.pop("k")
-    return _with_flags(AltUpT5Config(**{**SIZES[size], **fields}).to_dict(), flags)
+    config = config_class(**{**config_class.SIZES[size], **fields})
+    return _with_flags(config_class, config.to_dict(), flags)
 
 
-def _from_saved_model(path: Path, values: dict[str, Any], flags: dict[str, Any]) -> AltUpT5Config:
-    """A complete configuration, with the flags laid over its fields."""
-    from altup.models.t5.config import AltUpT5Config
-
-    kind = values.get("model_type")
-    if kind != AltUpT5Config.model_type:
-        raise UserError(
-            f"{path}: model_type={kind!r} is not an altup model; give a folder saved by altup "
-            f"(model_type {AltUpT5Config.model_type!r}), or convert the model with `altup upcycle` first"
-        )
-    _refuse_unknown(path, values, _config_fields())
-    return _with_flags(values, flags)
-
-
-def _with_flags(values: dict[str, Any], flags: dict[str, Any]) -> AltUpT5Config:
+def _with_flags(config_class: Any, values: dict[str, Any], flags: dict[str, Any]) -> AltUpConfig:
     """`--size` replaces the whole shape, `--method` all that says how it is widened."""
     from altup.models.config import preset_fields
-    from altup.models.t5.config import SIZES, AltUpT5Config
 
     flags = dict(flags)
     if "size" in flags:
-        check_choice("size", flags["size"], SIZES)
-        values = {**values, **SIZES[flags.pop("size")], "num_decoder_layers": 0}
+        check_choice("size", flags["size"], config_class.SIZES)
+        values = {**values, **config_class.SIZES[flags.pop("size")]}
+        if "num_decoder_layers" in values:
+            values["num_decoder_layers"] = 0
     if "method" in flags:
         chosen = preset_fields(*(flags.pop(name, None) for name in ("method", "k", "stride", "experts")))
         values = {name: value for name, value in values.items() if name not in CHOICE_FIELDS} | chosen
     if "k" in flags:
         values["num_blocks"] = flags.pop("k")
-    return AltUpT5Config(**{**values, **flags})
+    config: AltUpConfig = config_class(**{**values, **flags})
+    return config
 
 
-def _config_fields() -> set[str]:
-    from altup.models.t5.config import AltUpT5Config
-
-    return {*AltUpT5Config().to_dict(), "architectures", "dtype", "transformers_version", "model_type"}
+def _config_fields(config_class: Any) -> set[str]:
+    return {*config_class().to_dict(), "architectures", "dtype", "transformers_version", "model_type"}
 
 
 def _refuse_unknown(path: Path, values: dict[str, Any], known: Collection[str]) -> None:

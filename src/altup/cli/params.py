@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from altup.cli.options import ConfigFile, Experts, ExtraLayers, K, Method, Size, Stride, model_config
+from altup.cli.options import ConfigFile, Experts, ExtraLayers, K, Method, Model, Size, Stride, model_config
 
 if TYPE_CHECKING:
     from altup.models.accounting import Accounting
 
 
 def command(
+    model: Model = None,
     size: Size = None,
     method: Method = None,
     k: K = None,
@@ -22,29 +23,32 @@ def command(
     experts: Experts = None,
     extra_layers: ExtraLayers = None,
     config: ConfigFile = None,
-    inputs: Annotated[int, typer.Option("--inputs", help="Encoder tokens of a sequence.")] = 512,
-    targets: Annotated[int, typer.Option("--targets", help="Decoder tokens of a sequence.")] = 114,
+    inputs: Annotated[int, typer.Option("--inputs", help="Tokens that the model reads of a sequence.")] = 512,
+    targets: Annotated[
+        int | None,
+        typer.Option("--targets", help="T5's decoder tokens [114] or BERT's masked ones [15 %]."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count parameters, FLOPs and activation memory; without a model, the paper's tables beside our counts."""
     from altup.models.accounting import account
 
     chosen = (size, method, k, stride, experts, extra_layers, config)
-    if all(value is None for value in chosen):
+    if model is None and all(value is None for value in chosen):
         rows = paper_rows(inputs, targets)
         if as_json:
-            typer.echo(json.dumps({"inputs": inputs, "targets": targets, "rows": rows}))
+            typer.echo(json.dumps({"inputs": inputs, "targets": rows[0]["targets"], "rows": rows}))
         else:
-            _print_paper(rows, inputs, targets)
+            _print_paper(rows, inputs)
         return
-    result = account(model_config(*chosen, run_fields=_run_fields()), inputs, targets)
+    result = account(model_config(*chosen, run_fields=_run_fields(), model=model), inputs, targets)
     if as_json:
         typer.echo(json.dumps(result.to_json()))
     else:
         _print_one(result)
 
 
-def paper_rows(inputs: int, targets: int) -> list[dict[str, Any]]:
+def paper_rows(inputs: int, targets: int | None = None) -> list[dict[str, Any]]:
     """Every row of the paper's parameter tables with our counts, and costs relative to the dense model.
 
     The paper's time is the inverse of its training speed.
@@ -84,7 +88,7 @@ def _run_fields() -> set[str]:
     return {field.name for field in fields(PretrainConfig)}
 
 
-def _print_paper(rows: list[dict[str, Any]], inputs: int, targets: int) -> None:
+def _print_paper(rows: list[dict[str, Any]], inputs: int) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -114,7 +118,7 @@ def _print_paper(rows: list[dict[str, Any]], inputs: int, targets: int) -> None:
     for note in notes:
         console.print(note)
     console.print(
-        f"FLOPs for {inputs} + {targets} tokens and the paper's time (on TPUs) are relative to dense.\n"
+        f"FLOPs for {inputs} + {rows[0]['targets']} tokens and the paper's time (on TPUs) are relative to dense.\n"
         "One model in detail: altup params --size base --method altup --k 2"
     )
 
@@ -130,9 +134,12 @@ def _print_one(result: Accounting) -> None:
 
     config = result.config
     rule = f"{config.widening}, K = {config.num_blocks}" if config.widening != "none" else "not widened"
+    layers = " + ".join(
+        str(getattr(config, name)) for name in ("num_layers", "num_decoder_layers") if hasattr(config, name)
+    )
     title = (
         f"d_model {config.d_model}, d_ff {config.d_ff}, {config.num_heads} heads of {config.d_kv}, "
-        f"{config.num_layers} + {config.num_decoder_layers} layers, vocabulary {config.vocab_size}; {rule}"
+        f"{layers} layers, vocabulary {config.vocab_size}; {rule}"
     )
     console = Console(highlight=False)
     console.print(title, style="bold")
@@ -154,7 +161,14 @@ def _print_one(result: Accounting) -> None:
         view.add_row("total", form.format(total / unit), "", style="bold")
         console.print(view)
     console.print(
-        f"One sequence of {result.inputs} + {result.targets} tokens, 2 FLOPs a multiply-add, activations in "
+        f"One sequence of {_tokens(result)}, 2 FLOPs a multiply-add, activations in "
         f"bfloat16.\nTraining: {result.flops_train / 1e9:,.1f} GFLOPs (3 × forward). "
         f"Activations by the paper's formula: {result.activation_bytes_paper / 2**20:,.2f} MiB."
     )
+
+
+def _tokens(result: Accounting) -> str:
+    kind = result.config.model_type
+    if kind == "altup_t5":
+        return f"{result.inputs} + {result.targets} tokens"
+    return f"{result.inputs} tokens" + (f", {result.targets} of them masked" if kind == "altup_bert" else "")

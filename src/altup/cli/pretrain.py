@@ -1,13 +1,12 @@
-"""`altup pretrain`: train a T5 by span corruption on prepared data."""
+"""`altup pretrain`: train a T5, BERT or decoder by its own objective on prepared data."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from altup.cli import run_options as run
-from altup.cli.options import Experts, ExtraLayers, K, Method, Size, Stride
+from altup.cli.options import Experts, ExtraLayers, K, Method, Model, Size, Stride
 from altup.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ def command(
     seed: run.Seed = None,
     trackers: run.Track = None,
     push_to_hub: run.PushToHub = None,
+    model: Model = None,
     size: Size = None,
     method: Method = None,
     k: K = None,
@@ -35,7 +35,7 @@ def command(
     micro_batch: run.MicroBatch = None,
     inputs_length: Annotated[
         int | None,
-        run.option("--inputs-length", panel="Training", text="Encoder tokens of an example.", default="512"),
+        run.option("--inputs-length", panel="Training", text="Input tokens of an example.", default="512"),
     ] = None,
     optimizer: run.Optimizer = None,
     lr: run.Lr = None,
@@ -58,7 +58,9 @@ def command(
     keep_last: run.KeepLast = None,
     keep_best: run.KeepBest = None,
 ) -> None:
-    """Pretrain a model. Stop it with Ctrl-C or SIGTERM: it saves (exit code 75) and goes on with --resume.
+    """Pretrain a model: t5 by span corruption, bert by masked and decoder by causal language modelling.
+
+    Stop it with Ctrl-C or SIGTERM: it saves (exit code 75) and goes on with --resume.
 
     Several processes: torchrun --nproc-per-node 8 -m altup pretrain …
     """
@@ -68,10 +70,11 @@ def command(
     if "model_overrides" in given:
         given["model_overrides"] = run.read_overrides(given["model_overrides"])
 
-    from altup.training.pretraining import pretrain
+    from altup.training.pretraining import example_command, pretrain
 
-    outcome = pretrain(merged_config(out, resume, config, given), out, resume, push_to_hub)
-    example = f"altup generate {shlex.quote(str(out))} --prompt 'The <extra_id_0> of a <extra_id_1>.'"
+    resolved = merged_config(out, resume, config, given)
+    outcome = pretrain(resolved, out, resume, push_to_hub)
+    example = example_command(resolved.model, out)
     run.tell(outcome, "pretrain", out, f"the model is in {out / 'final'}. Try it:\n  {example}")
 
 

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from altup.models.families import family
 from altup.training.config import TrainConfig
 from altup.training.metrics import read_records
 from altup.training.run import RunFolder
@@ -14,21 +15,32 @@ from altup.training.run import RunFolder
 CURVES = "curves.png"
 
 
-def write_card(folder: RunFolder, config: TrainConfig, *, title: str, data: str, verb: str, example: str) -> None:
-    """README.md and the curves, in the run's folder. `example` is a command that uses the model."""
+def write_card(
+    folder: RunFolder,
+    config: TrainConfig,
+    *,
+    title: str,
+    data: str,
+    verb: str,
+    example: str,
+    model: str = "t5",
+) -> None:
+    """README.md and the curves, in the run's folder. `example` is a command that uses the model, of the family
+    `model`."""
+    auto_class = family(model).auto_class
     records = read_records(folder.metrics)
     plotted = draw_curves(records, folder.path / CURVES)
     held_out = [r for r in records if r["split"] == "validation"]
     parts = [
-        "---\nlibrary_name: transformers\ntags: [altup, t5]\n---\n",
+        f"---\nlibrary_name: transformers\ntags: [altup, {model}]\n---\n",
         f"# {title}\n",
         data + "\n",
         _results([r for r in held_out if r.get("loss") is not None]),
         _scores([r for r in held_out if r.get("score") is not None]),
         f"![Loss and accuracy]({CURVES})\n" if plotted else "",
         "## Use\n",
-        "```python\nimport altup.models\nfrom transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
-        f'model = AutoModelForSeq2SeqLM.from_pretrained("{folder.final}")\n'
+        f"```python\nimport altup.models\nfrom transformers import {auto_class}, AutoTokenizer\n\n"
+        f'model = {auto_class}.from_pretrained("{folder.final}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{folder.final}")\n```\n',
         f"```sh\n{example}\n{resume_command(verb, folder.path)}  # go on, if it was stopped\n```\n",
         "## Config\n",

@@ -75,5 +75,5 @@ class Engine:
 
     def _count_tokens(self, micro: dict[str, torch.Tensor]) -> int:
         """Tokens the model reads of one example: inputs, and targets where these go through a decoder."""
-        both = bool(getattr(getattr(self.plain, "config", None), "is_encoder_decoder", False))
-        return micro["input_ids"].shape[1] + both * micro["labels"].shape[1]
+        both = getattr(getattr(self.plain, "config", None), "is_encoder_decoder", False)
+        return micro["input_ids"].shape[1] + (micro["labels"].shape[1] if both else 0)

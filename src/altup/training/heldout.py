@@ -11,7 +11,7 @@ from torch import nn
 
 from altup.training.metrics import SUMS, means
 from altup.training.parallel import Processes
-from altup.training.prefetch import IGNORED, share, to_tensors
+from altup.training.prefetch import IGNORED, label_name, share, to_tensors
 
 Evaluate = Callable[[nn.Module, int], dict[str, float]]
 
@@ -50,11 +50,12 @@ def held_out_loss(data: FixedExamples, batch_size: int, mine: Processes, autocas
 def full_batch(data: FixedExamples, start: int, stop: int) -> dict[str, np.ndarray]:
     """Examples start..stop-1; past the end rows whose labels are all ignored, so that shapes stay the same."""
     arrays = data.examples(start, stop)
-    missing = stop - start - len(arrays["labels"])
+    labels = label_name(arrays)
+    missing = stop - start - len(arrays[labels])
     if not missing:
         return arrays
     filler = {name: np.repeat(a, missing, axis=0) for name, a in data.examples(0, 1).items()}
-    filler["labels"] = np.full_like(filler["labels"], IGNORED)
+    filler[labels] = np.full_like(filler[labels], IGNORED)
     return {name: np.concatenate([a, filler[name]]) for name, a in arrays.items()}
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,11 @@ class StepBatch:
 
     micro: list[dict[str, torch.Tensor]]
     tokens: int
+
+
+def label_name(batch: Mapping[str, Any]) -> str:
+    """The labels of a batch: `shift_labels` where they are shifted already, else `labels`."""
+    return "shift_labels" if "shift_labels" in batch else "labels"
 
 
 def share(size: int, mine: Processes) -> tuple[int, int]:
@@ -43,7 +49,7 @@ def assemble(batches: Batches, micro_batch: int, mine: Processes, step: int) -> 
     arrays = [
         batches.examples(step, begin + first, begin + last) for begin in range(0, batches.batch_size, micro_batch)
     ]
-    tokens = sum(int((a["labels"] != IGNORED).sum()) for a in arrays)
+    tokens = sum(int((a[label_name(a)] != IGNORED).sum()) for a in arrays)
     return StepBatch([to_tensors(a, mine) for a in arrays], tokens)
 
 

@@ -10,32 +10,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from altup.errors import UserError, check_choice, check_range, check_whole
+from altup.models.families import family
 from altup.training.config import TrainConfig
 
 if TYPE_CHECKING:
     import torch
 
     from altup.data.batches import ShardBatches
+    from altup.data.shards import TokenStream
     from altup.data.tokenizer import Vocabulary
     from altup.models.accounting import Accounting
-    from altup.models.t5.config import AltUpT5Config
+    from altup.models.config import AltUpConfig
     from altup.training.loop import Outcome
     from altup.training.parallel import Processes
 
-FROM_THE_DATA = {"pad_token_id", "eos_token_id", "decoder_start_token_id"}
+FROM_THE_DATA = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
+OBJECTIVES = {"t5": "span-corruption", "bert": "masked", "decoder": "causal"}
 MODEL_NAMES = ("size", "method", "k", "stride", "experts", "extra_layers")
 
 
 @dataclass(kw_only=True)
 class PretrainConfig(TrainConfig):
-    """A pretraining run: the model by its names, the data, span corruption, and how to train.
+    """A pretraining run: the model by its names, the data, the model's objective, and how to train.
 
-    `model_overrides` sets any field of the model's config beside the names. `batches` is what the data says of
-    itself (hashes, objective, seed); it is filled in at the start and compared when a run goes on.
+    `model` is the family and decides what is learnt: t5 span corruption, bert masked and decoder causal language
+    modelling. `size` unset is the family's own: `small`, for bert `light`. `model_overrides` sets any field of the
+    model's config beside the names. `batches` is what the data says of itself (hashes, objective, seed); it is
+    filled in at the start and compared when a run goes on.
     """
 
     data: str = ""
-    size: str = "small"
+    model: str = "t5"
+    size: str | None = None
     method: str = "dense"
     k: int | None = None
     stride: int | None = None
@@ -63,32 +69,35 @@ class PretrainConfig(TrainConfig):
         check_range("noise_density", self.noise_density, 1e-6, 1)
         check_range("mean_span", self.mean_span, 1, float("inf"))
         check_whole("eval_sequences", self.eval_sequences, 1)
+        self.size = self.size or family(self.model).default_size
         self._check_model()
 
     def _check_model(self) -> None:
         """A model that cannot be is refused here, before data is read."""
-        from altup.models.t5.config import AltUpT5Config
-
-        known = {f.name for f in fields(AltUpT5Config)} - FROM_THE_DATA
+        known = {f.name for f in fields(family(self.model).config_class)} - FROM_THE_DATA
         for name in self.model_overrides:
             check_choice("model_overrides", name, sorted(known))
         self._from_preset()
 
-    def _from_preset(self, **of_the_data: int) -> AltUpT5Config:
-        from altup.models.t5.config import AltUpT5Config
-
+    def _from_preset(self, **of_the_data: int) -> AltUpConfig:
+        config_class = family(self.model).config_class
         names = {name: getattr(self, name) for name in MODEL_NAMES}
         own = {**of_the_data, "dropout_rate": self.dropout, "z_loss": self.z_loss}
-        return AltUpT5Config.from_preset(**names, **{**own, **self.model_overrides})
+        if self.model != "t5":
+            own["attention_dropout"] = self.dropout
+            own["max_position_embeddings"] = max(self.inputs_length, config_class().max_position_embeddings)
+        config: AltUpConfig = config_class.from_preset(**names, **{**own, **self.model_overrides})
+        return config
 
-    def model_config(self, vocabulary: Vocabulary) -> AltUpT5Config:
+    def model_config(self, vocabulary: Vocabulary) -> AltUpConfig:
         """The model for a vocabulary; its tables have rows for every token, rounded up to 128."""
-        config = self._from_preset(
-            vocab_size=vocabulary.padded_size,
-            pad_token_id=vocabulary.pad,
-            eos_token_id=vocabulary.eos,
-            decoder_start_token_id=vocabulary.pad,
-        )
+        tokens = {"vocab_size": vocabulary.padded_size, "pad_token_id": vocabulary.pad}
+        if self.model == "t5":
+            tokens |= {"eos_token_id": vocabulary.eos, "decoder_start_token_id": vocabulary.pad}
+        elif self.model == "decoder":
+            start = vocabulary.eos if vocabulary.start is None else vocabulary.start
+            tokens |= {"eos_token_id": vocabulary.eos, "bos_token_id": start}
+        config = self._from_preset(**tokens)
         if config.vocab_size < vocabulary.size:
             raise UserError(
                 f"vocab_size={config.vocab_size} is less than the data's {vocabulary.size} tokens; leave it out"
@@ -96,15 +105,14 @@ class PretrainConfig(TrainConfig):
         return config
 
 
-def build_model(model_config: AltUpT5Config, checkpoint: Path | None) -> torch.nn.Module:
+def build_model(model: str, model_config: AltUpConfig, checkpoint: Path | None) -> torch.nn.Module:
     """A fresh model, or the one a checkpoint holds, with float32 weights."""
     import torch
 
-    from altup.models.t5.model import AltUpT5ForConditionalGeneration
-
+    model_class = family(model).model_class
     if checkpoint is None:
-        return AltUpT5ForConditionalGeneration(model_config)
-    return AltUpT5ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
+        return model_class(model_config)
+    return model_class.from_pretrained(checkpoint, dtype=torch.float32)
 
 
 def pretrain(
@@ -114,7 +122,7 @@ def pretrain(
     from transformers import AutoTokenizer
 
     from altup.data.batches import HeldOut, ShardBatches
-    from altup.data.objectives import SpanCorruption
+    from altup.data.objectives import build_objective
     from altup.data.shards import TOKENIZER, TokenStream, verify
     from altup.models.accounting import account
     from altup.training.card import write_card
@@ -132,14 +140,13 @@ def pretrain(
             create_repository(push_to_hub)
         text, unseen = TokenStream(data, "train"), TokenStream(data, "validation")
         vocabulary = text.vocabulary
-        objective = SpanCorruption(
-            vocabulary.sentinels, vocabulary.eos, config.inputs_length, config.noise_density, config.mean_span
-        )
+        name = OBJECTIVES[config.model]
+        objective = build_objective(name, vocabulary, config.inputs_length, config.noise_density, config.mean_span)
         batches = ShardBatches(text, objective, config.batch_size, config.seed)
         validation = HeldOut(unseen, objective, config.eval_sequences)
         config = replace(config, batches={**batches.describe(), "validation": validation.describe()})
         model_config = config.model_config(vocabulary)
-        cost = account(model_config, objective.input_length, objective.target_length)
+        cost = account(model_config, config.inputs_length, objective.targets)
         if mine.is_first:
             _introduce(config, cost, batches, mine)
         outcome = Loop(
@@ -147,7 +154,7 @@ def pretrain(
             folder=folder,
             mine=mine,
             batches=batches,
-            build_model=functools.partial(build_model, model_config),
+            build_model=functools.partial(build_model, config.model, model_config),
             make_evaluate=lambda engine: held_out_loss(
                 validation, config.micro_batch or config.batch_size, mine, engine.autocast
             ),
@@ -155,18 +162,35 @@ def pretrain(
             flops=cost.flops_train,
         ).run(resume)
         if mine.is_first:
-            described = (
-                f"T5 1.1 of size {config.size} ({cost.total:,} parameters, method {config.method}), pretrained by "
-                f"span corruption for {outcome.step:,} steps at batch {config.batch_size} on {len(text):,} tokens "
-                f"(SHA-256 of the shards {text.sha256[:16]}…)."
-            )
-            example = f"altup generate {shlex.quote(str(folder.path))} --prompt 'I <extra_id_0> tea.'"
-            title = f"{config.method} {config.size}"
             with disk_errors(folder):
-                write_card(folder, config, title=title, data=described, verb="pretrain", example=example)
+                write_card(
+                    folder,
+                    config,
+                    title=f"{config.method} {config.size}",
+                    data=_describe(config, cost, name, outcome.step, text),
+                    verb="pretrain",
+                    example=example_command(config.model, folder.path),
+                    model=config.model,
+                )
         if mine.is_first and push_to_hub and outcome.finished:
             upload(folder, push_to_hub)
     return outcome
+
+
+def _describe(config: PretrainConfig, cost: Accounting, objective: str, steps: int, text: TokenStream) -> str:
+    """What was trained on what, for the model card."""
+    learnt = "span corruption" if objective == "span-corruption" else f"{objective} language modelling"
+    return (
+        f"{family(config.model).title} of size {config.size} ({cost.total:,} parameters, method {config.method}), "
+        f"pretrained by {learnt} for {steps:,} steps at batch {config.batch_size} on {len(text):,} tokens "
+        f"(SHA-256 of the shards {text.sha256[:16]}…)."
+    )
+
+
+def example_command(model: str, run: Path) -> str:
+    """A command that shows what a trained model does."""
+    prompt = "'Once upon a time'" if model == "decoder" else "'I <extra_id_0> tea.'"
+    return f"altup generate {shlex.quote(str(run))} --prompt {prompt}"
 
 
 def _introduce(config: PretrainConfig, cost: Accounting, batches: ShardBatches, mine: Processes) -> None:
@@ -174,7 +198,7 @@ def _introduce(config: PretrainConfig, cost: Accounting, batches: ShardBatches, 
     epochs = config.steps * config.batch_size / batches.sequences_per_epoch
     where = f"{mine.world} × {mine.device.type}" if mine.world > 1 else mine.device.type
     print(
-        f"{config.method} {config.size}: {cost.total:,} parameters; {config.steps:,} steps of "
+        f"{config.method} {config.size} {config.model}: {cost.total:,} parameters; {config.steps:,} steps of "
         f"{config.batch_size} sequences, {epochs:.2f} epochs; {config.precision} on {where}",
         file=sys.stderr,
         flush=True,

@@ -21,6 +21,9 @@ def test_masked_counts_and_shares() -> None:
     asked = labels != -100
     assert (asked.sum(1) == 19).all()
     assert not asked[:, [0, -1]].any()
+    places = np.zeros_like(asked)
+    np.put_along_axis(places, made["masked_positions"], True, axis=1)
+    assert np.array_equal(places, asked)
     whole = np.pad(raw, ((0, 0), (1, 1)))
     assert np.array_equal(labels[asked], whole[asked])
     assert np.array_equal(inputs[:, 1:-1][~asked[:, 1:-1]], raw[~asked[:, 1:-1]])
@@ -41,7 +44,7 @@ def test_masked_without_a_start_token() -> None:
 def test_causal_labels_are_the_next_tokens() -> None:
     made = Causal(start=1, length=5)(np.array([[10, 11, 12, 13, 14]]), keys(0, np.arange(1)))
     assert made["input_ids"].tolist() == [[1, 10, 11, 12, 13]]
-    assert made["labels"].tolist() == [[10, 11, 12, 13, 14]]
+    assert made["shift_labels"].tolist() == [[10, 11, 12, 13, 14]]
 
 
 def test_building_by_name() -> None:

@@ -20,8 +20,13 @@ OBJECTIVES = ("span-corruption", "masked", "causal")
 class Objective(Protocol):
     raw_length: int
 
+    @property
+    def targets(self) -> int:
+        """How many tokens of a sequence are asked for."""
+
     def __call__(self, raw: np.ndarray, key: np.ndarray) -> dict[str, np.ndarray]:
-        """`[n, raw_length]` tokens and `[n]` random keys → int32 `input_ids` and `labels`, n rows each."""
+        """`[n, raw_length]` tokens and `[n]` random keys → int32 inputs of a model's forward pass, n rows each:
+        `input_ids` and its labels."""
 
     def describe(self) -> dict[str, Any]: ...
 

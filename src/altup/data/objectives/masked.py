@@ -13,11 +13,11 @@ IGNORED = -100
 
 
 class Masked:
-    """`[n, raw_length]` → `input_ids` and `labels [n, length]`.
+    """`[n, raw_length]` → `input_ids` and `labels [n, length]`, and `masked_positions [n, asked]`.
 
     A fixed share of the raw tokens (15 %) is asked for: of these 80 % are replaced by the mask token, 10 % by a
     random one, 10 % stay as they are. All other labels are -100. Inputs stand between the start token, if the
-    vocabulary has one, and eos.
+    vocabulary has one, and eos. `masked_positions` are the places of the labels: a head need run nowhere else.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Masked:
         self._mask, self._vocab_size, self._start, self._eos = mask, vocab_size, start, eos
         self._first = 0 if start is None else 1
         self.raw_length = length - 1 - self._first
-        self.asked = max(1, round(self.raw_length * noise_density))
+        self.asked = self.targets = max(1, round(self.raw_length * noise_density))
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -59,4 +59,4 @@ class Masked:
         fate = below(draws(key, self.asked, stream=1), 10)
         random = below(draws(key, self.asked, stream=2), self._vocab_size).astype(np.int32)
         inputs[rows, places] = np.where(fate < 8, self._mask, np.where(fate == 8, random, asked))
-        return {"input_ids": inputs, "labels": labels}
+        return {"input_ids": inputs, "labels": labels, "masked_positions": places.astype(np.int32)}

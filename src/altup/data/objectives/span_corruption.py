@@ -63,6 +63,7 @@ class SpanCorruption:
         check_range("mean_span", mean_span, 1, input_length)
         self.input_length, self.noise_density, self.mean_span = input_length, noise_density, mean_span
         self.raw_length, self.target_length = lengths(input_length, noise_density, mean_span)
+        self.targets = self.target_length
         self.noise, self.spans = noise_counts(self.raw_length, noise_density, mean_span)
         if self.spans > len(sentinels):
             raise UserError(

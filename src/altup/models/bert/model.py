@@ -168,13 +168,18 @@ class AltUpBertForMaskedLM(AltUpBertPreTrainedModel):
             return_dict=True,
         )
         hidden = encoded.last_hidden_state
-        if masked_positions is not None and labels is not None and not return_logits:
-            hidden = hidden.gather(1, masked_positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-            labels = labels.gather(1, masked_positions)
-        logits = self.head(hidden)
-        sums = None
-        if labels is not None:
-            sums = self.with_balance_loss(token_sums(logits, labels, self.config.z_loss))
+        logits = sums = None
+        if labels is not None and not return_logits:
+            if masked_positions is not None:
+                hidden = hidden.gather(1, masked_positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+                labels = labels.gather(1, masked_positions)
+            sums = self.head.sums(hidden, labels, self.config.z_loss)
+        else:
+            logits = self.head(hidden)
+            if labels is not None:
+                sums = token_sums(logits, labels, self.config.z_loss)
+        if sums is not None:
+            sums = self.with_balance_loss(sums)
         output = AltUpMaskedLMOutput(
             logits=logits if return_logits else None,
             hidden_states=encoded.hidden_states,

@@ -8,11 +8,14 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from altup.errors import UserError
+from altup.kernels.cross_entropy import TokenSums, head_sums
 from altup.models.bert.config import AltUpBertConfig
 from altup.models.rules import build_experts
 from altup.nn.altup import split
 from altup.nn.grouped_attention import GroupedAttention
 from altup.nn.norm import LayerNorm
+
+ALIGNED = 8  # numbers that fill 16 bytes in half precision
 
 
 class BertEmbeddings(nn.Module):
@@ -110,4 +113,18 @@ class BertHead(nn.Module):
         self.decoder = nn.Linear(width, config.vocab_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(self.norm(F.gelu(self.transform(x))))
+        return self.decoder(self._transform(x))
+
+    def sums(self, x: Tensor, labels: Tensor, z_loss: float) -> TokenSums:
+        """What the loss needs of the logits, without holding them all.
+
+        The bias is a column of the decoder that meets a 1, among enough zeros to keep rows aligned.
+        """
+        hidden = self._transform(x)
+        one = F.pad(hidden.new_ones(*hidden.shape[:-1], 1), (0, ALIGNED - 1))
+        column = F.pad(self.decoder.bias.unsqueeze(1), (0, ALIGNED - 1))
+        weight = torch.cat([self.decoder.weight, column], dim=1)
+        return head_sums(torch.cat([hidden, one], dim=-1), weight, labels, z_loss)
+
+    def _transform(self, x: Tensor) -> Tensor:
+        return self.norm(F.gelu(self.transform(x)))
