@@ -1,0 +1,151 @@
+"""Adafactor's work on many matrices of one shape at a time, in Triton: three passes over the gradients in all.
+
+The matrices stand where they are: kernels are given a list of addresses. What each program adds up it writes once,
+and the parts are added in a fixed order, so that results are the same bit for bit from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 32  # rows of a program's piece
+ELEMENTS = 4096  # numbers that a program holds at a time
+
+
+class Matrices(NamedTuple):
+    """Matrices [rows, columns] of one dtype and device, as the kernels take them."""
+
+    addresses: Tensor
+    like: Tensor
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return len(self.addresses), triton.cdiv(self.like.shape[0], ROWS)
+
+
+def matrices(tensors: Sequence[Tensor]) -> Matrices:
+    """`tensors` must fit (see `fits`) and outlive the kernels that read them."""
+    addresses = torch.tensor([tensor.data_ptr() for tensor in tensors])
+    device = tensors[0].device
+    if device.type == "cuda":  # pinned, so that the host does not wait for the copy
+        addresses = addresses.pin_memory().to(device, non_blocking=True)
+    return Matrices(addresses, tensors[0])
+
+
+def fits(tensors: Sequence[Tensor]) -> bool:
+    """Whether the kernels can read these: not empty, contiguous, and placed as PyTorch places what it allocates."""
+    return all(t.numel() and t.is_contiguous() and t.data_ptr() % 16 == 0 for t in tensors)
+
+
+@triton.jit
+def _piece(addresses, like, rows, columns, start, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Places and mask of the program's rows, from column `start` on."""
+    matrix = tl.multiple_of(tl.load(addresses + tl.program_id(0)).to(like.dtype), 16)
+    i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    j = start + tl.arange(0, COLUMNS)
+    inside = (i < rows)[:, None] & (j < columns)[None, :]
+    return matrix + i[:, None].to(tl.int64) * columns + j[None, :], inside, i, j
+
+
+@triton.jit
+def _squares_kernel(
+    grads, grad_like, weights, weight_like, by_row, by_column, of_weights, rows, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    n, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    of_rows = tl.zeros([ROWS], tl.float32)
+    of_weight = tl.zeros([ROWS], tl.float32)
+    for start in range(0, columns, COLUMNS):
+        places, inside, i, j = _piece(grads, grad_like, rows, columns, start, ROWS, COLUMNS)
+        g = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+        of_rows += tl.sum(g * g, 1)
+        tl.store(by_column + (n * parts + part) * columns + j, tl.sum(g * g, 0), mask=j < columns)
+        places, inside, i, j = _piece(weights, weight_like, rows, columns, start, ROWS, COLUMNS)
+        w = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+        of_weight += tl.sum(w * w, 1)
+    i = part * ROWS + tl.arange(0, ROWS)
+    tl.store(by_row + n * rows + i, of_rows, mask=i < rows)
+    tl.store(of_weights + n * parts + part, tl.sum(of_weight))
+
+
+@triton.jit
+def _size_kernel(
+    grads, grad_like, row_factor, column_factor, sizes, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    n, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    i = part * ROWS + tl.arange(0, ROWS)
+    of_row = tl.load(row_factor + n * rows + i, mask=i < rows, other=0.0)
+    total = tl.zeros([ROWS], tl.float32)
+    for start in range(0, columns, COLUMNS):
+        places, inside, _, j = _piece(grads, grad_like, rows, columns, start, ROWS, COLUMNS)
+        g = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+        u = g * of_row[:, None] * tl.load(column_factor + n * columns + j, mask=j < columns, other=0.0)[None, :]
+        total += tl.sum(u * u, 1)
+    tl.store(sizes + n * parts + part, tl.sum(total))
+
+
+@triton.jit
+def _descend_kernel(
+    weights, weight_like, grads, grad_like, row_factor, column_factor, scale, skip, rows, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    if tl.load(skip) != 0:
+        return
+    n, part = tl.program_id(0), tl.program_id(1)
+    i = part * ROWS + tl.arange(0, ROWS)
+    of_row = tl.load(row_factor + n * rows + i, mask=i < rows, other=0.0)
+    step = tl.load(scale + n)
+    for start in range(0, columns, COLUMNS):
+        places, inside, _, j = _piece(grads, grad_like, rows, columns, start, ROWS, COLUMNS)
+        g = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+        u = g * of_row[:, None] * tl.load(column_factor + n * columns + j, mask=j < columns, other=0.0)[None, :]
+        places, inside, _, j = _piece(weights, weight_like, rows, columns, start, ROWS, COLUMNS)
+        w = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+        tl.store(places, (w - step * u).to(weight_like.dtype.element_ty), mask=inside)
+
+
+def squares(grads: Matrices, weights: Matrices) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of the gradients' squares along rows [n, rows] and columns [n, columns], and of the weights' [n]."""
+    (rows, columns), (n, parts) = grads.like.shape, grads.grid
+    new = grads.addresses.new_empty
+    by_row = new(n, rows, dtype=torch.float32)
+    by_column = new(n, parts, columns, dtype=torch.float32)
+    of_weights = new(n, parts, dtype=torch.float32)
+    with torch.cuda.device_of(by_row):
+        _squares_kernel[grads.grid](
+            *grads, *weights, by_row, by_column, of_weights, rows, columns, ROWS=ROWS, COLUMNS=_columns(columns)
+        )
+    return by_row, by_column.sum(1), of_weights.sum(1)
+
+
+def update_squares(grads: Matrices, row_factor: Tensor, column_factor: Tensor) -> Tensor:
+    """[n]: sums of squares of U = G · (row_factor ⊗ column_factor), for factors [n, rows] and [n, columns]."""
+    (rows, columns), (n, parts) = grads.like.shape, grads.grid
+    sizes = row_factor.new_empty(n, parts)
+    with torch.cuda.device_of(sizes):
+        _size_kernel[grads.grid](
+            *grads, row_factor, column_factor, sizes, rows, columns, ROWS=ROWS, COLUMNS=_columns(columns)
+        )
+    return sizes.sum(1)
+
+
+def descend(
+    weights: Matrices, grads: Matrices, row_factor: Tensor, column_factor: Tensor, scale: Tensor, skip: Tensor
+) -> None:
+    """W ← W − scale · U in place; nothing where the bool scalar `skip` is true."""
+    rows, columns = grads.like.shape
+    with torch.cuda.device_of(scale):
+        _descend_kernel[grads.grid](
+            *weights, *grads, row_factor, column_factor, scale, skip.to(torch.int32), rows, columns,
+            ROWS=ROWS, COLUMNS=_columns(columns),
+        )  # fmt: skip
+
+
+def _columns(columns: int) -> int:
+    return min(ELEMENTS // ROWS, triton.next_power_of_2(columns))
