@@ -39,7 +39,7 @@ def matrices(tensors: Sequence[Tensor]) -> Matrices:
 
 
 def fits(tensors: Sequence[Tensor]) -> bool:
-    """Whether the kernels can read these: not empty, contiguous, and placed as PyTorch places what it allocates."""
+    """Whether the kernels can read these: not empty, contiguous, placed as PyTorch places what it allocates."""
     return all(t.numel() and t.is_contiguous() and t.data_ptr() % 16 == 0 for t in tensors)
 
 
