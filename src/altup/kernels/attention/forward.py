@@ -8,7 +8,16 @@ import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.attention.launch import FORWARD, Problem, empty_heads, strides
-from altup.kernels.attention.tiles import LOG2E, bias_row, bias_tile, hide, load_rows, random_bits, store_rows
+from altup.kernels.attention.tiles import (
+    LOG2E,
+    bias_row,
+    bias_tile,
+    hide,
+    load_rows,
+    load_segments,
+    random_bits,
+    store_rows,
+)
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -29,7 +38,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "drop_below"])
 def forward_kernel(
     q, k, v, bias, query_segments, key_segments, seed, out, lse,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
@@ -57,11 +66,10 @@ def forward_kernel(
     if BIAS:
         bias += head * distances
         row = bias_row(bias, queries - i0 - BM, distances, LENGTH)
-    query_segment = 0
-    key_segment = 0
     if SEGMENTS:
-        query_segment = tl.load(query_segments + batch * queries + i, mask=i < queries, other=0)[:, None]
+        query_segments += batch * queries
         key_segments += batch * keys
+    i_segment = load_segments(query_segments, i, queries, SEGMENTS)[:, None]
     if DROPOUT:
         seed = tl.load(seed)
     unscale = 1 / scale
@@ -81,9 +89,8 @@ def forward_kernel(
             x = tl.dot(q_block, tl.trans(k_block), x, input_precision=PRECISION)
         else:
             x = tl.dot(q_block, tl.trans(k_block), input_precision=PRECISION)
-        if SEGMENTS:
-            key_segment = tl.load(key_segments + j, mask=j < keys, other=0)[None, :]
-        x = hide(x, i[:, None], j[None, :], query_segment, key_segment, keys, CAUSAL, SEGMENTS, EVEN)
+        j_segment = load_segments(key_segments, j, keys, SEGMENTS)[None, :]
+        x = hide(x, i[:, None], j[None, :], i_segment, j_segment, keys, CAUSAL, SEGMENTS, EVEN)
         new_top = tl.maximum(top, tl.max(x, 1))
         shift = new_top
         if SEGMENTS:  # a row that has seen no key yet

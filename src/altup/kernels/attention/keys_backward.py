@@ -14,6 +14,7 @@ from altup.kernels.attention.tiles import (
     hide,
     load_numbers,
     load_rows,
+    load_segments,
     random_bits,
     store_rows,
 )
@@ -39,7 +40,7 @@ def keys_backward(problem: Problem, d_out: Tensor, lse: Tensor, delta: Tensor) -
     return dk, dv
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "drop_below"])
 def keys_kernel(
     q, k, v, bias, query_segments, key_segments, seed, lse, delta, d_out, dk, dv,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
@@ -73,11 +74,10 @@ def keys_kernel(
     if BIAS:
         bias += head * distances
         row = bias_row(bias, queries + j0 - (first + 1) * BM, distances, LENGTH)
-    query_segment = 0
-    key_segment = 0
     if SEGMENTS:
-        key_segment = tl.load(key_segments + batch * keys + j, mask=j < keys, other=0)[:, None]
         query_segments += batch * queries
+        key_segments += batch * keys
+    j_segment = load_segments(key_segments, j, keys, SEGMENTS)[:, None]
     if DROPOUT:
         seed = tl.load(seed)
     unscale = 1 / scale
@@ -98,9 +98,8 @@ def keys_kernel(
             x = tl.dot(k_block, tl.trans(q_block), x, input_precision=PRECISION)
         else:
             x = tl.dot(k_block, tl.trans(q_block), input_precision=PRECISION)
-        if SEGMENTS:
-            query_segment = tl.load(query_segments + i, mask=i < queries, other=0)[None, :]
-        x = hide(x, i[None, :], j[:, None], query_segment, key_segment, keys, CAUSAL, SEGMENTS, EVEN)
+        i_segment = load_segments(query_segments, i, queries, SEGMENTS)[None, :]
+        x = hide(x, i[None, :], j[:, None], i_segment, j_segment, keys, CAUSAL, SEGMENTS, EVEN)
         p = tl.exp2(x * exponent - base[None, :])
         dp = tl.dot(v_block, tl.trans(do_block), input_precision=PRECISION)
         kept = p

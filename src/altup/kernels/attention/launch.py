@@ -10,12 +10,14 @@ from torch import Tensor
 
 
 class Config(NamedTuple):
-    """How a kernel is cut: the queries and keys of a tile, a program's warps, and the stages of its pipeline."""
+    """How a kernel is cut: the queries and keys of a tile, a program's warps, the stages of its pipeline, and the
+    registers that a thread may use: with fewer, more programs run at once."""
 
     queries: int
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 # By the width of a head; measured on an H200 for 64, with room for the registers elsewhere.
@@ -92,6 +94,7 @@ class Problem(NamedTuple):
             "PRECISION": "ieee" if self.q.dtype == torch.float32 else "tf32",
             "num_warps": config.warps,
             "num_stages": config.stages,
+            "maxnreg": config.registers,
         }
 
 

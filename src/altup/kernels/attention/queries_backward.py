@@ -20,6 +20,7 @@ from altup.kernels.attention.tiles import (
     hide,
     load_numbers,
     load_rows,
+    load_segments,
     random_bits,
     stack,
     store_rows,
@@ -89,7 +90,7 @@ def _first_near(i0, beyond, last, BN: tl.constexpr):
     return tl.minimum(tl.maximum(i0 + 1 - beyond, 0) // BN, last)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "drop_below", "beyond", "near_tiles"])
 def queries_kernel(
     q, k, v, bias, query_segments, key_segments, seed, out, lse, d_out, dq, delta, strips,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
@@ -129,11 +130,10 @@ def queries_kernel(
     if BIAS:
         bias += head * distances
         row = bias_row(bias, queries - i0 - BM, distances, LENGTH)
-    query_segment = 0
-    key_segment = 0
     if SEGMENTS:
-        query_segment = tl.load(query_segments + batch * queries + i, mask=i < queries, other=0)[:, None]
+        query_segments += batch * queries
         key_segments += batch * keys
+    i_segment = load_segments(query_segments, i, queries, SEGMENTS)[:, None]
     if DROPOUT:
         seed = tl.load(seed)
     unscale = 1 / scale
@@ -166,9 +166,8 @@ def queries_kernel(
             x = tl.dot(q_block, tl.trans(k_block), x, input_precision=PRECISION)
         else:
             x = tl.dot(q_block, tl.trans(k_block), input_precision=PRECISION)
-        if SEGMENTS:
-            key_segment = tl.load(key_segments + j, mask=j < keys, other=0)[None, :]
-        x = hide(x, i[:, None], j[None, :], query_segment, key_segment, keys, CAUSAL, SEGMENTS, EVEN)
+        j_segment = load_segments(key_segments, j, keys, SEGMENTS)[None, :]
+        x = hide(x, i[:, None], j[None, :], i_segment, j_segment, keys, CAUSAL, SEGMENTS, EVEN)
         p = tl.exp2(x * exponent - base[:, None])
         dp = tl.dot(do_block, tl.trans(v_block), input_precision=PRECISION)
         if DROPOUT:
@@ -177,10 +176,10 @@ def queries_kernel(
         ds = p * (dp - mean[:, None])
         acc = tl.dot(ds.to(k_block.dtype), k_block, acc, input_precision=PRECISION)
         if BIAS_GRAD:
-            if EDGES and tile < near:
-                left += tl.sum(ds, 1)
-            elif EDGES and tile >= far:
-                right += tl.sum(ds, 1)
+            if EDGES and ((tile < near) | (tile >= far)):
+                beside = tl.sum(ds, 1)
+                left += tl.where(tile < near, beside, 0.0)
+                right += tl.where(tile < near, 0.0, beside)
             else:
                 # The first 16 diagonals end in this tile, the last 16 go on in the next one.
                 sums = diagonal_sums(ds, BM, BN)
@@ -202,7 +201,7 @@ def queries_kernel(
             tl.store(strips + strip_size - 1, tl.sum(tl.reshape(right, [G, 16]), 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "queries", "keys", "beyond", "near_tiles"])
 def distances_kernel(
     strips, sums, count, queries, keys, beyond, near_tiles,
     BM: tl.constexpr, BN: tl.constexpr, EDGES: tl.constexpr, STRIPS: tl.constexpr, DISTANCES: tl.constexpr,

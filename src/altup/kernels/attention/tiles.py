@@ -32,6 +32,15 @@ def load_numbers(x, rows, count, other, EVEN: tl.constexpr):
 
 
 @triton.jit
+def load_segments(segments, rows, count, SEGMENTS: tl.constexpr):
+    """The segment of each row; without segments all are one."""
+    if SEGMENTS:
+        return tl.load(segments + rows, mask=rows < count, other=0)
+    else:
+        return rows * 0
+
+
+@triton.jit
 def store_rows(x, rows, stride, count, value, D: tl.constexpr):
     """Rows of x up to `count`, in its dtype."""
     places = x + rows[:, None] * stride + tl.arange(0, D)[None, :]
@@ -132,13 +141,13 @@ def diagonal_sums(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     turn = tl.broadcast_to((column - diagonal) & 7, [G, 8, 8])
     inside = column >= diagonal
     square = tl.gather(lower[0], turn, 1)
-    sums: tuple = (tl.sum(tl.where(inside, 0.0, square), 2),)
+    sums = (tl.sum(tl.where(inside, 0.0, square), 2),)
     for n in tl.static_range(N):
         following = upper[n]
         if n + 1 < N:
             following += lower[n + 1]
         following = tl.gather(following, turn, 1)
-        sums += (tl.sum(tl.where(inside, square, following), 2),)
+        sums += (tl.sum(tl.where(inside, square, following), 2),)  # type: ignore[assignment]
         square = following
-    sums += (tl.sum(tl.where(inside, square, 0.0), 2),)
+    sums += (tl.sum(tl.where(inside, square, 0.0), 2),)  # type: ignore[assignment]
     return sums

@@ -1,0 +1,390 @@
+"""The attention kernels, forward and every gradient, against the definition in float64 on the same inputs.
+
+On a machine without a GPU the kernels run in Triton's interpreter, in a process of its own: the interpreter is
+chosen when a kernel is defined, and must not be chosen for other tests.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from altup.errors import UserError
+from altup.kernels.attention import attention, attention_reference, keep_mask
+from altup.kernels.attention.op import attend, attend_backward
+from tests.kernels.interpreter import repair
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16, torch.float16]
+
+if INTERPRETED:
+    repair()
+
+
+def runs_kernel(test):
+    """Run by `make test-gpu`, and by `test_kernels_in_the_interpreter`."""
+    return test if INTERPRETED else pytest.mark.gpu(test)
+
+
+def needs_gpu(test):
+    return pytest.mark.gpu(pytest.mark.skipif(INTERPRETED, reason="needs a GPU")(test))
+
+
+@pytest.fixture
+def poisoned():
+    """Fresh memory is full of NaN, so that what a kernel leaves unwritten shows."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(5, device=DEVICE).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def tiles(monkeypatch):
+    """Set the queries and keys of a tile in every kernel."""
+    launch = pytest.importorskip("altup.kernels.attention.launch")
+
+    def cut(queries: int, keys: int) -> None:
+        for table in (launch.FORWARD, launch.QUERIES, launch.KEYS):
+            for width, config in table.items():
+                monkeypatch.setitem(table, width, config._replace(queries=queries, keys=keys))
+
+    return cut
+
+
+def problem(B=1, H=2, Q=32, K=None, D=16, dtype=torch.float32, beyond=None):
+    """q, k, v as projections leave them, and a bias by distance that is constant from `beyond` on."""
+    K = K or Q
+    q, k, v = (
+        torch.randn(B, n, H, D, device=DEVICE).mul(D**-0.25 if n == Q else 1).to(dtype).transpose(1, 2)
+        for n in (Q, K, K)
+    )
+    by_distance = torch.randn(H, Q + K - 1, device=DEVICE)
+    if beyond is not None:
+        distance = torch.arange(Q + K - 1, device=DEVICE) - (Q - 1)
+        by_distance[:, distance <= -beyond] = 0.8
+        by_distance[:, distance >= beyond] = -0.6
+    return [x.requires_grad_() for x in (q, k, v, by_distance)]
+
+
+def distance(got, want):
+    """Relative; where the exact result is zero, the root of the mean square."""
+    norm = want.norm()
+    return ((got.double() - want).norm() / (norm if norm > 1e-9 else want.numel() ** 0.5)).item()
+
+
+def fold(gradient, Q, beyond):
+    """Sums the gradient of a bias over each of its constant parts."""
+    place = torch.arange(gradient.shape[1], device=DEVICE) - (Q - 1)
+    parts = [gradient[:, place <= -beyond], gradient[:, place >= beyond]]
+    return torch.cat([*(part.sum(1, keepdim=True) for part in parts), gradient[:, place.abs() < beyond]], 1)
+
+
+def kernels(q, k, v, by_distance, **options):
+    return attention(q, k, v, by_distance=by_distance, implementation="triton", **options)
+
+
+def compare(inputs, run=kernels, dropout=0.0, constant_beyond=None, **options):
+    """The result and all gradients of a random linear function of it, against float64."""
+    wide = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
+    keep = None
+    if dropout:
+        state = torch.random.get_rng_state() if INTERPRETED else torch.cuda.get_rng_state()
+        seed = torch.randint(2**62, (1,), device=DEVICE).item()
+        torch.random.set_rng_state(state) if INTERPRETED else torch.cuda.set_rng_state(state)
+        keep = keep_mask(seed, *inputs[0].shape[:3], inputs[1].shape[2], dropout).to(DEVICE)
+    exact = attention_reference(*wide[:3], by_distance=wide[3], keep=keep, dropout=dropout, **options)
+    out = run(*inputs, dropout=dropout, constant_beyond=constant_beyond, **options)
+    inputs, wide = ([x for x in tensors if x is not None] for tensors in (inputs, wide))
+    upstream = torch.randn(out.shape, device=DEVICE).to(out.dtype)
+    gradients = list(torch.autograd.grad(out, inputs, upstream))
+    exact_gradients = list(torch.autograd.grad(exact, wide, upstream.double()))
+    assert out.transpose(1, 2).is_contiguous()
+    for got, like in zip([out, *gradients], [inputs[0], *inputs], strict=True):
+        assert got.dtype == like.dtype
+        assert got.shape == like.shape
+    if constant_beyond is not None:
+        gradients[3], exact_gradients[3] = (
+            fold(g, inputs[0].shape[2], constant_beyond) for g in (gradients[3], exact_gradients[3])
+        )
+    errors = [distance(a, b) for a, b in zip([out, *gradients], [exact, *exact_gradients], strict=True)]
+    assert max(errors) < TOLERANCE[out.dtype], errors
+
+
+def segments(B, Q, K):
+    """Packed examples, padding at the end, and one query that sees no key."""
+    query_segments = (torch.arange(Q, device=DEVICE) * 3 // Q + 1).expand(B, Q).clone()
+    key_segments = (torch.arange(K, device=DEVICE) * 3 // K + 1).expand(B, K).clone()
+    key_segments[:, -(K // 4) :] = 0
+    query_segments[0, Q // 2] = 7
+    return {"query_segments": query_segments, "key_segments": key_segments}
+
+
+@runs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("D", [16, 32, 64, 128])
+def test_widths(D, dtype, poisoned, tiles):
+    tiles(16, 16)
+    compare(problem(D=D, dtype=dtype))
+
+
+@runs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("Q", "K"), [(1, 1), (17, 17), (1, 33), (40, 1), (17, 50), (50, 17)])
+def test_odd_lengths(Q, K, dtype, poisoned, tiles):
+    tiles(16, 16)
+    compare(problem(2, 2, Q, K, dtype=dtype))
+
+
+@runs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("length", "causal"), [(511, False), (513, True)])
+def test_long_odd_lengths(length, causal, dtype, poisoned, tiles):
+    if INTERPRETED:
+        tiles(128, 128)
+    compare(problem(1, 1, length, dtype=dtype, beyond=91), causal=causal, constant_beyond=91)
+
+
+@runs_kernel
+@pytest.mark.parametrize(("queries", "keys"), [(16, 16), (32, 16), (16, 64), (64, 32)])
+def test_shapes_of_tiles(queries, keys, poisoned, tiles):
+    tiles(queries, keys)
+    compare(problem(1, 1, 70, 90))
+
+
+@runs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("Q", "K"), [(48, 48), (37, 37), (30, 50), (50, 30)])
+def test_causal(Q, K, dtype, poisoned, tiles):
+    tiles(16, 16)
+    compare(problem(2, 2, Q, K, dtype=dtype), causal=True)
+
+
+@runs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_segments(causal, dtype, poisoned, tiles):
+    tiles(16, 16)
+    compare(problem(2, 2, 40, dtype=dtype), causal=causal, **segments(2, 40, 40))
+
+
+@runs_kernel
+def test_padding_and_a_sequence_of_nothing_else(poisoned, tiles):
+    tiles(16, 16)
+    mask = torch.arange(45, device=DEVICE)[None] < torch.tensor([[30], [0], [45]], device=DEVICE)
+    inputs = problem(3, 2, 20, 45)
+    compare(inputs, query_segments=torch.ones(3, 20, device=DEVICE).int(), key_segments=mask.int())
+    out = kernels(*inputs, query_segments=torch.ones(3, 20, device=DEVICE), key_segments=mask)
+    assert not out[1].any()
+
+
+@runs_kernel
+@pytest.mark.parametrize("beyond", [1, 20, 33])
+@pytest.mark.parametrize(
+    ("Q", "K", "causal"), [(100, 100, False), (100, 100, True), (90, 60, False), (9, 99, True)]
+)
+def test_constant_edges(Q, K, causal, beyond, poisoned, tiles):
+    tiles(32, 16)
+    compare(problem(1, 1, Q, K, beyond=beyond), causal=causal, constant_beyond=beyond)
+
+
+@runs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"constant_beyond": 10}])
+@pytest.mark.parametrize("packed", [False, True])
+def test_dropout(packed, options, dtype, poisoned, tiles):
+    tiles(16, 32)
+    options = options | (segments(2, 40, 40) if packed else {})
+    compare(problem(2, 1, 40, dtype=dtype, beyond=10), dropout=0.3, **options)
+
+
+@runs_kernel
+def test_scale(poisoned, tiles):
+    tiles(16, 16)
+    compare(problem(1, 2, 20, 40, D=32), scale=32**-0.5)
+
+
+@runs_kernel
+def test_segments_without_a_bias(poisoned, tiles):
+    tiles(16, 16)
+    q, k, v, _ = problem(2, 2, 24, 40)
+    compare([q, k, v, None], **segments(2, 24, 40), scale=0.7)
+
+
+@runs_kernel
+def test_inputs_of_many_layouts(poisoned, tiles):
+    tiles(16, 16)
+    q, k, v, by_distance = problem(2, 2, 20, 24)
+    inputs = [q.contiguous(), k, v.repeat_interleave(2, -1)[..., ::2], by_distance.t().contiguous().t()]
+    compare([x.detach().requires_grad_() for x in inputs])
+    packed = torch.randn(2, 20, 3, 2, 16, device=DEVICE).unbind(2)
+    compare([*(x.transpose(1, 2).requires_grad_() for x in packed), problem(Q=20)[3]])
+
+
+@runs_kernel
+def test_gradient_that_is_one_number_spread_out(tiles):
+    tiles(16, 16)
+    inputs = problem()
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    got = torch.autograd.grad(kernels(*inputs).sum(), inputs)
+    want = torch.autograd.grad(attention_reference(*wide[:3], by_distance=wide[3]).sum(), wide)
+    assert distance(got[2], want[2]) < 3e-6
+
+
+@runs_kernel
+def test_fixed_bias(tiles):
+    tiles(16, 16)
+    q, k, v, by_distance = problem()
+    with_grad = torch.autograd.grad(kernels(q, k, v, by_distance).square().sum(), (q, k, v))
+    without = torch.autograd.grad(kernels(q, k, v, by_distance.detach()).square().sum(), (q, k, v))
+    assert all(torch.equal(a, b) for a, b in zip(with_grad, without, strict=True))
+
+
+@runs_kernel
+def test_dropout_follows_the_seed_and_checkpointing_replays_it(tiles):
+    tiles(16, 16)
+    inputs = problem()
+
+    def run(*inputs):
+        return kernels(*inputs, dropout=0.5)
+
+    def gradients(call):
+        torch.manual_seed(3)
+        out = call()
+        return out, *torch.autograd.grad(out.square().sum(), inputs)
+
+    first = gradients(lambda: run(*inputs))
+    again = gradients(lambda: checkpoint(run, *inputs, use_reentrant=False))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(run(*inputs), first[0])
+
+
+@runs_kernel
+def test_operator_registrations(tiles):
+    tiles(16, 16)
+    q, k, v, by_distance = problem(Q=16, K=20)
+    settings = (None, None, None, True, 0.0, 1.0, None)
+    torch.library.opcheck(attend, (q, k, v, by_distance, *settings))
+    torch.library.opcheck(attend, (q, k, v, None, *settings))
+    tensors = [x.detach() for x in (q, k, v, by_distance)]
+    out, lse = attend(*tensors, *settings)
+    for bias_grad in (False, True):
+        torch.library.opcheck(attend_backward, (torch.randn_like(out), out, lse, *tensors, *settings, bias_grad))
+
+
+@runs_kernel
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_compiles_as_one_graph(dropout, tiles):
+    tiles(16, 16)
+    backend = "aot_eager" if INTERPRETED else "inductor"
+
+    def run(*inputs, **options):
+        return kernels(*inputs, **options)
+
+    compiled = torch.compile(run, backend=backend, fullgraph=True, dynamic=False)
+    if dropout and not INTERPRETED:  # draws other seeds than eager PyTorch
+        assert compiled(*problem(), dropout=dropout).isfinite().all()
+    else:
+        compare(problem(), compiled, dropout=dropout, **segments(1, 32, 32))
+
+
+@runs_kernel
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda q, k, v, w: ({"q": q.double(), "k": k.double(), "v": v.double()}), "float64"),
+        (lambda q, k, v, w: ({"q": q[..., :8], "k": k[..., :8], "v": v[..., :8]}), "not 8"),
+        (lambda q, k, v, w: ({"bias": torch.zeros(32, 32, device=DEVICE)}), "dense bias"),
+        (lambda q, k, v, w: ({"scale": 0.0}), "scale=0.0"),
+        (lambda q, k, v, w: ({"constant_beyond": 0}), "constant_beyond=0"),
+    ],
+)
+def test_what_the_kernels_refuse(change, words):
+    q, k, v, by_distance = problem()
+    options = {"q": q, "k": k, "v": v, "by_distance": by_distance} | change(q, k, v, by_distance)
+    with pytest.raises(UserError, match=words):
+        attention(**options, implementation="triton")
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("beyond", [None, 91])
+@pytest.mark.parametrize(
+    ("B", "H", "Q", "K", "D", "options"),
+    [
+        (4, 12, 512, 512, 64, {}),
+        (4, 12, 114, 114, 64, {"causal": True}),
+        (2, 3, 511, 513, 64, {}),
+        (2, 3, 513, 513, 32, {"causal": True}),
+        (2, 4, 512, 512, 128, {}),
+        (4, 12, 512, 512, 64, {"dropout": 0.1}),
+        (4, 12, 114, 114, 64, {"causal": True, "dropout": 0.1}),
+        (2, 2, 1024, 1024, 16, {"dropout": 0.1}),
+    ],
+)
+def test_training_sizes(B, H, Q, K, D, options, beyond, dtype, poisoned):
+    compare(problem(B, H, Q, K, D, dtype, beyond=beyond), constant_beyond=beyond, **options)
+
+
+@needs_gpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_training_size_with_segments(causal, poisoned):
+    compare(problem(4, 12, 512, D=64, dtype=torch.bfloat16), causal=causal, **segments(4, 512, 512))
+
+
+@needs_gpu
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_two_runs_give_the_same_bits(dropout):
+    inputs = problem(64, 12, 512, D=64, dtype=torch.bfloat16)
+    upstream = torch.randn(64, 12, 512, 64, device=DEVICE, dtype=torch.bfloat16)
+    runs = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        out = kernels(*inputs, dropout=dropout)
+        runs.append([out, *torch.autograd.grad(out, inputs, upstream)])
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+
+
+@needs_gpu
+def test_memory_is_far_from_a_score_for_each_pair():
+    inputs = problem(64, 12, 512, D=64, dtype=torch.bfloat16, beyond=91)
+    out = kernels(*inputs, constant_beyond=91)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.autograd.grad(out.sum(), inputs)
+    gradients = sum(x.numel() * x.element_size() for x in inputs[:3])
+    assert torch.cuda.max_memory_allocated() - before - gradients < 64 * 12 * 512 * 512 * 2 / 4
+
+
+@needs_gpu
+def test_auto_takes_the_kernels_on_a_gpu():
+    q, k, v, by_distance = problem(dtype=torch.bfloat16)
+    out = attention(q, k, v, by_distance=by_distance)
+    assert "attention" in type(out.grad_fn).__name__.lower()
+    assert "altup" in type(out.grad_fn).__name__.lower()
+
+
+@needs_gpu
+def test_under_autocast():
+    q, k, v, by_distance = problem(D=64)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out = attention(*(x.bfloat16() for x in (q, k, v)), by_distance=by_distance)
+    gradients = torch.autograd.grad(out.float().sum(), (q, by_distance))
+    assert [g.dtype for g in gradients] == [torch.float32, torch.float32]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+def test_kernels_in_the_interpreter():
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__))]
+    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
