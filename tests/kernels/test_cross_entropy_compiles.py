@@ -1,0 +1,38 @@
+"""The loss kernel through Triton's compiler for Hopper, which sees what the interpreter forgives. No GPU is used."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from altup.kernels.cross_entropy import kernel  # noqa: E402
+
+TYPES = {"labels": "*i64", "sums": "*fp32", "z_loss": "fp32", "rows": "i32", "row_stride": "i32"}
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [("bf16", 8), ("fp16", 8), ("fp32", 4)])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_loads_are_16_bytes_wide(dtype, columns, gradient, tmp_path, monkeypatch):
+    """A vocabulary of 32,128 ends within a block, and rows are aligned: nothing is read one number at a time."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    constants = {"V": 32128, "IGNORED": -100, "GRADIENT": gradient, "BLOCK": kernel.BLOCK}
+    source = ASTSource(
+        fn=kernel._rows,
+        signature={"logits": f"*{dtype}", **TYPES, **dict.fromkeys(constants, "constexpr")},
+        constexprs=constants,
+        attrs={(i,): [["tt.divisibility", 16]] for i in (0, 1, 2, 5)},
+    )
+    options = {"num_warps": kernel.WARPS}
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    vectors = kernel.BLOCK // (32 * kernel.WARPS * columns)
+    wide, scalar = ptx.count("ld.global.v4"), 2  # the label, and the label's logit
+    assert wide == vectors * (1 + gradient)
+    assert ptx.count("ld.global") - wide == scalar
