@@ -81,7 +81,9 @@ def widened_class(base: Any) -> type[nn.Module]:
 
 
 def original_class(layer: nn.Module) -> type[nn.Module]:
-    return type(layer).__mro__[2]
+    """The class that `WidenedLayer` was mixed into, whatever was mixed in afterwards (FSDP does so too)."""
+    classes = type(layer).__mro__
+    return classes[classes.index(WidenedLayer) + 1]
 
 
 def _blank(base: type[nn.Module]) -> nn.Module:

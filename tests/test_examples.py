@@ -1,0 +1,57 @@
+"""The examples run as a reader would run them, and show what they say they show."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def run(name, *arguments):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def numbers(words, text):
+    return [float(number) for number in re.findall(rf"{words} ([\d.]+)", text)]
+
+
+def test_all_examples_are_tested():
+    tested = set(re.findall(r"run\(\"(\w+\.py)\"", Path(__file__).read_text()))
+    assert tested == {path.name for path in EXAMPLES.glob("*.py")}
+
+
+def test_own_transformer():
+    losses = numbers("loss", run("own_transformer.py"))
+    assert len(losses) == 2
+    assert max(losses) < 1.0
+
+
+def test_own_transformer_is_short():
+    """The promise of forty lines: the two classes."""
+    text = (EXAMPLES / "own_transformer.py").read_text()
+    assert len(re.search(r"class Layer.*?(?=\n\ndef train)", text, re.DOTALL)[0].splitlines()) <= 42
+
+
+@pytest.mark.parametrize("method", ["recycled", "altup"])
+def test_widen_and_finetune(method, tmp_path):
+    pytest.importorskip("accelerate")
+    text = run("widen_and_finetune.py", "--method", method, "--steps", "20", "--output", str(tmp_path))
+    original, start, end = re.search(r"original ([\d.]+), widened ([\d.]+), trained ([\d.]+)", text).groups()
+    assert float(start) == pytest.approx(float(original), abs=1e-3)
+    assert float(end) < float(start) - 1
+    assert (tmp_path / "widened" / "model.safetensors").exists()
+
+
+def test_vision():
+    accuracies = numbers("accuracy", run("vision.py"))
+    assert len(accuracies) == 3
+    assert min(accuracies) > 0.5
