@@ -183,8 +183,6 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
         )
     console = Console()
     console.print(table)
-    for name, why in plan.unavailable.items():
-        console.print(f"left out: study {name}, for {why}", highlight=False)
     cost = f", {price * total / 3600:,.2f} at {price:g} an hour" if price is not None else ""
     console.print(
         f"{len(jobs) + len(waiting)} jobs; about {duration(total)} of one device ({on.name}){cost}. "

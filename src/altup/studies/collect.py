@@ -57,7 +57,7 @@ def _pretrain_record(job: Job, folder: Path, alone: bool) -> dict[str, Any]:
         "start": job.settings["start"],
         "data": job.settings["data"],
         "step": last["step"],
-        "measures": {**measures, **_costs(folder, config)},
+        "measures": {**measures, **_costs(config)},
         "curves": {
             "held_out": [[r["step"], round(r["loss"], 5), round(100 * r["accuracy"], 3)] for r in held_out],
             "train": [[r["step"], round(r["loss"], 4)] for r in _thinned([r for r in train if r.get("loss")])],
@@ -71,20 +71,14 @@ def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return records[every - 1 :: every] if every else []
 
 
-def _costs(folder: Path, run: PretrainConfig) -> dict[str, float]:
-    """Parameters, and FLOPs of one of the run's sequences, where our accounting covers the model."""
-    from transformers import AutoConfig
+def _costs(run: PretrainConfig) -> dict[str, float]:
+    """Parameters, and FLOPs of one of the run's sequences."""
+    from altup.data.shards import TokenStream
+    from altup.models.accounting import account
+    from altup.studies.parts import objective_of
 
-    import altup.models  # noqa: F401  registers the Auto classes
-    from altup.models.accounting import TARGETS, account
-    from altup.training.config import read_yaml
-
-    config: Any = AutoConfig.from_pretrained(folder / "final")
-    lengths = read_yaml(folder / "config.yaml").get("batches", {})
-    try:
-        cost = account(config, run.inputs_length, lengths.get("target_length", TARGETS))
-    except AttributeError:  # a model that the accounting does not cover
-        return {}
+    vocabulary = TokenStream(run.data, "train").vocabulary
+    cost = account(run.model_config(vocabulary), run.inputs_length, objective_of(run, vocabulary).targets)
     return {
         "embedding_params": cost.embedding,
         "non_embedding_params": cost.non_embedding,

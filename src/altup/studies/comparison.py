@@ -105,13 +105,14 @@ def _relative(study: Study, evidence: Evidence, size: str, ours: Estimate | None
 def _count(study: Study, label: str, size: str, metric: str) -> Estimate | None:
     """Parameters and FLOPs of the paper's model, from its configuration."""
     from altup.models.accounting import account
-    from altup.models.t5.config import SIZES, AltUpT5Config
+    from altup.models.families import family
 
     settings = study.row(label).settings
-    if size not in SIZES or "model" in settings:
+    config_class = family(settings.get("model", "t5")).config_class
+    if size not in config_class.SIZES:
         return None
     names = {n: settings[n] for n in ("method", "k", "stride", "experts", "extra_layers") if n in settings}
-    cost = account(AltUpT5Config.from_preset(size, **names))
+    cost = account(config_class.from_preset(size, **names))
     value = {"embedding_params": cost.embedding, "non_embedding_params": cost.non_embedding}
     return Estimate(float(value.get(metric, cost.flops_train)), 1, None, "counted")
 
@@ -258,7 +259,7 @@ def show_pair(pair: Pair, metric: str) -> tuple[str, str]:
     if pair.ours is None:
         return theirs, ""
     ours = form.show(pair.ours.mean)
-    if pair.ours.error is not None:
+    if pair.ours.error is not None and metric in GAINS:
         ours += f" ± {form.show(pair.ours.error)}"
     if pair.gain is not None:
         error = f" ± {form.show(pair.gain.error)}" if pair.gain.error is not None else ""

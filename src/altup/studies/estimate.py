@@ -68,19 +68,15 @@ def _decoding(on: Machine) -> float:
 
 def _speed(job: Job, on: Machine, vocabulary: Any, speed_of: Callable[[Any], float | None]) -> float:
     from altup.models.accounting import account
+    from altup.studies.parts import objective_of
     from altup.training.pretraining import PretrainConfig
 
     config = PretrainConfig.from_dict(job.settings["config"], job.title)
     measured = speed_of(config)
     if measured:
         return measured
-    model = config.model_config(vocabulary)
-    targets = max(1, round(config.inputs_length * 114 / 512))
-    try:
-        return on.flops / account(model, config.inputs_length, targets).flops_train
-    except AttributeError:  # not covered by the accounting: about six FLOPs a weight and token
-        width, layers = model.hidden_size, model.num_hidden_layers
-        return on.flops / (6 * 12 * width**2 * layers * config.inputs_length)
+    targets = objective_of(config, vocabulary).targets
+    return on.flops / account(config.model_config(vocabulary), config.inputs_length, targets).flops_train
 
 
 def duration(seconds: float) -> str:

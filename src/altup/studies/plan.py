@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from altup.errors import UserError, check_choice
+from altup.errors import check_choice
 from altup.studies.scale import Scale
 from altup.studies.study import Row, Study
 
@@ -72,7 +72,6 @@ class Plan:
     data: str
     cells: list[Cell]
     speed: list[Job]
-    unavailable: dict[str, str]  # study → why it cannot be run
 
     def training(self) -> list[Job]:
         """Every pretraining and fine-tuning job once; baselines first, then study by study."""
@@ -127,7 +126,7 @@ def deciding_fields(config: TrainConfig) -> dict[str, Any]:
 
 
 def speed_key(config: PretrainConfig, vocabulary: int, machine: str) -> str:
-    return key_of({name: getattr(config, name, None) for name in SPEED_FIELDS}, vocabulary, machine)
+    return key_of({name: getattr(config, name) for name in SPEED_FIELDS}, vocabulary, machine)
 
 
 def resolve(study: Study, row: Row, size: str, scale: Scale, seed: int, data: str) -> PretrainConfig | None:
@@ -170,33 +169,23 @@ def make_plan(
     for label in only:
         check_choice("--only", label, sorted(labels))
     vocabulary = TokenStream(inputs.data, "train").vocabulary.padded_size
-    cells, unavailable = [], {}
+    cells: list[Cell] = []
     speed: dict[str, PretrainConfig] = {}
     for study in studies:
-        try:
-            wanted = finetune and scale.base in study.finetune_at
-            found = []
-            for label, size, config in _configs(study, scale, inputs, seeds, only):
-                fast = speed_key(config, vocabulary, machine)
-                cell = Cell(study, label, size, config.seed, fast)
-                if study.equal_time:
-                    dense = speed_key(narrow(config, scale), vocabulary, machine)
-                    steps = chosen_steps(study, label, size) or _steps_in(scale, config, speeds, dense, fast)
-                    if steps is None:
-                        found.append((cell, config))
-                        continue
-                    config = replace(config, steps=steps)
-                found.append((_with_jobs(cell, config, scale, inputs, wanted), config))
-        except UserError as error:
-            if "unknown key 'model'" not in str(error):
-                raise
-            unavailable[study.name] = "this version has no such model"
-            continue
-        for cell, config in found:
+        wanted = finetune and scale.base in study.finetune_at
+        for label, size, config in _configs(study, scale, inputs, seeds, only):
+            fast = speed_key(config, vocabulary, machine)
+            cell = Cell(study, label, size, config.seed, fast)
+            speed.setdefault(fast, config)
+            steps: int | None = config.steps
+            if study.equal_time:
+                dense = speed_key(narrow(config, scale), vocabulary, machine)
+                steps = chosen_steps(study, label, size) or _steps_in(scale, config, speeds, dense, fast)
+            if steps is not None:
+                cell = _with_jobs(cell, replace(config, steps=steps), scale, inputs, wanted)
             cells.append(cell)
-            speed.setdefault(cell.speed_key, config)
     jobs = _speed_jobs(speed, scale, vocabulary, machine)
-    return Plan(scale, inputs.identity, cells, jobs, unavailable)
+    return Plan(scale, inputs.identity, cells, jobs)
 
 
 def _configs(
@@ -235,13 +224,12 @@ def _with_jobs(cell: Cell, config: PretrainConfig, scale: Scale, inputs: Inputs,
 
 def narrow(config: PretrainConfig, scale: Scale) -> PretrainConfig:
     """The dense model of the same size."""
-    return replace(config, **NARROW, model_overrides=scale.shapes.get(config.size, {}), batches={})
+    return replace(config, **NARROW, model_overrides=scale.shapes.get(str(config.size), {}), batches={})
 
 
 def describe_model(config: PretrainConfig, changes: dict[str, Any]) -> str:
     """`small altup K=2 +4 layers`, then what else was changed."""
-    kind = getattr(config, "model", "t5")
-    parts = [*([kind] if kind != "t5" else []), config.size, config.method]
+    parts = [*([config.model] if config.model != "t5" else []), str(config.size), config.method]
     if config.k and config.k > 1:
         parts.append(f"K={config.k}")
     if config.extra_layers:
@@ -277,7 +265,7 @@ def _speed_jobs(configs: dict[str, PretrainConfig], scale: Scale, vocabulary: in
     """Comparisons of speed in turns: the dense model of a size with up to four others in one process."""
     groups: dict[tuple[Any, ...], dict[str, PretrainConfig]] = {}
     for key, config in configs.items():
-        groups.setdefault((getattr(config, "model", "t5"), config.size), {})[key] = config
+        groups.setdefault((config.model, config.size), {})[key] = config
     jobs = []
     for (_, size), group in groups.items():
         first = next(iter(group.values()))

@@ -143,7 +143,7 @@ class Queue:
     def _finish(self, job: Job, code: int) -> None:
         if code == 0 and is_done(job, self.out):
             self.done(job)
-        elif code == STOPPED:
+        elif code in (STOPPED, -signal.SIGTERM):  # it saved, or had not yet begun to train
             self.left.append(job.key)
         else:
             lines = self.log(job).read_text(encoding="utf-8", errors="replace").strip().splitlines()

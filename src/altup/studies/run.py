@@ -160,8 +160,6 @@ class StudyRun:
             isolated=gpus > 0 or width > 1, until=begun + time_limit if time_limit else float("inf"),
         )  # fmt: skip
         plan = self.plan()
-        for name, why in plan.unavailable.items():
-            say(f"left out: study {name}, for {why}")
         waited_for = {cell.speed_key for cell in plan.cells if cell.waits}
         first = [job for job in plan.speed if waited_for.intersection(job.settings["configs"])]
         queue.run([job for job in first if not self.is_done(job)], alone=True)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -118,25 +117,17 @@ class _Subject:
     """A model that can be asked to train, to read and to write for a while."""
 
     def __init__(self, config: PretrainConfig, mine: Processes) -> None:
-        import torch
-
         from altup.data.batches import ShardBatches
-        from altup.data.objectives import SpanCorruption
         from altup.data.shards import TokenStream
+        from altup.studies.parts import fresh_model, objective_of
         from altup.training.engine import Engine
         from altup.training.prefetch import assemble
-        from altup.training.pretraining import build_model
 
-        text = TokenStream(Path(config.data), "train")
-        words = text.vocabulary
-        objective = SpanCorruption(
-            words.sentinels, words.eos, config.inputs_length, config.noise_density, config.mean_span
-        )
-        torch.manual_seed(config.seed)
+        text = TokenStream(config.data, "train")
         self._mine = mine
-        self._engine = Engine(build_model(config.model_config(words), None), config, mine)
+        self._engine = Engine(fresh_model(config, text.vocabulary), config, mine)
         assert config.micro_batch is not None
-        batches = ShardBatches(text, objective, config.batch_size, config.seed)
+        batches = ShardBatches(text, objective_of(config, text.vocabulary), config.batch_size, config.seed)
         self._batch = assemble(batches, config.micro_batch, mine, 0)
 
     def train(self, steps: int) -> float:

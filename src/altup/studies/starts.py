@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from altup.errors import UserError, check_choice
 
@@ -68,14 +68,13 @@ def begin_with(config: PretrainConfig, start: dict[str, str], out: Path) -> None
 
     `pretrain(config, out, resume=True)` then goes on from it as from any other checkpoint.
     """
-    import torch
     from transformers import AutoTokenizer
 
     from altup.data.shards import TOKENIZER, TokenStream
+    from altup.studies.parts import fresh_model
     from altup.training import checkpoints
     from altup.training.engine import Engine
     from altup.training.parallel import processes
-    from altup.training.pretraining import build_model
     from altup.training.run import RunFolder
     from altup.training.state import save_checkpoint
 
@@ -84,8 +83,7 @@ def begin_with(config: PretrainConfig, start: dict[str, str], out: Path) -> None
     if folder.started or checkpoints.steps(folder.checkpoints):
         return
     with processes() as mine:
-        torch.manual_seed(config.seed)
-        model: Any = build_model(config.model_config(TokenStream(config.data, "train").vocabulary), None)
+        model = fresh_model(config, TokenStream(config.data, "train").vocabulary)
         set_coefficients(model, start)
         engine = Engine(model, config, mine)
         state = {"step": 0, "best": None, "meter": engine.meter.read(mine)}

@@ -19,7 +19,7 @@ from altup.studies.comparison import (
     show_pair,
 )
 from altup.studies.evidence import NOT_RUN, Evidence, Verdict, choose_evidence
-from altup.studies.metrics import METRICS
+from altup.studies.metrics import METRICS, STATIC
 from altup.studies.report import (
     Cell,
     Column,
@@ -252,10 +252,10 @@ def study_table(study: Study, rows: Sequence[TableRow]) -> Html:
                 once = not row.run and m == shown[0]
                 cells.append(Cell(comparison.NOT_RUN if once else "–", kind="absent"))
         body.append(cells)
-    baseline = f"In brackets the difference to {study.baseline} of the same size."
-    return data_table(
-        columns, body, f"{baseline} Parameters of models that were not run are counted from their shape."
-    )
+    caption = f"Below a score: its difference to {study.baseline} of the same size."
+    if any(m in STATIC for m in shown):
+        caption += " Parameters and FLOPs of models that were not run are counted from their shape."
+    return data_table(columns, body, caption)
 
 
 def _split(text: str, value: float | None) -> Cell:

@@ -13,6 +13,7 @@ from altup.studies.report.page import Html, html
 WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 58, 112, 14, 54
 LABEL_GAP = 19  # between the names at the ends of lines
+NAME_WIDTH = 8  # of a letter of these names, at least
 ROW = 52  # of a bar chart
 
 Format = Callable[[float], str]
@@ -60,7 +61,9 @@ def line_chart(
     series = [s for s in series if s.points]
     xs = [x for s in series for x, _ in s.points] or [0.0, 1.0]
     ys = [y for s in series for _, y in s.points] or [0.0, 1.0]
-    axes = Axes(0.0, max(xs) or 1.0, ticks(0.0, max(xs)), min(ys), max(ys), ticks(min(ys), max(ys)))
+    names = max((len(s.name) for s in series), default=0)
+    right = WIDTH - max(RIGHT, 24 + NAME_WIDTH * names)
+    axes = Axes(0.0, max(xs) or 1.0, ticks(0.0, max(xs)), min(ys), max(ys), ticks(min(ys), max(ys)), right)
     parts = axes.draw(x_label, x_format, y_format)
     drawn = [[axes.place(*point) for point in s.points] for s in series]
     heights = spread([line[-1][1] for line in drawn], LABEL_GAP, TOP + 6, axes.bottom - 4)

@@ -1,0 +1,279 @@
+"""Running studies for real, at the smallest scale: nothing twice, nothing lost, results that add up."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from altup.errors import UserError
+from altup.studies.estimate import machine
+from altup.studies.plan import Job, SpeedFacts, identify, make_plan, resolve, speed_key
+from altup.studies.queue import Queue
+from altup.studies.results import read_results, read_run_record
+from altup.studies.run import StudyRun
+from altup.studies.scale import Scale, find_scale, with_settings
+from altup.studies.study import Study, read_study, shipped
+from tests.training.compare import records, weights
+from tests.training.verbs import altup, prepare_text, start
+
+TEXT = (
+    "title: Two\nquestion: Which?\nrows:\n  Dense: {method: dense}\n  AltUp K=2: {method: altup, k: 2}\n"
+    "expect: [{better: AltUp K=2, than: Dense}]\n"
+)
+TWO = read_study("two", TEXT, "two")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def scale() -> Scale:
+    return with_settings(find_scale("smoke"), {"steps": 4, "eval_every": 2, "deterministic": True})
+
+
+def study_run(out: Path, scale: Scale, data: Path, study: Study = TWO, **changes: Any) -> StudyRun:
+    fields = {"results": out / "results", "seeds": [0], "data": str(data), "speed": False, **changes}
+    return StudyRun([study], scale, out, **fields)
+
+
+def plan(studies: list[Study], scale: Scale, data: Path, **changes: Any) -> Any:
+    fields = {"seeds": [0], "speeds": {}, "chosen_steps": lambda *place: None, "machine": "here", **changes}
+    return make_plan(studies, scale, identify(str(data), None), **fields)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory, scale: Scale, data: Path) -> tuple[StudyRun, Any]:
+    out = tmp_path_factory.mktemp("study") / "out"
+    run = study_run(out, scale, data, speed=True)
+    return run, run.run(lambda text: None)
+
+
+def test_what_is_recorded_is_what_the_runs_say(done: tuple[StudyRun, Any]) -> None:
+    run, outcome = done
+    assert (outcome.finished, outcome.failed, outcome.left, outcome.stopped) == (3, [], [], False)
+    rows = {(r.label, r.metric): r for r in read_results(run.results)}
+    assert len(rows) == outcome.rows
+    for label, method in (("Dense", "dense"), ("AltUp K=2", "altup")):
+        row = rows[label, "accuracy"]
+        folder = next((run.out / "runs").glob(f"*-{row.run}"))
+        assert method in folder.name
+        last = [r for r in records(folder) if r["split"] == "validation"][-1]
+        assert row.value == pytest.approx(100 * last["accuracy"], rel=1e-6)
+        assert rows[label, "loss"].value == pytest.approx(last["loss"], rel=1e-6)
+        tensors = weights(folder)
+        tables = sum(t.numel() for n, t in tensors.items() if "embed_tokens" in n or "lm_head" in n)
+        assert rows[label, "embedding_params"].value == tables
+        assert rows[label, "non_embedding_params"].value == sum(t.numel() for t in tensors.values()) - tables
+        record = read_run_record(run.results, row.run)
+        assert record is not None
+        assert [point[0] for point in record["curves"]["held_out"]] == [2, 4]
+        assert len(json.dumps(record)) < 100_000
+    blocks = record["coefficients"]["blocks"]
+    assert [(b["stack"], b["layer"], b["active"]) for b in blocks] == [
+        (stack, layer, layer % 2) for stack in ("encoder", "decoder") for layer in range(3)
+    ]
+    for b in blocks:
+        learned = tensors[f"{b['stack']}.rule.updates.{b['layer']}.P"].flatten().tolist()
+        assert [value for line in b["P"] for value in line] == pytest.approx(learned, abs=5.1e-5)
+    assert rows["Dense", "relative_speed"].value == 1
+    assert rows["AltUp K=2", "relative_speed"].value < 1.2
+    assert rows["AltUp K=2", "generate_ms"].value > 0
+
+
+def test_nothing_is_done_twice_and_more_seeds_are_added(
+    done: tuple[StudyRun, Any], scale: Scale, data: Path
+) -> None:
+    run, _ = done
+    before = {path: path.stat().st_mtime_ns for path in run.out.glob("runs/*/final/model.safetensors")}
+    speeds = {path: path.read_text() for path in run.out.glob("speed/*")}
+    again = study_run(run.out, scale, data, speed=True, seeds=[0, 1]).run(lambda text: None)
+    assert again.finished == 2
+    after = {path: path.stat().st_mtime_ns for path in run.out.glob("runs/*/final/model.safetensors")}
+    assert len(after) == 4
+    assert before.items() <= after.items()
+    assert {path: path.read_text() for path in run.out.glob("speed/*")} == speeds
+    found = [r for r in read_results(run.results) if r.metric == "accuracy"]
+    assert sorted((r.label, r.seed) for r in found) == [
+        ("AltUp K=2", "0"), ("AltUp K=2", "1"), ("Dense", "0"), ("Dense", "1"),
+    ]  # fmt: skip
+
+
+def test_results_of_another_machine_count_as_done(
+    done: tuple[StudyRun, Any], scale: Scale, data: Path, tmp_path: Path
+) -> None:
+    """A folder of results without any run is enough, unless a model is needed for fine-tuning."""
+    elsewhere = study_run(tmp_path / "out", scale, data, results=done[0].results, speed=True)
+    assert elsewhere.run(lambda text: None).finished == 0
+    assert not (tmp_path / "out" / "runs").exists()
+    tuned = replace(TWO, name="two", finetune=("glue",), finetune_at=("smoke",))
+    pending = study_run(
+        tmp_path / "out", scale, data, tuned, results=done[0].results, tasks=str(tmp_path), only=("Dense",)
+    )
+    assert [job.kind for job in pending.todo(pending.plan())] == ["pretrain", "finetune"]
+
+
+def test_a_run_is_keyed_by_what_it_computes(scale: Scale, data: Path, tmp_path: Path) -> None:
+    def key(study: Study = TWO, scale: Scale = scale, seed: int = 0) -> str:
+        cells = plan([study], scale, data, seeds=[seed]).cells
+        return next(cell.pretrain.key for cell in cells if cell.label == "AltUp K=2")
+
+    assert key(shipped()["varying-k"]) == key(shipped()["recycled"]) == key()
+    assert key(seed=1) != key()
+    assert key(scale=with_settings(find_scale("smoke"), {"steps": 5, "eval_every": 2})) != key()
+    watched = replace(scale, given={**scale.given, "log_every": 1, "save_every": 2, "deterministic": False})
+    assert key(scale=watched) == key()
+    other = prepare_text(tmp_path, sentences=3000)
+    here, there = identify(str(data), None), identify(str(other), None)
+    assert here.identity != there.identity
+    moved = tmp_path / "moved"
+    other.rename(moved)
+    assert identify(str(moved), None).identity == there.identity
+
+
+def test_every_shared_run_is_planned_once(scale: Scale, data: Path) -> None:
+    studies = [shipped()[name] for name in ("varying-k", "recycled", "block-selection", "experts")]
+    found = plan(studies, scale, data, finetune=False)
+    jobs = found.training()
+    assert len({job.key for job in jobs}) == len(jobs) == 8
+    assert len(found.cells) == 14
+    assert [len(job.settings["configs"]) for job in found.speed] == [5, 4]
+
+
+def test_equal_time_gives_steps_by_speed(scale: Scale, data: Path) -> None:
+    """Dense 100 sequences a second, AltUp at 0.8 of it, 0.005 minutes, batches of 4: 7.5 and 6 steps."""
+    study, config = shipped()["equal-time"], None
+    speeds = {}
+    vocabulary = 768
+    for row, relative in zip(study.rows, (1.0, 0.8, 0.9), strict=True):
+        config = resolve(study, row, "tiny", scale, 0, str(data))
+        assert config is not None
+        from altup.data.shards import TokenStream
+
+        vocabulary = TokenStream(data, "train").vocabulary.padded_size
+        # The absolute speed of the others was taken at another time: only their ratio counts.
+        speeds[speed_key(config, vocabulary, "here")] = SpeedFacts(100.0 if relative == 1 else 1e6, relative)
+    waiting = plan([study], scale, data)
+    assert all(cell.waits for cell in waiting.cells)
+    known = plan([study], scale, data, speeds=speeds)
+    assert [cell.pretrain.steps for cell in known.cells] == [8, 6, 7]
+    assert not any(cell.waits for cell in known.cells)
+    chosen = plan([study], scale, data, chosen_steps=lambda study, label, size: 11)
+    assert [cell.pretrain.steps for cell in chosen.cells] == [11, 11, 11]
+
+
+def test_other_starts_change_the_coefficients_and_nothing_else(scale: Scale, data: Path, tmp_path: Path) -> None:
+    import torch
+
+    from altup.studies.plan import run_folder
+    from altup.studies.work import work
+    from altup.training.metrics import read_records
+
+    study = shipped()["initialisation"]
+    cells = {cell.label: cell for cell in plan([study], scale, data).cells}
+    usual, other = cells["AltUp K=2"].pretrain, cells["g = 1 if active"].pretrain
+    assert usual.key != other.key
+    from altup.studies.starts import begin_with
+    from altup.training.pretraining import PretrainConfig
+
+    for name, job in (("usual", usual), ("other", other)):
+        config = PretrainConfig.from_dict(job.settings["config"], name)
+        begin_with(config, job.settings["start"] or {}, tmp_path / name)
+    start = [weights_at(tmp_path / name / "checkpoints/step-0") for name in ("usual", "other")]
+    differ = {name for name in start[0] if not torch.equal(start[0][name], start[1][name])}
+    assert differ == {name for name in start[0] if name.endswith(".g")}
+    assert start[1]["encoder.rule.updates.1.g"].tolist() == [0.0, 1.0]
+    assert start[0]["encoder.rule.updates.1.g"].tolist() == [1.0, 1.0]
+    assert work(other, tmp_path)
+    folder = run_folder(tmp_path, other)
+    assert [r["step"] for r in read_records(folder / "metrics.jsonl") if r["split"] == "validation"] == [2, 4]
+    learned = weights(folder)["encoder.rule.updates.1.g"]
+    assert not torch.equal(learned, start[1]["encoder.rule.updates.1.g"])
+    assert (learned - start[1]["encoder.rule.updates.1.g"]).abs().max() < 0.5
+
+
+def weights_at(checkpoint: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(checkpoint / "model.safetensors")
+
+
+@pytest.mark.parametrize("start", [{"q": "active"}, {"g": "large"}])
+def test_unknown_starts_are_refused(start: dict[str, str]) -> None:
+    from altup.studies.starts import check_start
+
+    with pytest.raises(UserError, match="not known"):
+        check_start(start)
+
+
+def test_after_the_time_limit_nothing_is_begun(scale: Scale, data: Path, tmp_path: Path) -> None:
+    run = study_run(tmp_path / "out", scale, data)
+    outcome = run.run(lambda text: None, time_limit=1e-9)
+    assert (outcome.finished, len(outcome.left)) == (0, 2)
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_one_failure_does_not_stop_the_others(scale: Scale, data: Path, tmp_path: Path) -> None:
+    run = study_run(tmp_path / "out", scale, data)
+    folder = tmp_path / "out" / "runs"
+    dense = next(job for job in run.plan().training() if "dense" in job.title)
+    (folder / dense.folder_name).mkdir(parents=True)
+    (folder / dense.folder_name / "someone-elses-file").touch()
+    said: list[str] = []
+    outcome = run.run(said.append)
+    assert (outcome.finished, outcome.failed) == (1, [dense.key])
+    assert any("someone-elses-file" in line for line in said)
+
+
+def test_what_needs_a_failed_model_is_left_out(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, lambda text: None, lambda job: None)
+    queue.failed.append("a")
+    queue.run([Job("finetune", "b", "b", {}, needs=("a",))])
+    assert queue.failed == ["a", "b"]
+
+
+def test_labels_and_data_are_checked(scale: Scale, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="AltUp K=2"):
+        study_run(tmp_path, scale, data, only=("Dens",)).plan()
+    with pytest.raises(UserError, match="altup prepare"):
+        StudyRun([TWO], find_scale("mini"), tmp_path, tmp_path / "results", [0]).plan()
+
+
+def test_estimates_come_from_flops_or_from_measured_speed(scale: Scale, data: Path, tmp_path: Path) -> None:
+    run = study_run(tmp_path, find_scale("mini"), data)
+    dense = run.plan().training()[0]
+    seconds = run.estimate(machine("H200"))(dense)
+    assert 60 < seconds < 600  # 256,000 sequences of a small model on an H200 take minutes
+    slower = run.estimate(machine("A100"))(dense)
+    assert slower > 2 * seconds - 60
+    with pytest.raises(UserError, match="H200"):
+        machine("Abacus")
+
+
+@pytest.mark.slow
+def test_several_processes_stopped_and_gone_on(data: Path, tmp_path: Path) -> None:
+    """Two runs at a time in processes of their own: a signal makes both save, and the same command goes on."""
+    out, mine = tmp_path / "out", tmp_path / "two.yaml"
+    mine.write_text(TEXT)
+    command = ["study", "run", mine, "--scale", "smoke", "--data", data, "--out", out, "--set", "steps=600"]
+    command += ["--set", "eval_every=600", "--set", "save_every=600", "--no-speed", "--jobs", "2"]
+    running = start(tmp_path / "first.txt", *command)
+    end = time.monotonic() + 120
+    while sum("step 20/" in path.read_text() for path in out.glob("logs/*.log")) < 2:
+        assert time.monotonic() < end, running.text
+        time.sleep(0.1)
+    running.signal(signal.SIGTERM)
+    assert running.wait() == 75, running.text
+    assert "run the same command again" in running.text
+    code, text = altup(tmp_path / "second.txt", *command)
+    assert code == 0, text
+    assert "2 jobs finished now" in text
+    logs = "".join(path.read_text() for path in out.glob("logs/*.log"))
+    assert logs.count("resuming from") == 2
