@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from altup.cli.params import command
 from altup.errors import UserError
-from altup.models import AltUpT5Config
+from altup.models import AltUpBertConfig, AltUpDecoderConfig, AltUpT5Config
 from altup.models.accounting import account
 from altup.training.pretraining import PretrainConfig
 
@@ -183,3 +183,36 @@ def test_overrides_that_are_no_mapping_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("model_overrides: hello")
     with pytest.raises(UserError, match="name: value"):
         run("--config", str(tmp_path / "run.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("model", "config_class"), [("bert", AltUpBertConfig), ("decoder", AltUpDecoderConfig), ("t5", AltUpT5Config)]
+)
+def test_every_family(tmp_path: Path, model: str, config_class: Any) -> None:
+    """By flags, by a saved model's folder and by a run's file, which all mean the same model."""
+    config = config_class.from_preset("base", "altup", vocab_size=32128)
+    by_flags = count("--model", model, "--method", "altup", "--k", "2", *_vocabulary(tmp_path))
+    assert by_flags["total"] == account(config).total
+    config.save_pretrained(tmp_path / "saved")
+    assert count("--config", str(tmp_path / "saved")) == by_flags
+    (tmp_path / "run.yaml").write_text(f"model: {model}\nsize: base\nmethod: altup\nk: 2\nvocab_size: 32128\n")
+    assert count("--config", str(tmp_path / "run.yaml")) == by_flags
+    assert "input table" in run("--model", model)
+    other = "t5" if model == "bert" else "bert"
+    with pytest.raises(UserError, match=f"describes a '{model}' model"):
+        run("--config", str(tmp_path / "saved"), "--model", other)
+
+
+def _vocabulary(folder: Path) -> list[str]:
+    file = folder / "vocabulary.yaml"
+    file.write_text("vocab_size: 32128\n")
+    return ["--config", str(file)]
+
+
+def test_the_paper_s_bert_and_what_is_asked_of_it() -> None:
+    light = count("--model", "bert", "--size", "light")
+    assert (light["inputs"], light["targets"]) == (512, 77)
+    assert light["config"] == light["config"] | {"d_model": 256, "num_layers": 12, "num_heads": 4}
+    assert "77 of them masked" in run("--model", "bert", "--size", "light")
+    with pytest.raises(UserError, match="a decoder answers for all of its inputs"):
+        run("--model", "decoder", "--targets", "5")

@@ -3,10 +3,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
+from tests.models import stacks
 from tests.models.helpers import batch, hugging_face_t5
+from tests.training.verbs import altup
 
 
 def run_altup(*arguments):
@@ -30,6 +33,23 @@ def test_folder_to_folder(tmp_path):
     again = run_altup("upcycle", tmp_path / "t5", "--out", tmp_path / "wide")
     assert again.returncode == 2
     assert "is not empty" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("original", "auto_class"),
+    [(stacks.hugging_face_bert(), AutoModelForMaskedLM), (stacks.hugging_face_llama(), AutoModelForCausalLM)],
+)
+def test_the_other_families(original, auto_class, tmp_path):
+    original.save_pretrained(tmp_path / "theirs")
+    code, text = altup(
+        tmp_path / "log", "upcycle", tmp_path / "theirs", "--method", "altup", "--out", tmp_path / "w"
+    )
+    assert code == 0, text
+    assert float(text.split("logits ")[1].split()[0]) < 1e-4
+    data = {"input_ids": stacks.batch()["input_ids"]}
+    with torch.no_grad():
+        wide = auto_class.from_pretrained(tmp_path / "w")(**data).logits
+        torch.testing.assert_close(wide, original(**data).logits, rtol=0, atol=1e-5)
 
 
 def test_bad_input_is_one_clear_line(tmp_path):

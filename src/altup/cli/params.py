@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from altup.cli.options import ConfigFile, Experts, ExtraLayers, K, Method, Model, Size, Stride, model_config
+from altup.errors import UserError
 
 if TYPE_CHECKING:
     from altup.models.accounting import Accounting
@@ -41,7 +42,10 @@ def command(
         else:
             _print_paper(rows, inputs)
         return
-    result = account(model_config(*chosen, run_fields=_run_fields(), model=model), inputs, targets)
+    model_of = model_config(*chosen, run_fields=_run_fields(), model=model)
+    if targets is not None and model_of.model_type == "altup_decoder":
+        raise UserError(f"--targets {targets}: a decoder answers for all of its inputs; leave it out")
+    result = account(model_of, inputs, targets)
     if as_json:
         typer.echo(json.dumps(result.to_json()))
     else:

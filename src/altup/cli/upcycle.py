@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "tokenizer.model", "vocab.txt")
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A folder or hub name: T5 1.1, Flan-T5, or a dense T5 of ours.")],
+    model: Annotated[
+        str, typer.Argument(help="A folder or hub name: T5 1.1, Flan-T5, BERT, Llama, or a dense model of ours.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the wider model to.")],
     method: Annotated[
         str, typer.Option(help="recycled, altup, sameup, or dense (plain conversion).")
@@ -20,9 +22,9 @@ def command(
     k: Annotated[int, typer.Option("--k", help="Number of blocks.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of the noise that parts blocks which would stay equal.")] = 0,
 ) -> None:
-    """Widen a pretrained T5 so that it starts exactly where its weights stand.
+    """Widen a pretrained T5, BERT or Llama so that it starts exactly where its weights stand.
 
-    The result loads with `AutoModelForSeq2SeqLM` after `import altup.models`, and trains on with any tool.
+    The result loads with the Auto classes after `import altup.models`, and trains on with any tool.
     """
     import torch
     from rich.console import Console
@@ -44,7 +46,9 @@ def command(
         wide = upcycle(original, method=method, num_blocks=k, seed=seed)
     with console.status("Comparing with the original"), torch.no_grad():
         ids = torch.randint(3, wide.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(0))
-        inputs = {"input_ids": ids.to(wide.device), "decoder_input_ids": ids[:, :8].to(wide.device)}
+        inputs = {"input_ids": ids.to(wide.device)}
+        if wide.config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = inputs["input_ids"][:, :8]
         before, after = original(**inputs).logits.float(), wide(**inputs).logits.float()
         difference = (after - before).abs().max().item() / before.std().item()
     wide.save_pretrained(out)

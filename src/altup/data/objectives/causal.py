@@ -21,7 +21,8 @@ class Causal:
         self.raw_length, self.targets, self._start = length, length, start
 
     def describe(self) -> dict[str, Any]:
-        return {"objective": "causal", "input_length": self.raw_length, "raw_length": self.raw_length}
+        lengths = dict.fromkeys(("input_length", "target_length", "raw_length"), self.raw_length)
+        return {"objective": "causal", **lengths}
 
     def __call__(self, raw: np.ndarray, key: np.ndarray) -> dict[str, np.ndarray]:
         labels = raw.astype(np.int32)

@@ -41,6 +41,7 @@ class Masked:
         return {
             "objective": "masked",
             "input_length": self.length,
+            "target_length": self.targets,
             "raw_length": self.raw_length,
             "noise_density": self.noise_density,
         }

@@ -6,7 +6,7 @@ kept apart, because where a cost comes from matters as much as its sum. docs/acc
 
 from __future__ import annotations
 
-from altup.errors import UserError, check_whole
+from altup.errors import check_whole
 from altup.models.accounting import single_stack, t5
 from altup.models.accounting.result import Accounting
 from altup.models.accounting.rules import activation_formula
@@ -25,7 +25,7 @@ def account(config: AltUpConfig, inputs: int = INPUTS, targets: int | None = Non
     """Everything about `config`, for sequences of `inputs` tokens.
 
     `targets` are T5's decoder tokens (114 unless given), or the tokens that BERT's head answers for (15 %
-    unless given). A decoder answers for all of its inputs.
+    unless given). A decoder answers for all of its inputs, whatever `targets` says.
     """
     check_whole("inputs", inputs, 1)
     if isinstance(config, AltUpT5Config):
@@ -39,8 +39,6 @@ def account(config: AltUpConfig, inputs: int = INPUTS, targets: int | None = Non
         )
     else:
         if isinstance(config, AltUpDecoderConfig):
-            if targets not in (None, inputs):
-                raise UserError(f"targets={targets}: a decoder answers for all of its inputs; leave targets unset")
             targets = inputs
         elif targets is None:
             targets = max(1, round(inputs * MASKED))
