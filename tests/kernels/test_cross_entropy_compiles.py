@@ -1,4 +1,4 @@
-"""The loss kernel through Triton's compiler for Hopper, which sees what the interpreter forgives. No GPU is used."""
+"""The loss kernel through Triton's compiler for Hopper: it needs no GPU, and sees what the interpreter does not."""
 
 from __future__ import annotations
 

@@ -66,7 +66,8 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, causal: bool
 
 
 def unbiased(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, causal: bool) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1.0)
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION if q.is_cuda else SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1.0)
 
 
 class Inputs:

@@ -40,9 +40,9 @@ EAGER = ("dense", "altup k2")  # also timed without the compiler
 BASELINE = "hf sdpa compiled"
 # The reference works on this many sequences at a time: float64 takes four times the room of bf16.
 REFERENCE_ROWS = 4
-# bf16 rounds every activation of 24 to 48 layers; a wrong kernel is off by far more. Gradients of few numbers are
-# sums over all tokens of terms that cancel.
-TOLERANCES = {"loss": 1e-2, "gradient": 0.15, "coefficients": 0.3, "relative bias": 0.3}
+# bf16 rounds every activation of 24 to 48 layers, which shows as 0.02 to 0.04; a wrong kernel is off by far more.
+# Gradients of few numbers are sums over all tokens of terms that cancel. Hugging Face's loss itself is bf16.
+TOLERANCES = {"loss": 2e-2, "gradient": 0.1, "coefficients": 0.2, "relative bias": 0.2}
 TOLERANCES_FLOAT32 = {"": 1e-3}
 
 
