@@ -107,6 +107,30 @@ def test_checkpointing_gives_the_same_gradients(family, reentrant):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.parametrize("method", ["recycled", "altup"])
+def test_sharded_layers_give_the_same_gradients(method, tmp_path):
+    """FSDP2, which gathers a layer's parameters, coefficients too, for the time of its call."""
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    wide = widen(build("llama"), method, 3)
+    sharded = copy.deepcopy(wide)
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for layer in sharded.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(sharded, mesh=mesh)
+        batch = inputs(wide)
+        for model in (wide, sharded):
+            model(**batch).loss.backward()
+        for (name, theirs), ours in zip(wide.named_parameters(), sharded.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad, msg=name)
+    finally:
+        distributed.destroy_process_group()
+
+
 class Adapter(nn.Module):
     """What PEFT does to a linear map: the frozen map beside a trained one of low rank."""
 

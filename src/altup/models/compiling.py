@@ -6,8 +6,11 @@ import torch
 from torch import nn
 
 from altup.nn import AveragePooling, RMSNorm
+from altup.nn.dynamic import DynamicUpdate
 from altup.nn.sequence import SequenceUpdate
 
+# What stands between the layers and is no kernel of its own.
+BETWEEN = (RMSNorm, SequenceUpdate, AveragePooling, DynamicUpdate)
 # Kinds of layers × of inputs (training, evaluation, padded, packed) that one process may meet.
 RECOMPILE_LIMIT = 64
 
@@ -15,7 +18,7 @@ RECOMPILE_LIMIT = 64
 def compile_layers(model: nn.Module, **options: object) -> nn.Module:
     """Compile the layers of `model` in place, and what few operations stand between them.
 
-    The update rule itself is a kernel already and stays outside. `options` go to `torch.compile`.
+    The static update rule is a kernel already and stays outside. `options` go to `torch.compile`.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
     layers = set(getattr(model, "_no_split_modules", None) or ())
@@ -23,7 +26,7 @@ def compile_layers(model: nn.Module, **options: object) -> nn.Module:
     for module in model.modules():
         if module in inside:
             continue
-        if type(module).__name__ in layers or isinstance(module, RMSNorm | SequenceUpdate | AveragePooling):
+        if type(module).__name__ in layers or isinstance(module, BETWEEN):
             inside.update(module.modules())
             module.compile(**{"dynamic": False, **options})
     return model
