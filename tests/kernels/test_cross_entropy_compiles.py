@@ -1,4 +1,4 @@
-"""The loss kernel through Triton's compiler for Hopper: it needs no GPU, and sees what the interpreter does not."""
+"""The loss kernel through Triton's compiler for Hopper. It needs no GPU and forgives less than the interpreter."""
 
 from __future__ import annotations
 
