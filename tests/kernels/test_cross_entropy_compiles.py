@@ -18,7 +18,9 @@ from altup.kernels.cross_entropy import kernel  # noqa: E402
 TYPES = {"labels": "*i64", "sums": "*fp32", "z_loss": "fp32", "rows": "i32", "row_stride": "i32"}
 
 
-@pytest.mark.parametrize(("dtype", "columns", "gradient"), [("bf16", 8, True), ("bf16", 8, False), ("fp32", 4, True)])
+@pytest.mark.parametrize(
+    ("dtype", "columns", "gradient"), [("bf16", 8, True), ("bf16", 8, False), ("fp32", 4, True)]
+)
 def test_loads_are_16_bytes_wide(dtype, columns, gradient, tmp_path, monkeypatch):
     """A vocabulary of 32,128 ends within a block, and rows are aligned: nothing is read one number at a time."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
