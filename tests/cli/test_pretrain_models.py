@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +113,21 @@ def test_mistakes_get_one_clear_line(data: Path, tmp_path: Path, arguments: list
     assert message in text
     assert "Traceback" not in text
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bert", "decoder"])
+def test_two_processes_train_as_one(family: str, data: Path, tmp_path: Path) -> None:
+    """Sharded, tied tables included."""
+    together = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for name, how, options in (("one", [], []), ("two", together, ["--parallel", "fsdp"])):
+        command = ["pretrain", "--model", family, "--data", data, "--out", tmp_path / name, *SMALL, *options]
+        done = subprocess.run(
+            [sys.executable, *how, "-m", "altup", *map(str, command), "--dropout", "0"],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    for ours, theirs in zip(records(tmp_path / "one"), records(tmp_path / "two"), strict=True):
+        assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -14,6 +15,7 @@ from transformers import (
 )
 
 import altup
+from altup.models.compiling import compile_layers
 from tests.models.stacks import STACKS, VOCABULARY, batch, tiny
 
 AUTO = {
@@ -124,6 +126,29 @@ def test_compiles_without_graph_breaks(family, method):
     torch.compile(model, fullgraph=True, backend="aot_eager")(**data, return_logits=False).loss.backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, want[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "decoder"])
+def test_layers_are_compiled_once_whatever_the_depth(family):
+    graphs = []
+    for depth in (3, 6):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        model, data = tiny(family, "altup", num_layers=depth).train(), batch(family)
+        want = model(**data).loss
+        compile_layers(model, backend=counter, fullgraph=True)
+        got = model(**data).loss
+        got.backward()
+        torch.testing.assert_close(got, want)
+        graphs.append(counter.frame_count)
+    assert graphs[0] == graphs[1] >= 1
+
+
+@pytest.mark.parametrize("family", ["bert", "decoder"])
+def test_dynamic_coefficients(family):
+    model, data = tiny(family, "altup", coefficients="dynamic").train(), batch(family)
+    model(**data).loss.backward()
+    assert all(p.grad.abs().sum() > 0 for name, p in model.named_parameters() if ".rule." in name)
 
 
 @pytest.mark.parametrize("family", ["bert", "decoder"])

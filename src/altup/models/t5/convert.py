@@ -7,10 +7,11 @@ import re
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from altup.errors import UserError
+from altup.models.base import empty_like, refuse_widened
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.model import AltUpT5ForConditionalGeneration
 
@@ -81,7 +82,7 @@ def from_hugging_face(model: T5ForConditionalGeneration) -> AltUpT5ForConditiona
         tie_word_embeddings=tied,
     )
     weights = model.state_dict()
-    ours = _empty(AltUpT5ForConditionalGeneration, config, model)
+    ours = empty_like(AltUpT5ForConditionalGeneration, config, model)
     ours.load_state_dict({name: weights[hugging_face_name(name)] for name in ours.state_dict()})
     ours.generation_config = copy.deepcopy(model.generation_config)
     return ours
@@ -89,19 +90,15 @@ def from_hugging_face(model: T5ForConditionalGeneration) -> AltUpT5ForConditiona
 
 def to_hugging_face(model: AltUpT5ForConditionalGeneration) -> T5ForConditionalGeneration:
     """A Hugging Face T5 with the weights of our dense T5."""
-    ours = model.config
-    if ours.num_blocks != 1 or ours.sequence != "none" or ours.experts:
-        raise UserError(
-            f"widening={ours.widening!r}, num_blocks={ours.num_blocks}, sequence={ours.sequence!r}, "
-            f"experts={ours.experts}: only a dense T5 fits Hugging Face's class; use save_pretrained"
-        )
+    ours: Any = model.config
+    refuse_widened(ours, "T5")
     fields: dict[str, Any] = {
         **{field: getattr(ours, field) for field in _SAME_FIELDS if field != "scale_decoder_outputs"},
         "decoder_start_token_id": ours.decoder_start_token_id,
         # Their class reads this flag as "scale the decoder's output", and ties in any case.
         "tie_word_embeddings": ours.scale_decoder_outputs,
     }
-    theirs = _empty(T5ForConditionalGeneration, T5Config(**fields), model)
+    theirs = empty_like(T5ForConditionalGeneration, T5Config(**fields), model)
     weights = {hugging_face_name(name): value for name, value in model.state_dict().items()}
     if not ours.tie_word_embeddings:
         theirs.lm_head.weight = nn.Parameter(weights["lm_head.weight"].clone())
@@ -110,9 +107,3 @@ def to_hugging_face(model: AltUpT5ForConditionalGeneration) -> T5ForConditionalG
     theirs.load_state_dict(weights)
     theirs.generation_config = copy.deepcopy(model.generation_config)
     return theirs
-
-
-def _empty(cls: type, config: AltUpT5Config | T5Config, like: nn.Module) -> Any:
-    """A model of the same dtype and device as `like`, in evaluation mode."""
-    first: Tensor = next(like.parameters())
-    return cls(config).to(first.device, first.dtype).eval()
