@@ -1,0 +1,285 @@
+"""How to cut the attention kernels: each configuration is checked against float64, then timed.
+
+    PYTHONPATH=src python3 benchmarks/tune_attention.py
+
+The last lines are the quickest configurations, to be written into `altup/kernels/attention/launch.py`.
+Under TRITON_INTERPRET=1 it runs on a CPU at a toy size and times nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from altup.kernels.attention import attention, attention_reference, keep_mask, launch
+from altup.kernels.attention.forward import forward
+from altup.kernels.attention.keys_backward import keys_backward
+from altup.kernels.attention.launch import Config, Problem
+from altup.kernels.attention.queries_backward import distance_sums, queries_backward
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
+TOLERANCE = 1e-2
+if INTERPRETED:
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from tests.kernels.interpreter import repair
+
+    repair()
+WORKERS = 12  # compile at the same time
+SEED = 12345
+
+Tables = dict[str, dict[int, Config]]
+TABLES: Tables = {"forward": launch.FORWARD, "queries": launch.QUERIES, "keys": launch.KEYS}
+
+
+class Case(NamedTuple):
+    name: str
+    batch: int
+    heads: int
+    tokens: int
+    width: int = 64
+    causal: bool = False
+    beyond: int | None = None
+    dropout: float = 0.0
+    packed: bool = False
+
+
+if INTERPRETED:
+    ENCODER = Case("encoder", 1, 1, 40, 16)
+    EDGES = ENCODER._replace(name="encoder, edges", beyond=8)
+    DECODER = Case("decoder", 1, 1, 24, 16, causal=True)
+    FORWARD = QUERIES = KEYS = [Config(16, 16, 4, 2), Config(32, 16, 4, 2)]
+    DECODER_SWEEP = FORWARD[:1]
+else:
+    ENCODER = Case("encoder", 64, 12, 512)
+    EDGES = ENCODER._replace(name="encoder, edges", beyond=91)
+    DECODER = Case("decoder", 64, 12, 114, causal=True, beyond=91)
+    FORWARD = [
+        Config(128, 64, 8, 3),
+        Config(128, 64, 8, 2),
+        Config(128, 64, 4, 2),
+        Config(128, 64, 4, 3),
+        Config(64, 64, 4, 2),
+        Config(64, 64, 4, 3),
+        Config(64, 128, 4, 2),
+        Config(128, 128, 8, 2),
+        Config(128, 32, 4, 3),
+    ]
+    QUERIES = [
+        Config(64, 64, 4, 2),
+        Config(64, 64, 4, 3),
+        Config(64, 64, 4, 2, 128),
+        Config(128, 64, 8, 2),
+        Config(128, 64, 8, 2, 128),
+        Config(64, 32, 4, 3),
+        Config(64, 128, 4, 2),
+        Config(128, 128, 8, 2),
+    ]
+    KEYS = [
+        Config(64, 64, 4, 2),
+        Config(64, 64, 4, 3),
+        Config(64, 64, 4, 2, 168),
+        Config(64, 128, 8, 2),
+        Config(32, 64, 4, 2),
+        Config(32, 128, 8, 2),
+        Config(32, 128, 8, 3),
+        Config(16, 128, 8, 2),
+    ]
+    DECODER_SWEEP = [Config(128, 64, 8, 2), Config(64, 64, 4, 2), Config(128, 128, 8, 2), Config(64, 128, 4, 2)]
+SWEEPS = {
+    ENCODER: {"forward": FORWARD, "queries": QUERIES, "keys": KEYS},
+    EDGES: {"queries": QUERIES},
+    DECODER: {"forward": DECODER_SWEEP, "queries": DECODER_SWEEP[:2], "keys": [*DECODER_SWEEP[1:2], *KEYS[3:6]]},
+}
+OTHERS = [
+    EDGES._replace(name="large's encoder, edges", batch=1 if INTERPRETED else 32, heads=2 if INTERPRETED else 16),
+    EDGES._replace(name="encoder, edges, dropout 0.1", dropout=0.1),
+    EDGES._replace(name="encoder, edges, packed", packed=True),
+]
+
+
+def inputs(case: Case, batch: int) -> tuple[list[Tensor], Tensor, Tensor | None]:
+    """q, k, v, by_distance; the gradient of the result; segments."""
+    torch.manual_seed(0)
+    B, H, N, D = batch, case.heads, case.tokens, case.width
+    q, k, v, d_out = (torch.randn(B, N, H, D, device=DEVICE, dtype=DTYPE).transpose(1, 2) for _ in range(4))
+    by_distance = torch.randn(H, 2 * N - 1, device=DEVICE)
+    if case.beyond is not None:
+        distance = torch.arange(2 * N - 1, device=DEVICE) - (N - 1)
+        by_distance[:, distance >= case.beyond] = 0.5
+        by_distance[:, distance <= -case.beyond] = -0.5
+    segments = None
+    if case.packed:
+        segments = (torch.arange(N, device=DEVICE) * 3 // N).int().expand(B, N).contiguous()
+    return [(q * D**-0.5).requires_grad_(), k.requires_grad_(), v.requires_grad_(), by_distance], d_out, segments
+
+
+def problem(case: Case, batch: int) -> tuple[Problem, Tensor]:
+    (q, k, v, by_distance), d_out, segments = inputs(case, batch)
+    seed = torch.tensor([SEED], device=DEVICE) if case.dropout else None
+    q, k, v = q.detach(), k.detach(), v.detach()
+    task = Problem(q, k, v, by_distance, segments, segments, seed, case.causal, case.dropout, 1.0, case.beyond)
+    return task, d_out
+
+
+@cache
+def exact(case: Case) -> list[Tensor]:
+    """The result and the four gradients in float64, for two sequences."""
+    tensors, d_out, segments = inputs(case, 2)
+    wide = [x.detach().double().requires_grad_() for x in tensors]
+    keep = None
+    if case.dropout:
+        keep = keep_mask(SEED, 2, case.heads, case.tokens, case.tokens, case.dropout).to(DEVICE)
+    options: dict[str, Any] = {"causal": case.causal, "query_segments": segments, "key_segments": segments}
+    q, k, v, by_distance = wide
+    out = attention_reference(q, k, v, by_distance=by_distance, keep=keep, dropout=case.dropout, **options)
+    return [out, *torch.autograd.grad(out, wide, d_out.double())]
+
+
+def fold(case: Case, d_bias: Tensor) -> Tensor:
+    """Sums over each constant part of the bias."""
+    if case.beyond is None:
+        return d_bias
+    distance = torch.arange(d_bias.shape[1], device=DEVICE) - (case.tokens - 1)
+    parts = [d_bias[:, distance <= -case.beyond], d_bias[:, distance >= case.beyond]]
+    return torch.cat([d_bias[:, distance.abs() < case.beyond], *(p.sum(1, keepdim=True) for p in parts)], 1)
+
+
+def disagreement(case: Case) -> float:
+    """The largest relative error of the result and the gradients, with the tables as they are."""
+    task, d_out = problem(case, 2)
+    out, lse = forward(task)
+    dq, delta, strips = queries_backward(task, d_out, out, lse, True)
+    dk, dv = keys_backward(task, d_out, lse, delta)
+    assert strips is not None
+    got = [out, dq, dk, dv, fold(case, distance_sums(task, strips))]
+    want = exact(case)
+    want = [*want[:4], fold(case, want[4])]
+    return max(((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, want, strict=True))
+
+
+def works(case: Case) -> dict[str, Callable[[], object]]:
+    """Each kernel at full size, and the sum that follows."""
+    task, d_out = problem(case, case.batch)
+    out, lse = forward(task)
+    _, delta, strips = queries_backward(task, d_out, out, lse, True)
+    assert strips is not None
+    return {
+        "forward": lambda: forward(task),
+        "queries": lambda: queries_backward(task, d_out, out, lse, True),
+        "keys": lambda: keys_backward(task, d_out, lse, delta),
+        "sums": lambda: distance_sums(task, strips),
+    }
+
+
+def milliseconds(work: Callable[[], object], repeat: int = 50) -> float:
+    return float("nan") if INTERPRETED else triton.testing.do_bench(work, 10, repeat, return_mode="median")
+
+
+def jobs() -> Iterator[tuple[Case, str, Config]]:
+    for case, kernels in SWEEPS.items():
+        for kernel, configs in kernels.items():
+            for config in configs:
+                yield case, kernel, config
+
+
+def put(kernel: str, case: Case, config: Config) -> None:
+    TABLES[kernel][case.width] = config
+
+
+def sweep(chosen: dict[tuple[Case, str], Config]) -> None:
+    """Times every configuration that is right and notes the quickest of each kernel."""
+    best: dict[tuple[Case, str], float] = {}
+    for case, kernel, config in jobs():
+        before = TABLES[kernel][case.width]
+        put(kernel, case, config)
+        try:
+            error = disagreement(case)
+            time_ms = milliseconds(works(case)[kernel]) if error < TOLERANCE else float("inf")
+        except triton.TritonError as fault:
+            error, time_ms = float("nan"), float("inf")
+            print(fault)
+        cut = str(tuple(config))
+        print(f"{case.name:16s} {kernel:8s} {cut:26s} {time_ms:8.4f} ms   error {error:.1e}", flush=True)
+        put(kernel, case, before)
+        if time_ms < best.get((case, kernel), float("inf")) or (case, kernel) not in chosen:
+            best[case, kernel], chosen[case, kernel] = time_ms, config
+
+
+def total(case: Case) -> None:
+    """The whole of a case, through the public function, beside flash attention without a bias."""
+    parts = {name: milliseconds(work) for name, work in works(case).items()}
+    (q, k, v, by_distance), d_out, segments = inputs(case, case.batch)
+    by_distance.requires_grad_()
+    options: dict[str, Any] = {"causal": case.causal, "query_segments": segments, "key_segments": segments}
+    options |= {"constant_beyond": case.beyond, "dropout": case.dropout, "implementation": "triton"}
+
+    def ours() -> object:
+        out = attention(q, k, v, by_distance=by_distance, **options)
+        return torch.autograd.grad(out, (q, k, v, by_distance), d_out)
+
+    def flash() -> object:
+        out = F.scaled_dot_product_attention(q, k, v, None, case.dropout, case.causal, scale=1.0)
+        return torch.autograd.grad(out, (q, k, v), d_out)
+
+    error = disagreement(case)
+    print(
+        f"{case.name:28s} {case.batch}×{case.heads}×{case.tokens}×{case.width}: "
+        + " + ".join(f"{name} {ms:.3f}" for name, ms in parts.items())
+        + f" = {sum(parts.values()):.3f} ms; in all {milliseconds(ours, 100):.3f} ms; "
+        f"flash without bias {milliseconds(flash, 100):.3f} ms; error {error:.1e}",
+        flush=True,
+    )
+
+
+def compile_share(worker: int) -> None:
+    """Compiles every WORKERS-th configuration, for the cache on disk."""
+    for number, (case, kernel, config) in enumerate(jobs()):
+        if number % WORKERS == worker:
+            put(kernel, case, config)
+            try:
+                works(case._replace(batch=1))[kernel]()
+            except triton.TritonError:
+                continue  # told when its turn to be timed comes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compile", type=int, help="only compile this worker's share")
+    arguments = parser.parse_args()
+    if arguments.compile is not None:
+        compile_share(arguments.compile)
+        return
+    start = time.monotonic()
+    if not INTERPRETED:
+        print(torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__)
+        command = [sys.executable, __file__, "--compile"]
+        workers = [subprocess.Popen([*command, str(n)]) for n in range(WORKERS)]
+        failed = sum(worker.wait() != 0 for worker in workers)
+        print(f"compiled in {time.monotonic() - start:.0f} s, {failed} of {WORKERS} workers failed", flush=True)
+    chosen: dict[tuple[Case, str], Config] = {}
+    sweep(chosen)
+    for case in (ENCODER, EDGES, DECODER, *OTHERS):
+        for kernel in TABLES:
+            put(kernel, case, chosen.get((case, kernel)) or chosen.get((EDGES, kernel)) or chosen[ENCODER, kernel])
+        total(case)
+    for (case, kernel), config in chosen.items():
+        print(f"{case.name}: {kernel} {config}")
+    print(f"{time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The kernels through Triton's compiler for Hopper: it needs no GPU, and sees what the interpreter forgives."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from altup.kernels.attention import launch  # noqa: E402
+from altup.kernels.attention.forward import forward_kernel  # noqa: E402
+from altup.kernels.attention.keys_backward import keys_kernel  # noqa: E402
+from altup.kernels.attention.queries_backward import queries_kernel  # noqa: E402
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+KERNELS = [(forward_kernel, launch.FORWARD), (queries_kernel, launch.QUERIES), (keys_kernel, launch.KEYS)]
+FLAGS = ("BIAS", "BIAS_GRAD", "EDGES", "CAUSAL", "SEGMENTS", "DROPOUT", "EVEN")
+NEEDED_BY = {
+    "bias": "BIAS",
+    "strips": "BIAS_GRAD",
+    "query_segments": "SEGMENTS",
+    "key_segments": "SEGMENTS",
+    "seed": "DROPOUT",
+}
+FLOATS = ("scale", "keep_scale")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache(tmp_path, monkeypatch):
+    if not (TOOLS / "ptxas").exists():
+        pytest.skip(f"needs {TOOLS / 'ptxas'}")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def build(kernel, config, width, flags, capability=90, **fixed):
+    """Compile for bfloat16; flags are named, and all others are off."""
+    constants = {"D": width, "BM": config.queries, "BN": config.keys, "PRECISION": "tf32"}
+    constants |= {flag: flag in flags for flag in FLAGS} | fixed
+    signature, constexprs, attributes = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        if name in constants or not constants.get(NEEDED_BY.get(name), True):
+            signature[name], constexprs[(place,)] = "constexpr", constants.get(name)
+            continue
+        if name in FLOATS:
+            signature[name] = "fp32"
+            continue
+        if name in ("lse", "delta", "bias", "strips"):
+            signature[name] = "*fp32"
+        elif name == "seed":
+            signature[name] = "*i64"
+        elif "segments" in name:
+            signature[name] = "*i32"
+        elif name in ("q", "k", "v", "out", "d_out", "dq", "dk", "dv"):
+            signature[name] = "*bf16"
+        else:
+            signature[name] = "i32"
+        steps = name.endswith(("_batch", "_head", "_row"))
+        if signature[name].startswith("*") or steps or ("EVEN" in flags and name in ("queries", "keys")):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    options = {"num_warps": config.warps, "num_stages": config.stages, "maxnreg": config.registers}
+    source = ASTSource(kernel, signature, constexprs, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def stack_bytes(compiled, folder):
+    """What a thread needs beside its registers."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    command = [TOOLS / "cuobjdump", "-res-usage", cubin]
+    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", usage).group(1))
+
+
+@pytest.mark.parametrize(("kernel", "configs"), KERNELS)
+def test_pretraining_stays_in_registers(kernel, configs, tmp_path):
+    compiled = build(kernel, configs[64], 64, ("BIAS", "BIAS_GRAD", "EDGES", "EVEN"))
+    assert stack_bytes(compiled, tmp_path) <= 64
+    assert "wgmma" in compiled.asm["ptx"]
+    inside = compiled.asm["ttgir"].split("scf.for")[1].split("scf.yield")[0]
+    moved = re.findall(r"convert_layout .* : tensor<(\d+)x(\d+)xf32.*#mma", inside)
+    assert not [shape for shape in moved if shape == (str(configs[64].queries), str(configs[64].keys))]
+
+
+VARIANTS = [
+    ("BIAS", "BIAS_GRAD", "CAUSAL"),
+    ("BIAS", "BIAS_GRAD", "SEGMENTS", "DROPOUT", "CAUSAL", "EDGES"),
+    ("SEGMENTS",),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("width", launch.WIDTHS)
+@pytest.mark.parametrize("flags", VARIANTS)
+@pytest.mark.parametrize(("kernel", "configs"), KERNELS)
+def test_every_variant_compiles(kernel, configs, flags, width, capability):
+    build(kernel, configs[width], width, flags, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("single", ["queries", "keys"])
+@pytest.mark.parametrize(("kernel", "configs"), KERNELS)
+def test_a_single_query_or_key_compiles(kernel, configs, single):
+    """Triton takes an argument of 1 for a constant."""
+    config = configs[64]._replace(**{single: 16})
+    build(kernel, config, 64, ("BIAS", "BIAS_GRAD", "CAUSAL"), **{single: 1})
