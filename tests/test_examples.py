@@ -41,7 +41,7 @@ def test_own_transformer_is_short():
     assert len(re.search(r"class Layer.*?(?=\n\ndef train)", text, re.DOTALL)[0].splitlines()) <= 42
 
 
-@pytest.mark.parametrize("method", ["recycled", "altup"])
+@pytest.mark.parametrize("method", ["recycled", pytest.param("altup", marks=pytest.mark.slow)])
 def test_widen_and_finetune(method, tmp_path):
     pytest.importorskip("accelerate")
     text = run("widen_and_finetune.py", "--method", method, "--steps", "20", "--output", str(tmp_path))

@@ -149,7 +149,7 @@ def test_hidden_states_are_those_of_the_first_block(family, method):
             torch.testing.assert_close(last[0][..., : last[1].shape[-1]], last[1], rtol=0, atol=1e-5)
 
 
-QUICK_TO_COMPILE = [("llama", "recycled"), ("bert", "altup"), ("vit", "recycled")]
+QUICK_TO_COMPILE = [("llama", "recycled"), ("vit", "altup")]
 
 
 @pytest.mark.parametrize(
@@ -250,6 +250,22 @@ def test_resized_vocabulary():
     assert wide.get_input_embeddings().weight.shape == (111, 64)
     assert wide.lm_head.weight.shape == (111, 64)
     assert wide(torch.tensor([[110, 3]])).logits.shape == (1, 2, 111)
+
+
+def test_models_of_one_config_stay_apart():
+    """Widening one leaves the other's config alone, and settings still reach every part of either."""
+    model = build("llama")
+    other = type(model)(model.config)
+    assert other.config is model.config
+    widen(model, "altup")
+    assert not hasattr(other.config, "altup")
+    assert not hasattr(other.model.config, "altup")
+    widen(other, "recycled", 3)
+    assert (model.config.altup["method"], other.config.altup["method"]) == ("altup", "recycled")
+    assert model.model.layers[0].self_attn.config is model.config is model.model.config
+    model.set_attn_implementation("eager")
+    attentions = model(torch.tensor([[3, 4, 5]]), output_attentions=True).attentions
+    assert attentions[0].shape == (1, 4, 3, 3)
 
 
 def test_only_what_was_said_is_added():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
@@ -49,7 +50,13 @@ class Plan:
         return cls(**saved) if isinstance(saved, dict) else None
 
     def save(self, model: PreTrainedModel) -> None:
-        model.config.altup = asdict(self)
+        """Into a config of the model's own: other models may have been built from the same one."""
+        shared = model.config
+        own = copy.deepcopy(shared)
+        own.altup = asdict(self)
+        for module in model.modules():
+            for name in [name for name, value in vars(module).items() if value is shared]:
+                setattr(module, name, own)
 
     @property
     def recycled(self) -> bool:

@@ -66,6 +66,7 @@ def widen(
         raise unrecognised(
             model, f"with {list(plan.repeated) or 'its layers'} widened it fails: {error}"
         ) from error
+    plan.save(model)
     finish(model, plan)
     return model
 
@@ -117,8 +118,7 @@ def widen_layers(model: PreTrainedModel, plan: Plan) -> None:
 
 
 def finish(model: PreTrainedModel, plan: Plan) -> None:
-    """What a model must know to be saved, loaded and split between devices."""
-    plan.save(model)
+    """What a model must know to be loaded and split between devices."""
     classes = {type(layer).__name__ for stack in plan.stacks for layer in layers_of(model, stack)}
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
