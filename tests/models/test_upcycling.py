@@ -5,7 +5,9 @@ import torch
 
 from altup import upcycle
 from altup.models.t5.convert import from_hugging_face
+from altup.models.upcycling import T5S, load_pretrained
 from tests.models.helpers import batch, hugging_face_t5, tiny_t5
+from tests.models.stacks import tiny
 
 WIDE = [("recycled", 2), ("recycled", 3), ("altup", 2), ("altup", 4), ("sameup", 2), ("sameup", 4)]
 
@@ -123,3 +125,9 @@ def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path):
     torch.save(original.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match="cannot be read as safetensors"):
         upcycle(tmp_path)
+
+
+def test_tools_for_one_family_refuse_the_others(tmp_path):
+    tiny("bert").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="holds a 'altup_bert' model; give one of t5, altup_t5"):
+        load_pretrained(str(tmp_path), only=T5S)

@@ -143,11 +143,11 @@ def _load(place: str, precision: str | None) -> tuple[Any, Any, Any]:
 
     import altup.models  # noqa: F401  registers our models with the Auto classes
     from altup.errors import UserError
-    from altup.models.upcycling import load_pretrained
+    from altup.models.upcycling import T5S, load_pretrained
 
     logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    network = load_pretrained(place).to(device).eval()  # type: ignore[arg-type]
+    network = load_pretrained(place, only=T5S).to(device).eval()  # type: ignore[arg-type]
     try:
         tokenizer = AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError) as error:

@@ -103,11 +103,11 @@ def build_model(config: FinetuneConfig, checkpoint: Path | None) -> torch.nn.Mod
     from altup.models.t5.config import AltUpT5Config
     from altup.models.t5.convert import from_hugging_face
     from altup.models.t5.model import AltUpT5ForConditionalGeneration
-    from altup.models.upcycling import load_pretrained
+    from altup.models.upcycling import T5S, load_pretrained
 
     if checkpoint is not None:
         return AltUpT5ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
-    found: Any = load_pretrained(starting_point(config.model))
+    found: Any = load_pretrained(starting_point(config.model), only=T5S)
     if not isinstance(found, AltUpT5ForConditionalGeneration):
         found = from_hugging_face(found)
     fields = {**found.config.to_dict(), "dropout_rate": config.dropout, "z_loss": config.z_loss}

@@ -34,6 +34,7 @@ CONVERTERS: dict[Any, Callable[..., PreTrainedModel]] = {
     BertForMaskedLM: bert.from_hugging_face,
     LlamaForCausalLM: decoder.from_hugging_face,
 }
+T5S = (T5ForConditionalGeneration, AltUpT5ForConditionalGeneration)
 OURS = (AltUpT5ForConditionalGeneration, AltUpBertForMaskedLM, AltUpDecoderForCausalLM)
 UPCYCLE_METHODS = ("recycled", "altup", "sameup", "dense")
 
@@ -103,15 +104,15 @@ def _as_dense(model: PreTrainedModel | str | Path) -> Any:
     return copy.deepcopy(model).eval()
 
 
-def load_pretrained(place: str) -> PreTrainedModel:
-    """A Hugging Face T5, BERT or Llama, or a model of ours, from a folder or the hub."""
+def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
+    """A Hugging Face T5, BERT or Llama, or a model of ours, from a folder or the hub; of the classes `only`."""
     try:
         config = AutoConfig.from_pretrained(place)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{place!r} is neither a model folder nor a model on the hub that can be reached: {error}"
         ) from error
-    classes: dict[str, Any] = {cls.config_class.model_type: cls for cls in (*CONVERTERS, *OURS)}
+    classes: dict[str, Any] = {cls.config_class.model_type: cls for cls in only or (*CONVERTERS, *OURS)}
     if config.model_type not in classes:
         raise UserError(f"{place!r} holds a {config.model_type!r} model; give one of {', '.join(classes)}")
     try:
