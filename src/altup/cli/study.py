@@ -40,21 +40,17 @@ def list_studies() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from altup.studies.scale import SCALES, find_scale
+    from altup.studies.scale import SCALES, count_runs, find_scale
     from altup.studies.study import shipped
 
-    table = Table("study", "question", *(f"runs {name}" for name in SCALES), show_lines=True)
+    table = Table(show_lines=True)
+    table.add_column("study", no_wrap=True)
+    table.add_column("question")
+    table.add_column("runs:\n" + ",\n".join(SCALES), justify="right")
     scales = [find_scale(name) for name in SCALES]
     for study in shipped().values():
-        counts = []
-        for scale in scales:
-            rows = [row.settings_at(scale.base) for row in study.rows]
-            sizes = scale.sizes_of(study)
-            per_seed = sum(
-                1 for size in sizes for row in rows if row is not None and row.get("size", size) == size
-            )
-            counts.append(str(per_seed * len(scale.seeds)))
-        table.add_row(study.name, f"[bold]{study.title}[/bold]\n{study.question}", *counts)
+        counts = [str(count_runs(study, scale) * len(scale.seeds)) for scale in scales]
+        table.add_row(study.name, study.question, ", ".join(counts))
     console = Console()
     console.print(table)
     for scale in scales:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -126,7 +125,8 @@ def read_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(seeds))
 
 
-def wanted_rows(study: Study, only: Sequence[str]) -> list[str]:
-    """The labels to run: all, or those that `only` names, with the baseline."""
-    labels = [row.label for row in study.rows]
-    return [label for label in labels if not only or label in only]
+def count_runs(study: Study, scale: Scale) -> int:
+    """How many models a seed of the study trains."""
+    rows = [row.settings_at(scale.base) for row in study.rows]
+    sizes = scale.sizes_of(study)
+    return sum(row is not None and row.get("size", size) == size for size in sizes for row in rows)

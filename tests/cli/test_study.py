@@ -1,0 +1,308 @@
+"""`altup study` as a user meets it: everything at the smoke scale, the report, a browser."""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from altup.cli.main import app
+from altup.studies import paper
+from tests.cli.test_demo import Balanced
+
+NAMES = (
+    *("parameters-and-speed", "varying-k", "dense-scaling", "recycled", "block-selection", "sequence", "experts"),
+    *("size-matched", "speed-accuracy", "initialisation", "equal-time", "bert"),
+)
+
+
+def altup(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "altup", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every study at the smoke scale, in one process."""
+    folder = tmp_path_factory.mktemp("studies") / "out"
+    result = altup("study", "run", "--all", "--scale", "smoke", "--out", folder)
+    assert result.returncode == 0, result.stderr
+    assert "failed" not in result.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(out: Path) -> Path:
+    path = out / "report.html"
+    result = CliRunner().invoke(app, ["study", "report", "--results", str(out / "results"), "--out", str(path)])
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def rows_of(text: str, study: str) -> list[list[str]]:
+    """The cells of a study's first table."""
+    section = re.search(rf'<section id="{study}">(.*?)</section>', text, re.DOTALL)
+    assert section, study
+    body = re.search(r"<tbody>(.*?)</tbody>", section[1], re.DOTALL)
+    assert body
+    rows = re.findall(r"<tr>(.*?)</tr>", body[1], re.DOTALL)
+    return [[html.unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+
+
+def test_every_study_left_results(out: Path) -> None:
+    for name in NAMES:
+        with (out / "results" / f"{name}.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        accuracy = [row for row in rows if row["metric"] == "accuracy"]
+        assert len(accuracy) >= 2, name
+        for row in accuracy:
+            assert 0 <= float(row["value"]) <= 100
+            record = json.loads((out / "results" / "runs" / f"{row['run']}.json").read_text())
+            assert record["measures"]["accuracy"] == pytest.approx(float(row["value"]), rel=1e-6)
+            assert row["command"].startswith("altup study run --all --scale smoke --only ")
+    with (out / "results" / "recycled.csv").open() as file:
+        tuned = {(row["label"], row["metric"]) for row in csv.DictReader(file)}
+    for label in ("Dense", "AltUp K=2", "Recycled K=2"):
+        assert {(label, "glue"), (label, "squad_em"), (label, "squad_f1")} <= tuned
+
+
+def test_the_report_has_a_row_for_every_row_of_the_papers_tables(report: Path) -> None:
+    text = report.read_text(encoding="utf-8")
+    shown = {name: rows_of(text, name) for name in NAMES}
+    digits = [re.sub(r"<small>.*?</small>", "", cell) for rows in shown.values() for row in rows for cell in row]
+    for table in paper.TABLES:
+        for row in paper.table(table):
+            for column in ("pretrain_accuracy", "mlm_accuracy", "superglue", "squad_f1", "triviaqa_em"):
+                if column in row:
+                    assert f"{row[column]:.2f}" in digits, (table, row)
+    assert len(shown["varying-k"]) == 9 + 3
+    assert len(shown["parameters-and-speed"]) == 8 + 2
+    assert len(shown["sequence"]) == 5 + 4
+    assert len(shown["experts"]) == 12 + 4
+    assert "not run at this scale" in shown["varying-k"][0]
+    for percent in (27, 39, 87, 29):
+        assert re.search(rf'data-value="{percent}.0">{percent}</td>', text)
+
+
+def test_the_report_stands_alone(report: Path) -> None:
+    text = report.read_text(encoding="utf-8")
+    parser = Balanced()
+    parser.feed(text)
+    parser.close()
+    assert parser.open == []
+    assert all(re.match(r"a href=#", load) for load in parser.loads)
+    targets = {load.removeprefix("a href=#") for load in parser.loads}
+    assert targets == set(re.findall(r'<section id="(.*?)"', text))
+    outside = text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert not re.search(r"https?://|@import|url\(|<link|<iframe|fetch\(|XMLHttpRequest", outside)
+    ids = re.findall(r' id="(.*?)"', text)
+    assert len(ids) == len(set(ids))
+
+
+def test_every_plot_is_also_a_file(report: Path) -> None:
+    import xml.etree.ElementTree as ET
+
+    from matplotlib.image import imread
+
+    folder = report.with_name("report-plots")
+    figures = set(re.findall(r'<figure id="(.*?)"', report.read_text(encoding="utf-8")))
+    assert {path.stem for path in folder.glob("*.svg")} == figures
+    assert {path.stem for path in folder.glob("*.png")} == figures
+    assert len(figures) > 40
+    for path in folder.glob("*.svg"):
+        ET.parse(path)
+    picture = imread(folder / "varying-k-loss.png")
+    assert picture.shape[1] > 800
+    assert len({tuple(pixel) for pixel in picture[::5, ::5, :3].reshape(-1, 3)}) > 20
+
+
+def test_the_curves_and_bars_are_the_results(out: Path, report: Path) -> None:
+    parser = Balanced()
+    text = report.read_text(encoding="utf-8")
+    figure = re.search(r'<figure id="varying-k-loss">(.*?)</figure>', text, re.DOTALL)
+    assert figure
+    parser.feed(figure[1])
+    with (out / "results" / "varying-k.csv").open() as file:
+        runs = {row["label"]: row["run"] for row in csv.DictReader(file) if row["metric"] == "loss"}
+    for line in parser.hover[0]["series"]:
+        record = json.loads((out / "results" / "runs" / f"{runs[line['name']]}.json").read_text())
+        assert [p[3] for p in line["points"]] == [f"{loss:.2f}" for _, loss, _ in record["curves"]["held_out"]]
+
+
+def test_tables_as_markdown_and_csv(out: Path) -> None:
+    result = CliRunner().invoke(app, ["study", "table", "sequence", "--results", str(out / "results")])
+    assert result.exit_code == 0
+    lines = [line for line in result.output.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + 9
+    assert any(
+        line.startswith("| base · Sequence-AltUp | 65.39 (−1.03) | not run at this scale") for line in lines
+    )
+    assert "Sequence-AltUp better than Stride-and-skip" in result.output
+    arguments = ["study", "table", "--format", "csv", "--results", str(out / "results"), "varying-k"]
+    table = list(csv.reader(CliRunner().invoke(app, arguments).output.strip().splitlines()))
+    assert {len(row) for row in table} == {len(table[0])}
+
+
+def test_a_second_run_finds_everything_done(out: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/final/model.safetensors")}
+    result = CliRunner().invoke(app, ["study", "run", "--all", "--scale", "smoke", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "0 jobs finished now" in result.output
+    assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/final/model.safetensors")} == before
+
+
+def test_a_dry_run_says_what_it_would_cost(out: Path) -> None:
+    arguments = ["study", "run", "varying-k", "equal-time", "--out", str(out), "--seeds", "0,7", "--dry-run"]
+    result = CliRunner().invoke(app, [*arguments, "--device", "H200", "--price", "4"])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("finished") >= 6
+    assert result.output.count("new") >= 6
+    assert "at 4 an hour" in " ".join(result.output.split())
+    assert not list(out.glob("runs/*seed-7*"))
+    arguments = ["study", "run", "varying-k", "--scale", "paper", "--data", str(out / "data/text"), "--dry-run"]
+    paper_cost = CliRunner().invoke(app, [*arguments, "--device", "H200", "--out", str(out / "paper")])
+    assert "days of one device" in " ".join(paper_cost.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run"], "name studies"),
+        (["run", "varying-k", "--all"], "name studies"),
+        (["run", "varing-k"], "did you mean 'varying-k'"),
+        (["run", "varying-k", "--scale", "mini"], "altup prepare"),
+        (["run", "varying-k", "--scale", "huge"], "not known"),
+        (["run", "varying-k", "--seeds", "x"], "whole numbers"),
+        (["run", "varying-k", "--jobs", "0"], "jobs=0"),
+        (["run", "varying-k", "--set", "k=3"], "the study decides that"),
+        (["report", "--results", "nowhere"], "no results"),
+        (["table", "--format", "latex"], "latex"),
+        (["merge", "nowhere", "--into", "here"], "no results"),
+    ],
+)
+def test_mistakes_get_one_clear_line(tmp_path: Path, arguments: list[str], words: str) -> None:
+    from altup.errors import UserError
+
+    where = ["--out", str(tmp_path / "out")] if arguments[0] == "run" else []
+    result = CliRunner().invoke(app, ["study", *arguments, *where])
+    assert isinstance(result.exception, UserError)
+    assert words in str(result.exception)
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_list_names_every_study() -> None:
+    result = CliRunner().invoke(app, ["study", "list"])
+    assert result.exit_code == 0
+    flat = re.sub(r"[\s│]+", "", result.output)
+    for name in NAMES:
+        assert name in flat
+
+
+PROBE = """
+<script>
+const told = {errors: [], sorted: {}, tips: 0};
+window.addEventListener("error", (event) => told.errors.push(event.message));
+addEventListener("load", () => {
+  told.overflow = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  const table = document.querySelector("#varying-k table.sortable");
+  const column = [...table.tHead.rows[1].cells].findIndex((cell) => cell.textContent === "paper");
+  const read = () => [...table.tBodies[0].rows].map((row) => row.cells[column].dataset.value ?? null);
+  const button = table.tHead.rows[1].cells[column].querySelector("button");
+  button.click();
+  told.sorted.up = read();
+  told.sorted.state = table.tHead.rows[1].cells[column].ariaSort;
+  button.click();
+  told.sorted.down = read();
+  for (const svg of document.querySelectorAll("svg[data-hover], svg[data-points]")) {
+    svg.focus();
+    svg.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));
+    if (!svg.parentElement.querySelector(".tip").hidden) told.tips += 1;
+  }
+  told.charts = document.querySelectorAll("svg[data-hover], svg[data-points]").length;
+  document.querySelector("details").open = true;
+  const field = document.querySelector("#results input[type=search]");
+  field.value = "recycled squad";
+  field.dispatchEvent(new Event("input"));
+  told.filtered = [...document.querySelectorAll("#results tbody tr")].filter((row) => !row.hidden)
+    .map((row) => row.textContent);
+  const before = getComputedStyle(document.body).backgroundColor;
+  document.getElementById("theme").click();
+  told.theme = [before, getComputedStyle(document.body).backgroundColor];
+  document.body.dataset.told = JSON.stringify(told);
+});
+</script>
+"""
+
+
+def browser() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("needs chromium")
+    return found
+
+
+def look(page: Path, tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    quiet += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [browser(), *quiet, "--enable-logging=stderr", *flags, f"file://{page}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180)
+
+
+def probe(report: Path, tmp_path: Path, width: int) -> dict[str, Any]:
+    """What a script inside the page finds. A frame makes it as narrow as asked for: windows have a least width."""
+    copy = tmp_path / "copy.html"
+    copy.write_text(report.read_text(encoding="utf-8").replace("<main>", PROBE + "<main>"), encoding="utf-8")
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        f'<body><iframe src="copy.html" width="{width}" height="900"></iframe><script>onload = () => {{'
+        "const inside = document.querySelector('iframe').contentDocument.body;"
+        "document.body.dataset.told = inside.dataset.told;}</script>"
+    )
+    shown = look(frame, tmp_path, "--allow-file-access-from-files", "--dump-dom")
+    assert "Uncaught" not in shown.stderr
+    found = re.search(r'data-told="(.*?)"', shown.stdout)
+    assert found, shown.stderr[-2000:]
+    told: dict[str, Any] = json.loads(html.unescape(found[1]))
+    return told
+
+
+def test_a_real_browser_runs_it(report: Path, tmp_path: Path) -> None:
+    """On a phone: no error, nothing overflows, tables sort and filter, charts answer to keys, light and dark."""
+    told = probe(report, tmp_path, 390)
+    assert told["errors"] == []
+    assert told["overflow"] == 0
+    numbers = [float(value) for value in told["sorted"]["up"] if value is not None]
+    assert len(numbers) == 9
+    assert numbers == sorted(numbers)
+    assert told["sorted"]["up"][9:] == [None] * 3
+    assert told["sorted"]["state"] == "ascending"
+    down = [float(value) for value in told["sorted"]["down"] if value is not None]
+    assert down == numbers[::-1]
+    assert told["sorted"]["down"][9:] == [None] * 3
+    assert told["tips"] == told["charts"] > 30
+    assert told["filtered"]
+    assert all("recycled" in row.lower() and "squad" in row.lower() for row in told["filtered"])
+    assert sorted(told["theme"]) == ["rgb(20, 21, 23)", "rgb(255, 255, 255)"]
+
+
+@pytest.mark.slow
+def test_it_looks_right_in_light_and_dark(report: Path, tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    for scheme, background in (("1", (255, 255, 255)), ("0", (20, 21, 23))):
+        picture = tmp_path / f"{scheme}.png"
+        flags = [f"--blink-settings=preferredColorScheme={scheme}", "--hide-scrollbars", "--window-size=1200,3000"]
+        look(report, tmp_path, *flags, f"--screenshot={picture}")
+        pixels = imread(picture)
+        assert tuple((pixels[3, 3, :3] * 255).round().astype(int)) == background
+        assert len({tuple(c) for c in pixels[::7, ::7, :3].reshape(-1, 3)}) > 20
