@@ -35,7 +35,7 @@ SEEDS = [
 def test_means_errors_and_differences_by_hand() -> None:
     """Pooled variance (0.5 + 2) / 2 = 1.25 with two degrees of freedom."""
     evidence = choose_evidence(SEEDS)
-    sd, freedom = evidence.noise("accuracy") or (0, 0)
+    sd, freedom = evidence.noise("accuracy", "small") or (0, 0)
     assert (sd, freedom) == (pytest.approx(math.sqrt(1.25)), 2)
     dense = evidence.get("varying-k", "Dense", "small", "accuracy")
     assert dense is not None
@@ -71,9 +71,11 @@ def test_few_seeds_ask_for_wide_intervals(freedom: int, t: float) -> None:
     assert student(freedom) == t
 
 
-def test_a_run_that_studies_share_counts_once_in_the_noise() -> None:
+def test_a_shared_run_counts_once_in_the_noise_of_its_size() -> None:
     shared = [result(r.label, r.value, r.seed, study="recycled", run=r.run) for r in SEEDS[:2]]
-    assert choose_evidence([*SEEDS, *shared]).noise("accuracy") == choose_evidence(SEEDS).noise("accuracy")
+    other = [result("Dense", v, str(i), size="base", run=f"b{i}") for i, v in enumerate((1.0, 99.0))]
+    evidence = choose_evidence([*SEEDS, *shared, *other])
+    assert evidence.noise("accuracy", "small") == choose_evidence(SEEDS).noise("accuracy", "small")
 
 
 def test_the_newest_run_of_a_seed_counts() -> None:

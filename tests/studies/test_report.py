@@ -12,7 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from altup.studies.report import Bar, HeatRow, Series, bar_chart, heat_map, line_chart, page, paragraph, table
+from altup.studies.report import (
+    Bar,
+    Cell,
+    Column,
+    HeatRow,
+    Point,
+    Series,
+    bar_chart,
+    data_table,
+    heat_map,
+    line_chart,
+    page,
+    paragraph,
+    scatter_chart,
+    table,
+)
 from altup.studies.report.charts import spread, ticks
 
 numbers = st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-6)
@@ -99,6 +114,60 @@ def test_bars_are_as_long_as_their_values() -> None:
     assert lines == pytest.approx([widths[1], widths[1]], abs=0.1)
 
 
+def test_points_stand_where_their_values_are() -> None:
+    points = [Point("a", 0.5, 10, 0, error=2), Point("b & c", 1.0, 20, 1), Point("d", 1.5, 15, 2)]
+    chart = scatter_chart(points, x_label="speed", y_label="score", line=[(1.5, 15), (0.5, 10)], line_name="dense")
+    svg = svg_of(chart)
+    drawn = [(float(e.get("cx", "")), float(e.get("cy", ""))) for e in svg.iter() if e.tag == "circle"]
+    (xa, ya), (xb, yb), (xd, yd) = drawn
+    assert xb - xa == pytest.approx(xd - xb, abs=0.2)
+    assert yd == pytest.approx((ya + yb) / 2, abs=0.2)
+    assert yb < ya
+    bar = next(e for e in svg.iter() if e.get("class") == "error c0")
+    assert float(bar.get("y1", "")) - float(bar.get("y2", "")) == pytest.approx(0.4 * (ya - yb), abs=0.2)
+    line = next(e for e in svg.iter() if "frontier" in e.get("class", "")).get("d")
+    assert line == f"M{xa} {ya}L{xd} {yd}"
+    data = json.loads(html.unescape(re.search('data-points="(.*?)"', chart)[1]))  # type: ignore[index]
+    assert [(p["name"], p["rows"][0][1], p["rows"][1][1]) for p in data] == [
+        ("a", "0.50", "10.00 ± 2.00"), ("b & c", "1.00", "20.00"), ("d", "1.50", "15.00"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "points", [[], [(1.0, 1.0)], [(0.981, 3.0), (1.0, 3.0)], [(0.9999, 1e-4), (1.0001, 2e-4)]]
+)
+def test_ticks_of_points_can_be_told_apart(points: list[tuple[float, float]]) -> None:
+    chart = svg_of(scatter_chart([Point("p", x, y, 0) for x, y in points], x_label="x", y_label="y"))
+    for anchor in ("middle", "end"):
+        ticks_drawn = [e.text for e in chart.iter() if e.get("class") == "tick" and e.get("text-anchor") == anchor]
+        assert len(ticks_drawn) == len(set(ticks_drawn)) >= 1
+
+
+def test_steps_and_layers_have_whole_ticks() -> None:
+    chart = svg_of(line_chart([Series("a", [(1, 1), (2, 2), (3, 1)], 0)], x_label="layer", y_label="y"))
+    across = [e.text for e in chart.iter() if e.get("class") == "tick" and e.get("text-anchor") == "middle"]
+    assert across == ["0", "1", "2", "3"]
+
+
+def test_long_names_stay_inside_the_chart() -> None:
+    name = "AltUp K=2 + experts"
+    svg = svg_of(line_chart([Series(name, [(0, 1), (9, 2)], 0)], x_label="x", y_label="y"))
+    start = next(float(e.get("x", "")) for e in svg.iter() if e.text == name)
+    assert start + 7.5 * len(name) < 560
+
+
+def test_a_data_table_holds_its_values_for_sorting() -> None:
+    columns = [Column("model", text=True), Column("paper", "score"), Column("ours", "score")]
+    rows = [[Cell("a"), Cell("61.2", "+0.5", 61.21), Cell("not run", kind="absent")]]
+    found = data_table(columns, rows, "caption", filters=True)
+    assert '<th scope="colgroup" colspan="2">score</th>' in found
+    assert '<td data-value="61.21">61.2<small>+0.5</small></td>' in found
+    assert '<td class="absent">not run</td>' in found
+    assert found.count("<button") == 3
+    assert 'type="search"' in found
+    assert 'type="search"' not in data_table(columns, rows, "caption")
+
+
 def test_heat_is_deepest_at_the_given_distance() -> None:
     cells = re.findall(
         r'<td class="(\w+)" style="--depth:([\d.]+)">(.*?)</td>',
@@ -120,5 +189,8 @@ def test_text_stays_text() -> None:
         table([evil, evil], [[evil, evil]], evil),
         line_chart([Series(evil, [(1, 1)], 0)], x_label=evil, y_label=evil),
         bar_chart([Bar(evil, (1,), evil, 0)], (evil,)),
+        scatter_chart([Point(evil, 1, 1, 0)], x_label=evil, y_label=evil, line=[(0, 0), (1, 1)], line_name=evil),
+        data_table([Column(evil, evil)], [[Cell(evil, evil)]], evil),
+        heat_map([evil], [HeatRow(evil, [], [])], 1.0),
     )
     assert "<script>alert" not in whole

@@ -162,7 +162,10 @@ def _rows(cell: Cell, plan: Plan, out: Path, results: Path, command: str) -> Ite
         if record is None:
             continue
         own = {name: record[name] for name in ("hardware", "versions", "date")}
-        for metric, value in record["measures"].items():
+        measures = dict(record["measures"])
+        if cell.study.equal_time:
+            measures["planned_seconds"] = 60 * plan.scale.minutes
+        for metric, value in measures.items():
             yield Result(
                 **common, **own, seed=str(cell.seed), metric=metric, value=value, unit=METRICS[metric].unit,
                 step=str(record["step"]), run=record["key"],

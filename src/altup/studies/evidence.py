@@ -60,7 +60,7 @@ class Verdict:
 class Evidence:
     """Results of one scale on one text. The newest run of a seed counts, and for speeds the machine most used.
 
-    Standard errors come from the spread between seeds of the same model, pooled over all models of the scale: with
+    Standard errors come from the spread between seeds of the same model, pooled over all models of that size: with
     two or three seeds a model's own spread says too little.
     """
 
@@ -81,12 +81,12 @@ class Evidence:
                 )
         return found
 
-    def noise(self, metric: str) -> tuple[float, int] | None:
-        """Pooled standard deviation between seeds, and its degrees of freedom."""
+    def noise(self, metric: str, size: str) -> tuple[float, int] | None:
+        """Pooled standard deviation between seeds of models of a size, and its degrees of freedom."""
         groups = {
             frozenset(r.run for r in by_seed.values()): [r.value for r in by_seed.values()]
-            for (_, _, _, name), by_seed in self._values.items()
-            if name == metric and len(by_seed) > 1
+            for (_, _, *place), by_seed in self._values.items()
+            if place == [size, metric] and len(by_seed) > 1
         }
         freedom = sum(len(values) - 1 for values in groups.values())
         if not freedom:
@@ -107,7 +107,7 @@ class Evidence:
         if not by_seed:
             return None
         values = [r.value for r in by_seed.values()]
-        noise = self.noise(metric) if len(values) > 1 else None
+        noise = self.noise(metric, size) if len(values) > 1 else None
         error = noise[0] / math.sqrt(len(values)) if noise else None
         return Estimate(statistics.fmean(values), len(values), error, next(iter(by_seed.values())).hardware)
 
@@ -116,7 +116,7 @@ class Evidence:
         ours, theirs = (self.get(study, name, size, metric) for name in (label, base))
         if ours is None or theirs is None:
             return None
-        noise, mean = self.noise(metric), ours.mean - theirs.mean
+        noise, mean = self.noise(metric, size), ours.mean - theirs.mean
         if noise is None:
             return Difference(mean, None, None)
         error = noise[0] * math.sqrt(1 / ours.seeds + 1 / theirs.seeds)

@@ -41,7 +41,8 @@ METRICS: dict[str, Metric] = {
     "non_embedding_params": Metric("other parameters", "parameters", 0, None, paper=("non_embedding_params",)),
     "flops_train": Metric("training FLOPs", "FLOPs a sequence", 0, higher=False),
     "steps": Metric("steps", "updates", 0, None),
-    "train_seconds": Metric("seconds of training", "s", 0, None),
+    "train_seconds": Metric("seconds of training, measured", "s", 1, None),
+    "planned_seconds": Metric("seconds of training, planned", "s", 1, None),
 }
 RELATIVE = ("relative_speed", "relative_forward", "relative_generate")
 STATIC = ("embedding_params", "non_embedding_params", "flops_train")

@@ -23,7 +23,7 @@ SPEED_FIELDS = (
     *("micro_batch", "inputs_length", "optimizer", "precision", "compile", "activation_checkpointing"),
 )
 NARROW: dict[str, Any] = {"method": "dense", "k": None, "stride": None, "experts": None, "extra_layers": 0}
-TOGETHER = 4  # models beside the dense one whose speed is compared in one process
+TOGETHER = 4  # models beside the dense one whose speed is compared in one process, unless the scale says less
 
 
 @dataclass(frozen=True)
@@ -266,20 +266,22 @@ def _speed_jobs(configs: dict[str, PretrainConfig], scale: Scale, vocabulary: in
     groups: dict[tuple[Any, ...], dict[str, PretrainConfig]] = {}
     for key, config in configs.items():
         groups.setdefault((config.model, config.size), {})[key] = config
+    timing = dict(scale.speed)
+    together = timing.pop("together", TOGETHER)
     jobs = []
     for (_, size), group in groups.items():
         first = next(iter(group.values()))
         dense = narrow(first, scale)
         base = speed_key(dense, vocabulary, machine)
         others = [key for key in group if key != base]
-        for begin in range(0, max(len(others), 1), TOGETHER):
-            chunk = [base, *others[begin : begin + TOGETHER]]
+        for begin in range(0, max(len(others), 1), together):
+            chunk = [base, *others[begin : begin + together]]
             known = {base: dense, **group}
             jobs.append(
                 Job(
-                    "speed", key_of("speed", chunk, scale.speed),
+                    "speed", key_of("speed", chunk, timing),
                     f"speed of {size}: {', '.join(describe_model(known[key], {}) for key in chunk)}",
-                    {"configs": {key: asdict(known[key]) for key in chunk}, **scale.speed},
+                    {"configs": {key: asdict(known[key]) for key in chunk}, **timing},
                 )
             )  # fmt: skip
     return jobs

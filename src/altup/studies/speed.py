@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,6 @@ def measure_speed(
     with _subjects(configs) as subjects:
         sizes = {name: config.batch_size for name, config in configs.items()}
         train = take_turns({name: s.train for name, s in subjects.items()}, rounds, steps)
-        memory = {name: s.peak_memory() for name, s in subjects.items()}
         forward = take_turns({name: s.forward for name, s in subjects.items()}, rounds, steps)
         writers = {name: s.writer(generate_batch, generate_tokens) for name, s in subjects.items()}
         generate = take_turns(writers, rounds, 1) if all(s.can_generate for s in subjects.values()) else None
@@ -67,7 +66,7 @@ def measure_speed(
             trained[name], passed[name], written.get(name),
             1000 * statistics.median(forward[name]),
             1000 * statistics.median(generate[name]) if generate else None,
-            memory[name],
+            subjects[name].peak_memory,
         )
         for name in configs
     }  # fmt: skip
@@ -100,23 +99,24 @@ def summarise(seconds: list[float], base: list[float], batch_size: int) -> Speed
 @contextmanager
 def _subjects(configs: Mapping[str, PretrainConfig]) -> Iterator[dict[str, _Subject]]:
     """A fresh model of each config with its optimizer and one batch, all in this process."""
-    import torch
-
     from altup.training.determinism import numerics
     from altup.training.parallel import processes
 
     first = next(iter(configs.values()))
-    with processes() as mine, numerics(first.deterministic, first.precision == "bf16"), ExitStack() as stack:
-        if first.compile and mine.device.type == "cuda":
-            # Models of one class share the cache of compiled code, which by default holds eight entries.
-            stack.enter_context(torch._dynamo.config.patch(recompile_limit=32 * len(configs)))
+    with processes() as mine, numerics(first.deterministic, first.precision == "bf16"):
         yield {name: _Subject(config, mine) for name, config in configs.items()}
 
 
 class _Subject:
-    """A model that can be asked to train, to read and to write for a while."""
+    """A model that can be asked to train, to read and to write for a while.
+
+    `peak_memory` is what its first step needs on the device, weights and optimizer included: later steps may
+    replay it as a recording, whose activations no longer count as allocated.
+    """
 
     def __init__(self, config: PretrainConfig, mine: Processes) -> None:
+        import torch
+
         from altup.data.batches import ShardBatches
         from altup.data.shards import TokenStream
         from altup.studies.parts import fresh_model, objective_of
@@ -125,10 +125,22 @@ class _Subject:
 
         text = TokenStream(config.data, "train")
         self._mine = mine
+        others = self._start_counting()
         self._engine = Engine(fresh_model(config, text.vocabulary), config, mine)
         assert config.micro_batch is not None
         batches = ShardBatches(text, objective_of(config, text.vocabulary), config.batch_size, config.seed)
         self._batch = assemble(batches, config.micro_batch, mine, 0)
+        self.train(1)
+        self.peak_memory = None if others is None else torch.cuda.max_memory_allocated(mine.device) - others
+
+    def _start_counting(self) -> int | None:
+        """Bytes that are allocated already, and no peak above them yet; None without a GPU."""
+        import torch
+
+        if self._mine.device.type != "cuda":
+            return None
+        torch.cuda.reset_peak_memory_stats(self._mine.device)
+        return torch.cuda.memory_allocated(self._mine.device)
 
     def train(self, steps: int) -> float:
         begun = time.perf_counter()
@@ -136,25 +148,6 @@ class _Subject:
             self._engine.step(step, self._batch, self._batch.tokens)
         self._engine.meter.read(self._mine)  # waits for the device
         return time.perf_counter() - begun
-
-    def peak_memory(self) -> int | None:
-        """Bytes of weights, optimizer, activations and gradients in one step, without the other models'."""
-        import torch
-
-        if self._mine.device.type != "cuda":
-            return None
-        torch.cuda.reset_peak_memory_stats()
-        resident = torch.cuda.memory_allocated()
-        self.train(1)
-        return torch.cuda.max_memory_allocated() - resident + self._own_bytes()
-
-    def _own_bytes(self) -> int:
-        """What stays between steps: parameters and the optimizer's state."""
-        from altup.training.optimizers import state_tensors
-
-        model = self._engine.plain
-        tensors = [*model.parameters(), *state_tensors(self._engine.optimizer, model, keep=True).values()]
-        return sum(t.numel() * t.element_size() for t in tensors)
 
     def forward(self, steps: int) -> float:
         """Forward passes over the batch without gradients, as in evaluation."""

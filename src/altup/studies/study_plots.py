@@ -56,6 +56,8 @@ def _curves(study: Study, evidence: Evidence, record: Records, size: str) -> lis
     best = min(loss, key=lambda s: s.points[-1][1])
     ends = " and ".join(f"{s.name} {s.points[-1][1]:.3f}" for s in sorted(loss, key=lambda s: s.points[-1][1])[:2])
     high = max(accuracy, key=lambda s: s.points[-1][1])
+    spans = all("model" not in row.settings for row in study.rows)
+    about = " Sentinels between masked spans count, and are learned first." if spans else ""
     return [
         Lines(
             f"{study.name}-loss", "Held-out loss", f"Lower is better; {best.name} ends lowest ({ends}). "
@@ -64,7 +66,7 @@ def _curves(study: Study, evidence: Evidence, record: Records, size: str) -> lis
         ),
         Lines(
             f"{study.name}-accuracy", "Held-out accuracy", f"Higher is better; {high.name} ends highest, at "
-            f"{high.points[-1][1]:.2f} %. Sentinels between masked spans count, and are learned first.",
+            f"{high.points[-1][1]:.2f} %.{about}",
             accuracy, "step", "accuracy on unseen text (%)", "{:.1f}".format,
         ),
     ]  # fmt: skip
@@ -81,28 +83,31 @@ def _mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float
 
 
 def _speed_bars(study: Study, evidence: Evidence, size: str) -> list[Plot]:
-    """Speed relative to the baseline, a bar a model and kind of work."""
-    colour, bars = colours(study), []
-    wanted = [m for m in SPEEDS if m in study.measures]
-    for metric in wanted:
-        base = evidence.get(study.name, study.baseline, size, metric)
-        for row in study.rows:
-            found = evidence.get(study.name, row.label, size, metric)
-            if base is None or found is None:
-                continue
-            ratio = found.mean / base.mean
-            name = row.label + (f", {SPEEDS[metric]}" if len(wanted) > 1 else "")
-            bars.append(Bar(name, (ratio,), f"{ratio:.2f}×", colour[row.label]))
-    if len(bars) < 2:
-        return []
-    hardware = evidence.get(study.name, study.baseline, size, wanted[0])
+    """Speed relative to the baseline, one plot a kind of work, a bar a model."""
     return [
-        Bars(
-            f"{study.name}-speed", f"Speed relative to {study.baseline}", "Longer is faster; the line marks "
-            f"{study.baseline}. Median over rounds in which the models took turns in one process, size {size}"
-            + (f", on {hardware.hardware}." if hardware else "."), bars, 1.0,
-        )
-    ]  # fmt: skip
+        plot
+        for metric, kind in SPEEDS.items()
+        if metric in study.measures and (plot := _bars(study, evidence, size, metric, kind))
+    ]
+
+
+def _bars(study: Study, evidence: Evidence, size: str, metric: str, kind: str) -> Plot | None:
+    base, colour, bars = evidence.get(study.name, study.baseline, size, metric), colours(study), []
+    for row in study.rows:
+        found = evidence.get(study.name, row.label, size, metric)
+        if base is not None and found is not None:
+            ratio = found.mean / base.mean
+            bars.append(Bar(row.label, (ratio,), f"{ratio:.2f}×", colour[row.label]))
+    if base is None or len(bars) < 2:
+        return None
+    return Bars(
+        f"{study.name}-speed-{kind.replace(' ', '-')}",
+        f"Speed of {kind} relative to {study.baseline}",
+        f"Longer is faster; the line marks {study.baseline}. Median over rounds in which the models took turns in "
+        f"one process, size {size}, on {base.hardware}.",
+        bars,
+        1.0,
+    )
 
 
 def _speed_against_accuracy(study: Study, evidence: Evidence, size: str) -> list[Plot]:

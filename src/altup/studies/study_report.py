@@ -84,7 +84,7 @@ class StudyReport:
                 "Every table of the paper stands below with our numbers beside it. Differences are to the study's "
                 "baseline at the same size, with the standard error of the difference after ±. “Reproduced” and "
                 "“contradicted” mean that the 95 % interval excludes zero; the noise is pooled over the seeds of "
-                "all models at this scale."
+                "all models of that size."
             ),
             contents(
                 [

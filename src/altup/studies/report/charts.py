@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -63,7 +64,8 @@ def line_chart(
     ys = [y for s in series for _, y in s.points] or [0.0, 1.0]
     names = max((len(s.name) for s in series), default=0)
     right = WIDTH - max(RIGHT, 24 + NAME_WIDTH * names)
-    axes = Axes(0.0, max(xs) or 1.0, ticks(0.0, max(xs)), min(ys), max(ys), ticks(min(ys), max(ys)), right)
+    x_ticks = [x for x in ticks(0.0, max(xs)) if max(xs) < 1 or x == int(x)]
+    axes = Axes(0.0, max(xs) or 1.0, x_ticks, min(ys), max(ys), ticks(min(ys), max(ys)), right)
     parts = axes.draw(x_label, x_format, y_format)
     drawn = [[axes.place(*point) for point in s.points] for s in series]
     heights = spread([line[-1][1] for line in drawn], LABEL_GAP, TOP + 6, axes.bottom - 4)
@@ -89,8 +91,6 @@ def scatter_chart(
     *,
     x_label: str,
     y_label: str,
-    x_format: Format = "{:.2f}".format,
-    y_format: Format = "{:.2f}".format,
     line: Sequence[tuple[float, float]] = (),
     line_name: str = "",
 ) -> Html:
@@ -98,6 +98,7 @@ def scatter_chart(
     xs = [p.x for p in points] + [x for x, _ in line] or [0.0, 1.0]
     ys = [y for p in points for y in (p.y - p.error, p.y + p.error)] + [y for _, y in line] or [0.0, 1.0]
     x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
+    x_format, y_format = digits(x_ticks), digits(y_ticks)
     axes = Axes(min(*xs, x_ticks[0]), max(*xs, x_ticks[-1]), x_ticks, min(ys), max(ys), y_ticks, right=WIDTH - 16)
     parts = axes.draw(x_label, x_format, y_format)
     if line:
@@ -219,6 +220,13 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     step = min((m * magnitude for m in (1, 2, 2.5, 5, 10)), key=lambda s: abs(span / s - about))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def digits(found: Sequence[float]) -> Format:
+    """As many digits as tell neighbouring ticks apart, and two at least."""
+    step = min((b - a for a, b in itertools.pairwise(found)), default=1.0)
+    places = max(2, math.ceil(-math.log10(step) - 1e-9)) if step > 0 else 2
+    return f"{{:.{places}f}}".format
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:

@@ -105,7 +105,6 @@ class Scatter(Plot):
     y_label: str
     line: Sequence[tuple[float, float]] = ()
     line_name: str = ""
-    x_format: Format = "{:.2f}".format
 
     @property
     def unit(self) -> str:
@@ -113,9 +112,8 @@ class Scatter(Plot):
 
     def inline(self) -> Html:
         return scatter_chart(
-            self.points, x_label=self.x_label, y_label=self.y_label, x_format=self.x_format, line=self.line,
-            line_name=self.line_name,
-        )  # fmt: skip
+            self.points, x_label=self.x_label, y_label=self.y_label, line=self.line, line_name=self.line_name
+        )
 
     def draw(self, axes: Any) -> None:
         if self.line:
