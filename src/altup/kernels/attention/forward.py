@@ -78,6 +78,7 @@ def forward_kernel(
     acc = tl.zeros([BM, D], tl.float32)
     total = tl.zeros([BM], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
+    tl.assume(last > 0)  # if the loop might be empty, its matrix products would not overlap
     for tile in range(last):
         j0 = tile * BN
         j = j0 + tl.arange(0, BN)

@@ -67,8 +67,9 @@ def keys_kernel(
     k_block = load_rows(k, j, k_row, keys, D, EVEN)
     v_block = load_rows(v, j, v_row, keys, D, EVEN)
     first = 0
+    last = tl.cdiv(queries, BM)
     if CAUSAL:
-        first = j0 // BM
+        first = tl.minimum(j0 // BM, last - 1)
     LENGTH: tl.constexpr = triton.next_power_of_2(BM + BN)
     distances = queries + keys - 1
     if BIAS:
@@ -85,7 +86,8 @@ def keys_kernel(
 
     acc_k = tl.zeros([BN, D], tl.float32)
     acc_v = tl.zeros([BN, D], tl.float32)
-    for tile in range(first, tl.cdiv(queries, BM)):
+    tl.assume(first < last)  # if the loop might be empty, its matrix products would not overlap
+    for tile in range(first, last):
         i0 = tile * BM
         i = i0 + tl.arange(0, BM)
         q_block = load_rows(q, i, q_row, queries, D, EVEN)

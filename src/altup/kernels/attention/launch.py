@@ -68,10 +68,13 @@ class Problem(NamedTuple):
         return self.q.shape[0] * self.q.shape[1]
 
     def cut(self, configs: dict[int, Config]) -> Config:
-        """The kernel's configuration, with tiles no larger than the work."""
+        """The kernel's configuration, with tiles no larger than the work, and then few warps for them."""
         config = configs[self.q.shape[3]]
         _, Q, K = self.sizes
-        return config._replace(queries=_fit(config.queries, Q), keys=_fit(config.keys, K))
+        queries, keys = _fit(config.queries, Q), _fit(config.keys, K)
+        if (queries, keys) == (config.queries, config.keys):
+            return config
+        return Config(queries, keys, 4, config.stages)
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.q, self.k, self.v, self.by_distance, self.query_segments, self.key_segments, self.seed

@@ -155,6 +155,7 @@ def queries_kernel(
         left = tl.zeros([BM], tl.float32)
         right = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, D], tl.float32)
+    tl.assume(last > 0)  # if the loop might be empty, its matrix products would not overlap
     for tile in range(last):
         j0 = tile * BN
         j = j0 + tl.arange(0, BN)
