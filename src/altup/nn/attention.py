@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from altup.kernels.attention import attention
@@ -27,6 +30,29 @@ class Seen(NamedTuple):
 
 
 EVERYTHING = Seen()
+
+
+class Projected(NamedTuple):
+    """A memory's keys and values for one layer, each [batch, keys, heads·d_kv]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def project_memory(memory: Tensor, layers: Sequence[Attention]) -> list[Projected]:
+    """The keys and values of many layers in one product, so that the memory's gradient is one product too.
+
+    Layer by layer it would be a sum of twice as many products as there are layers, each as wide as the memory.
+    """
+    weight = torch.cat([linear.weight for layer in layers for linear in (layer.k, layer.v)])
+    projected = F.linear(memory, weight).unflatten(-1, (2 * len(layers), -1)).unbind(-2)
+    return [Projected(*projected[i : i + 2]) for i in range(0, 2 * len(layers), 2)]
+
+
+def can_share_memory(layers: Sequence[Attention]) -> bool:
+    """Whether `project_memory` may take the weights by themselves: not where they are sharded or wrapped."""
+    linears = [linear for layer in layers for linear in (layer.k, layer.v)]
+    return all(type(linear) is nn.Linear and type(linear.weight) is nn.Parameter for linear in linears)
 
 
 class Attention(nn.Module):
@@ -66,7 +92,7 @@ class Attention(nn.Module):
         x: Tensor,
         bias: Tensor | None = None,
         seen: Seen = EVERYTHING,
-        memory: Tensor | None = None,
+        memory: Tensor | Projected | None = None,
         cache: Cache | None = None,
         cached: bool = False,
         constant_beyond: int | None = None,
@@ -74,10 +100,13 @@ class Attention(nn.Module):
         """x: [batch, queries, width]; bias: [heads, queries + keys − 1], the bias of query i and key j at
         j − i + queries − 1. It does not change where |j − i| is `constant_beyond` or more, which saves time.
 
+        `memory` is what is attended to, [batch, keys, memory_width], or its keys and values already.
         New keys and values are appended to `cache`; with `cached=True` they are only read from it.
         """
         if cache is not None and cached:
             k, v = cache.layers[self.index].keys, cache.layers[self.index].values  # type: ignore[union-attr]
+        elif isinstance(memory, Projected):
+            k, v = self._heads(memory.keys), self._heads(memory.values)
         else:
             source = x if memory is None else memory
             k, v = self._heads(self.k(source)), self._heads(self.v(source))

@@ -56,6 +56,7 @@ class Graphs:
         inputs = {name: tensor.to(device, copy=True) for name, tensor in inputs.items()}
         scale = scale.clone()
         before = [p.grad for p in self._parameters]
+        random = torch.cuda.get_rng_state(device)  # which the runs below use up
         aside = torch.cuda.Stream(device)
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(aside):
@@ -69,6 +70,7 @@ class Graphs:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = self._run(inputs, scale)
         self._pool = graph.pool()
+        torch.cuda.set_rng_state(random, device)
         return Recorded(graph, inputs, scale, result, [p.grad for p in self._parameters])
 
     def _set_gradients(self, gradients: list[Tensor | None] | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from altup.kernels.attention import lay_out
 from altup.models.rules import build_experts, build_rule, stride_layers
 from altup.models.t5.config import AltUpT5Config
 from altup.nn import Attention, AveragePooling, GatedFeedForward, RelativeBias, RMSNorm
-from altup.nn.attention import EVERYTHING, Seen
+from altup.nn.attention import EVERYTHING, Projected, Seen, can_share_memory, project_memory
 from altup.nn.sequence import refuse_left_padding
 
 
@@ -51,7 +52,7 @@ class T5Layer(GradientCheckpointingLayer):
         x: Tensor,
         bias: Tensor | None,
         seen: Seen,
-        memory: Tensor | None = None,
+        memory: Tensor | Projected | None = None,
         memory_seen: Seen = EVERYTHING,
         past_key_values: EncoderDecoderCache | None = None,
         constant_beyond: int | None = None,
@@ -240,6 +241,7 @@ class T5Decoder(T5Stack):
                 EVERYTHING if memory_mask is None else Seen(additive=_additive(memory_mask, memory.dtype))
             )
 
+        memories = self._memories(memory, past_key_values)
         hidden = []
         for index, layer in enumerate(self.layers):
             if output_hidden_states:
@@ -250,13 +252,24 @@ class T5Decoder(T5Stack):
                 index,
                 bias,
                 seen,
-                memory,
+                memories[index],
                 memory_seen,
                 past_key_values=past_key_values,
                 constant_beyond=self.relative_bias.constant_beyond(),
             )
         output = self._finish(state)
         return output, (*hidden, output) if output_hidden_states else None
+
+    def _memories(self, memory: Tensor, cache: EncoderDecoderCache | None) -> Sequence[Tensor | Projected]:
+        """What each layer's cross-attention is given: in training its keys and values, made for all at once.
+
+        Not where layers are recomputed in the backward pass, which is to save just such tensors.
+        """
+        layers: list[Any] = [layer.cross_attention for layer in self.layers]
+        recomputes = any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
+        if cache is None and self.training and not recomputes and can_share_memory(layers):
+            return project_memory(memory, layers)
+        return [memory] * len(layers)
 
 
 def see_keys(mask: Tensor | None, queries: int, keys: int, causal: bool = False) -> Seen:
