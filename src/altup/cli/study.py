@@ -205,15 +205,16 @@ def work_one(
 
 @app.command("report")
 def write_report(
+    names: Names = None,
     out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
     results: Results = None,
     scale: ScaleName = None,
     plots: Annotated[bool, typer.Option(help="Also every plot as SVG and PNG, in a folder beside it.")] = True,
 ) -> None:
-    """Write one HTML file that works offline: every table of the paper with the results beside it."""
+    """Write one HTML file that works offline: every table of the paper (or the studies named) with the results."""
     from altup.studies.study_report import StudyReport
 
-    StudyReport(_folders(results), scale).write(out, plots)
+    StudyReport(_folders(results), scale, names or ()).write(out, plots)
     typer.echo(f"{out}" + (f", plots in {out.with_name(out.stem + '-plots')}" if plots else ""))
 
 

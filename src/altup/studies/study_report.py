@@ -37,7 +37,7 @@ from altup.studies.report import (
     section,
 )
 from altup.studies.results import Result, read_results, read_run_record
-from altup.studies.study import Study, shipped
+from altup.studies.study import Study, find_study, shipped
 from altup.studies.study_plots import study_plots
 from altup.studies.study_rule import rule_section
 
@@ -46,10 +46,11 @@ TITLE = "AltUp: the paper's studies, run again"
 
 @dataclass(frozen=True)
 class StudyReport:
-    """Results of one scale from one or several folders, told study by study."""
+    """Results of one scale from one or several folders, told by the studies that are named, or all shipped ones."""
 
     folders: Sequence[Path]
     scale: str | None = None
+    names: Sequence[str] = ()
 
     @cached_property
     def results(self) -> list[Result]:
@@ -61,8 +62,7 @@ class StudyReport:
 
     @cached_property
     def studies(self) -> list[Study]:
-        """The shipped studies; those of a user's own appear in the list of results."""
-        return list(shipped().values())
+        return [find_study(name) for name in self.names] or list(shipped().values())
 
     def record(self, key: str) -> dict[str, Any] | None:
         """What a run kept of itself, from the first folder that has it."""
