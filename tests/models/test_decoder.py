@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import StaticCache
 
 from altup import upcycle
@@ -134,6 +135,21 @@ def test_a_cache_given_by_hand_is_read(static):
     rest = model(ids[:, 5:], attention_mask=mask, past_key_values=first.past_key_values)
     real = mask[:, 5:] == 1
     torch.testing.assert_close(rest.logits[real], whole[:, 5:][real], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_step_with_a_static_cache_is_compiled_once():
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    model, ids = tiny("decoder", "altup"), batch("decoder")["input_ids"]
+    whole = model(ids).logits
+    cache = StaticCache(config=model.config, max_cache_len=20)
+    model(ids[:, :5], past_key_values=cache, use_cache=True)
+    step = torch.compile(model, fullgraph=True, backend=counter)
+    for i in range(5, 9):
+        got = step(ids[:, i : i + 1], past_key_values=cache, use_cache=True).logits
+        torch.testing.assert_close(got[:, 0], whole[:, i], rtol=0, atol=1e-5)
+    assert counter.frame_count == 1
 
 
 def test_both_kinds_of_labels():
