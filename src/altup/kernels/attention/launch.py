@@ -20,7 +20,7 @@ class Config(NamedTuple):
     registers: int | None = None
 
 
-# By the width of a head; measured on an H200 for 64, with room for the registers elsewhere.
+# By the width of a head, so that registers suffice. benchmarks/tune_attention.py times these and others.
 FORWARD = {
     16: Config(128, 64, 4, 3),
     32: Config(128, 64, 4, 3),
