@@ -113,6 +113,14 @@ def test_results_of_another_machine_count_as_done(
     elsewhere = study_run(tmp_path / "out", scale, data, results=done[0].results, speed=True)
     assert elsewhere.run(lambda text: None).finished == 0
     assert not (tmp_path / "out" / "runs").exists()
+    again = replace(TWO, name="again")
+    assert (
+        study_run(tmp_path / "out", scale, data, again, results=done[0].results).run(lambda t: None).finished == 0
+    )
+    rows = {(r.study, r.label, r.metric): r.value for r in read_results(done[0].results) if r.seed in ("", "0")}
+    copied = {(label, metric) for study, label, metric in rows if study == "again"}
+    assert copied == {(label, metric) for study, label, metric in rows if study == "two"}
+    assert all(rows["again", label, metric] == rows["two", label, metric] for label, metric in copied)
     tuned = replace(TWO, name="two", finetune=("glue",), finetune_at=("smoke",))
     pending = study_run(
         tmp_path / "out", scale, data, tuned, results=done[0].results, tasks=str(tmp_path), only=("Dense",)

@@ -122,12 +122,10 @@ def run_studies(
     chosen = list(shipped().values()) if everything else [find_study(name) for name in names or ()]
     at = with_settings(find_scale(scale), read_overrides(set_ or []), minutes)
     again = ["altup", "study", "run", *(names or ["--all"]), "--scale", scale]
-    for flag, values in (
-        ("--set", set_),
-        ("--data", [data] if data else None),
-        ("--seeds", [seeds] if seeds else None),
-    ):
-        again += [part for value in values or () for part in (flag, value)]
+    given = {"--set": set_, "--data": data, "--tasks": tasks, "--seeds": seeds, "--minutes": minutes}
+    for flag, values in given.items():
+        for value in values if isinstance(values, list) else [values]:
+            again += [flag, str(value)] if value is not None else []
     studies = StudyRun(
         chosen, at, out, results or out / "results", read_seeds(seeds) if seeds else at.seeds, data, tasks,
         tuple(only or ()), finetune, speed, shlex.join(again),
@@ -165,7 +163,7 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
     for job in jobs:
         seconds = estimate(job)
         state = studies.progress(job)
-        pending = job.key in todo if job.kind != "speed" else state != "finished"
+        pending = job.key in todo or job.kind == "speed"
         total += seconds if pending else 0.0
         table.add_row(
             job.title, "again, for its model" if pending and state == "finished" else state,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from altup.studies.machine import hardware, versions_text
 from altup.studies.metrics import METRICS
 from altup.studies.plan import Cell, Job, Plan, deciding_fields, run_folder
-from altup.studies.results import Result, read_run_record, write_results, write_run_record
+from altup.studies.results import Result, read_results, read_run_record, write_results, write_run_record
 from altup.studies.work import is_done, read_speed
 
 if TYPE_CHECKING:
@@ -145,39 +147,52 @@ def _finetune_record(job: Job, folder: Path, alone: bool) -> dict[str, Any]:
 
 def collect(plan: Plan, out: Path, results: Path, command: str) -> list[Result]:
     """The rows of every cell that has finished anything, written to the results folder."""
-    found = [row for cell in plan.cells for row in _rows(cell, plan, out, results, command)]
+    earlier: dict[str, list[Result]] = {}
+    for row in read_results(results):
+        if not row.seed:
+            earlier.setdefault(row.run, []).append(row)
+    found: list[Result] = []
+    for cell in plan.cells:
+        common: dict[str, Any] = {
+            "study": cell.study.name, "label": cell.label, "size": cell.size, "scale": plan.scale.name,
+            "data": plan.data, "command": f"{command} --only {shlex.quote(cell.label)}",
+        }  # fmt: skip
+        found += _run_rows(cell, plan, results, common)
+        speed = read_speed(out, cell.speed_key)
+        # What another study measured of the same model, on a machine of the same name, counts here too.
+        found += _speed_rows(cell, speed, common) if speed else [
+            replace(row, **{**common, "command": row.command}) for row in earlier.get(cell.speed_key, ())
+        ]  # fmt: skip
     rows = list({row.identity: row for row in found}.values())
     write_results(results, rows)
     return rows
 
 
-def _rows(cell: Cell, plan: Plan, out: Path, results: Path, command: str) -> Iterable[Result]:
-    common = {
-        "study": cell.study.name, "label": cell.label, "size": cell.size, "scale": plan.scale.name,
-        "data": plan.data, "command": f"{command} --only '{cell.label}'",
-    }  # fmt: skip
-    jobs = [cell.pretrain, *cell.finetune.values(), *cell.optional.values()]
-    for job in jobs:
+def _run_rows(cell: Cell, plan: Plan, results: Path, common: dict[str, Any]) -> Iterable[Result]:
+    for job in (cell.pretrain, *cell.finetune.values(), *cell.optional.values()):
         record = read_run_record(results, job.key) if job else None
         if record is None:
             continue
-        own = {name: record[name] for name in ("hardware", "versions", "date")}
         measures = dict(record["measures"])
         if cell.study.equal_time:
             measures["planned_seconds"] = 60 * plan.scale.minutes
         for metric, value in measures.items():
             yield Result(
-                **common, **own, seed=str(cell.seed), metric=metric, value=value, unit=METRICS[metric].unit,
-                step=str(record["step"]), run=record["key"],
+                **common, **_origin(record), seed=str(cell.seed), metric=metric, value=value,
+                unit=METRICS[metric].unit, step=str(record["step"]), run=record["key"],
             )  # fmt: skip
-    speed = read_speed(out, cell.speed_key)
-    if speed is not None:
-        own = {name: speed[name] for name in ("hardware", "versions", "date")}
-        for metric, value in speed_measures(speed).items():
-            yield Result(
-                **common, **own, seed="", metric=metric, value=value, unit=METRICS[metric].unit, step="",
-                run=cell.speed_key,
-            )  # fmt: skip
+
+
+def _speed_rows(cell: Cell, speed: dict[str, Any], common: dict[str, Any]) -> Iterable[Result]:
+    for metric, value in speed_measures(speed).items():
+        yield Result(
+            **common, **_origin(speed), seed="", metric=metric, value=value, unit=METRICS[metric].unit, step="",
+            run=cell.speed_key,
+        )  # fmt: skip
+
+
+def _origin(record: dict[str, Any]) -> dict[str, str]:
+    return {name: record[name] for name in ("hardware", "versions", "date")}
 
 
 def speed_measures(speed: dict[str, Any]) -> dict[str, float]:

@@ -184,7 +184,7 @@ def make_plan(
             if steps is not None:
                 cell = _with_jobs(cell, replace(config, steps=steps), scale, inputs, wanted)
             cells.append(cell)
-    jobs = _speed_jobs(speed, scale, vocabulary, machine)
+    jobs = _speed_jobs(speed, speeds, scale, vocabulary, machine)
     return Plan(scale, inputs.identity, cells, jobs)
 
 
@@ -261,8 +261,14 @@ def finetune_job(column: str, scale: Scale, trained: Job, config: PretrainConfig
     )  # fmt: skip
 
 
-def _speed_jobs(configs: dict[str, PretrainConfig], scale: Scale, vocabulary: int, machine: str) -> list[Job]:
-    """Comparisons of speed in turns: the dense model of a size with up to four others in one process."""
+def _speed_jobs(
+    configs: dict[str, PretrainConfig],
+    known_speeds: Mapping[str, SpeedFacts],
+    scale: Scale,
+    vocabulary: int,
+    machine: str,
+) -> list[Job]:
+    """Comparisons of speed in turns: the dense model of a size with others that are not measured yet."""
     groups: dict[tuple[Any, ...], dict[str, PretrainConfig]] = {}
     for key, config in configs.items():
         groups.setdefault((config.model, config.size), {})[key] = config
@@ -273,8 +279,9 @@ def _speed_jobs(configs: dict[str, PretrainConfig], scale: Scale, vocabulary: in
         first = next(iter(group.values()))
         dense = narrow(first, scale)
         base = speed_key(dense, vocabulary, machine)
-        others = [key for key in group if key != base]
-        for begin in range(0, max(len(others), 1), together):
+        others = [key for key in group if key != base and key not in known_speeds]
+        least = 0 if base in known_speeds else 1
+        for begin in range(0, max(len(others), least), together):
             chunk = [base, *others[begin : begin + together]]
             known = {base: dense, **group}
             jobs.append(

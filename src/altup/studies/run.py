@@ -120,8 +120,6 @@ class StudyRun:
         return make_estimate(on, vocabulary, speed_of)
 
     def is_done(self, job: Job) -> bool:
-        if job.kind == "speed":
-            return is_done(job, self.out) or all(key in self._earlier_speeds for key in job.settings["configs"])
         return is_done(job, self.out) or read_run_record(self.results, job.key) is not None
 
     def todo(self, plan: Plan) -> list[Job]:
@@ -162,13 +160,13 @@ class StudyRun:
         plan = self.plan()
         waited_for = {cell.speed_key for cell in plan.cells if cell.waits}
         first = [job for job in plan.speed if waited_for.intersection(job.settings["configs"])]
-        queue.run([job for job in first if not self.is_done(job)], alone=True)
+        queue.run(first, alone=True)
         plan = self.plan()
         for job in plan.training():
             record_job(job, self.out, self.results, alone=False)
         queue.run(self.todo(plan))
         if self.speed:
-            queue.run([job for job in plan.speed if not self.is_done(job)], alone=True)
+            queue.run(plan.speed, alone=True)
         rows = collect(self.plan(), self.out, self.results, self.command)
         return Outcome(finished, queue.failed, queue.left, queue.stopped, len(rows))
 

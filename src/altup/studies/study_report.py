@@ -46,7 +46,7 @@ TITLE = "AltUp: the paper's studies, run again"
 
 @dataclass(frozen=True)
 class StudyReport:
-    """Results of one scale from one or several folders, told by the studies that are named, or all shipped ones."""
+    """Results of one scale from one or several folders, told by the studies named, or by all shipped ones."""
 
     folders: Sequence[Path]
     scale: str | None = None
