@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 JOBS   ?= 2
 
-.PHONY: help setup demo test test-slow test-gpu lint format docs clean
+.PHONY: help setup demo test test-slow test-gpu bench lint format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 14
@@ -30,6 +30,9 @@ test-slow: $(READY)  ## the checks that take minutes: kills, over-fitting, full 
 
 test-gpu: $(READY)  ## the checks that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu
+
+bench: $(READY)  ## speed beside peers, at toy sizes that a CPU can do; `altup bench` on a GPU
+	$(BIN)/altup bench --quick
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
