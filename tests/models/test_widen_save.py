@@ -68,6 +68,17 @@ def test_the_originals_state_loads_back(family, method):
     torch.testing.assert_close(logits(wide), logits(model), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["recycled", "altup"])
+def test_a_part_of_a_state_leaves_the_coefficients_as_trained(method):
+    """Adapters, or a head, are loaded by themselves."""
+    wide = widen(build("llama"), method)
+    train(wide, 2)
+    before, state = copy.deepcopy(wide), wide.state_dict()
+    for names in (["model.layers.0.self_attn.q_proj.weight"], ["model.embed_tokens.weight", "lm_head.weight"]):
+        wide.load_state_dict({name: state[name] for name in names}, strict=False)
+        assert_same_weights(wide, before)
+
+
 def test_its_own_state_loads_back():
     wide, other = (widen(build("t5", seed=seed), "altup", 3) for seed in (0, 1))
     train(wide, 2)
@@ -90,6 +101,20 @@ def test_narrow_gives_the_original(family, method, num_blocks):
     assert other.all_tied_weights_keys == model.all_tied_weights_keys
     assert torch.equal(logits(other), logits(model))
     widen(other, method, num_blocks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("num_blocks", [2, 3, 5])
+def test_narrow_gives_half_precision_weights_bit_for_bit(family, num_blocks, dtype):
+    """Small ones too: a half of 3·2⁻²⁴ is no float16."""
+    model = build(family)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(torch.exp2(-22 * torch.rand_like(parameter)))
+    model = model.to(dtype)
+    before = copy.deepcopy(model)
+    assert_same_weights(narrow(widen(model, "altup", num_blocks)), before)
 
 
 def test_narrow_after_training_only_layers_and_head():

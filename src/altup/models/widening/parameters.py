@@ -20,7 +20,14 @@ def repeat(weight: Tensor, dim: int, num_blocks: int) -> Tensor:
 
 def share(weight: Tensor, dim: int, num_blocks: int) -> Tensor:
     """What reads one block reads K, each by its share."""
-    return torch.cat([weight * part for part in shares(num_blocks)], dim)
+    blocks = [weight * part for part in shares(num_blocks)]
+    if weight.dtype == torch.float16:
+        # Below 2⁻¹⁴ halving loses bits: the last block takes what the others leave.
+        rest = weight.float()
+        for block in blocks[:-1]:
+            rest = rest - block
+        blocks[-1] = rest.half()
+    return torch.cat(blocks, dim)
 
 
 def unrepeat(name: str, weight: Tensor, dim: int, num_blocks: int) -> Tensor:

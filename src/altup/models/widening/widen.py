@@ -128,21 +128,33 @@ def finish(model: PreTrainedModel, plan: Plan) -> None:
 
 
 def _accept_original(model: PreTrainedModel, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Let the state of the original model be loaded: wide where the model is wide, coefficients as they start."""
+    """Let the state of the original model be loaded: wide where the model is wide, coefficients as they start.
+
+    Of a part of it, such as adapters, only the layers that are there whole: others keep their coefficients.
+    """
     plan = Plan.of(model)
     if plan is None or any(".altup." in name for name in state_dict):
         return
+    K = plan.num_blocks
+
+    def is_narrow(name: str, dim: int) -> bool:
+        given = state_dict.get(prefix + name)
+        return given is not None and given.shape[dim] * K == model.get_parameter(name).shape[dim]
+
     for name, table in plan.untied.items():
-        if prefix + table in state_dict:
+        if is_narrow(table, plan.repeated[table]):
             state_dict.setdefault(prefix + name, state_dict[prefix + table])
     for names, widened in ((plan.repeated, repeat), (plan.shared, share)):
         for name, dim in names.items():
-            if prefix + name in state_dict:
-                state_dict[prefix + name] = widened(state_dict[prefix + name], dim, plan.num_blocks)
+            if is_narrow(name, dim):
+                state_dict[prefix + name] = widened(state_dict[prefix + name], dim, K)
     for stack in plan.stacks:
-        for i, update in enumerate(plan.rule(len(layers_of(model, stack))).updates):
-            for name, value in update.state_dict().items():
-                state_dict[f"{prefix}{stack}.{i}.altup.{name}"] = value
+        layers = layers_of(model, stack)
+        for i, (layer, update) in enumerate(zip(layers, plan.rule(len(layers)).updates, strict=True)):
+            place = f"{prefix}{stack}.{i}."
+            if all(place + name in state_dict for name in layer.state_dict() if not name.startswith("altup.")):
+                for name, value in update.state_dict().items():
+                    state_dict[f"{place}altup.{name}"] = value
 
 
 def _check(model: PreTrainedModel) -> None:
