@@ -117,6 +117,29 @@ def test_half_a_numbering_is_refused():
         tiny_t5("dense")(**packed)
 
 
+def test_packed_rows_are_given_whole():
+    """No mask that would be ignored, no number missing, no cache: a later step could not tell whose it is."""
+    model = tiny_t5("altup")
+    packed = {n: torch.from_numpy(a).long() for n, a in pack(*random_examples(4), 32, 24, 1, 0).items()}
+    assert (
+        model(**{**packed, "labels": None, "decoder_input_ids": packed["labels"].clamp(min=0)})
+        .logits.isfinite()
+        .all()
+    )
+    for wrong, says in (
+        ({"decoder_attention_mask": torch.ones_like(packed["labels"])}, "mask or decoder_segments"),
+        ({"segments": packed["segments"][:, :1]}, "does not number"),
+        ({"decoder_segments": packed["decoder_segments"][:, :1]}, "does not number"),
+        ({"use_cache": True}, "no cache"),
+    ):
+        with pytest.raises(UserError, match=says):
+            model(**{**packed, **wrong})
+    with pytest.raises(UserError, match="no cache"):
+        model.generate(
+            packed["input_ids"], segments=packed["segments"], decoder_segments=packed["segments"][:, :1]
+        )
+
+
 def test_a_packed_mixture_holds_what_a_padded_one_does():
     padded, packed = (Mixture(TASKS, [50, 20, 3], 24, 0, seed=1, packed_width=width) for width in (None, 64))
     shapes = set()

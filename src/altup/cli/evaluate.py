@@ -138,20 +138,18 @@ def _load(place: str, precision: str | None) -> tuple[Any, Any, Any]:
     from contextlib import nullcontext
 
     import torch
-    from transformers import AutoTokenizer
     from transformers.utils import logging
 
     import altup.models  # noqa: F401  registers our models with the Auto classes
-    from altup.errors import UserError
+    from altup.evaluation.decoding import round_weights
+    from altup.finetuning.finetune import load_tokenizer
     from altup.models.upcycling import T5S, load_pretrained
 
     logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = load_pretrained(place, only=T5S).to(device).eval()  # type: ignore[arg-type]
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{place}: no tokenizer beside the model ({error})") from None
+    tokenizer = load_tokenizer(place)
     if (precision or ("bf16" if device == "cuda" else "fp32")) == "fp32":
         return network, tokenizer, nullcontext
+    round_weights(network, torch.bfloat16)
     return network, tokenizer, lambda: torch.autocast(device, dtype=torch.bfloat16)

@@ -74,6 +74,7 @@ def command(
     compile: run.Compile = None,
     activation_checkpointing: run.ActivationCheckpointing = None,
     deterministic: run.Deterministic = None,
+    parallel: run.Parallel = None,
     log_every: run.LogEvery = None,
     eval_every: Annotated[
         int | None,

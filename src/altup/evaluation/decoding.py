@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from altup.data.tasks.examples import pad, tokenise
 
@@ -60,6 +61,18 @@ def decode(
     if peers:
         outputs = peers.add_up(outputs)
     return [read_answer(tokenizer, row) for row in outputs.tolist()]
+
+
+def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Linear maps in `dtype`, for a model that is not trained any more.
+
+    Under autocast each of them rounds its weights in every call, that is in every step of an answer. Rounded
+    once they give the same numbers for a quarter of the memory traffic.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            for name, parameter in module.named_parameters(recurse=False):
+                setattr(module, name, nn.Parameter(parameter.detach().to(dtype), requires_grad=False))
 
 
 def _decode_batch(

@@ -38,23 +38,24 @@ def finetune(
     from altup.training.run import RunFolder, disk_errors
 
     with processes() as mine:
-        if mine.world > 1 and config.parallel == "fsdp":
-            raise UserError("parallel='fsdp': fine-tuning decodes with whole models; use ddp")
         folder = RunFolder(Path(out))
         say = _say if mine.is_first else lambda text: None
         if mine.is_first and push_to_hub:
             create_repository(push_to_hub)
-        tokenizer = load_tokenizer(_newest_checkpoint(folder) or starting_point(config.model))
+        place = _newest_checkpoint(folder) or starting_point(config.model)
+        tokenizer = load_tokenizer(place)
         faults = Faults(config.on_error)
-        data = load_data(
-            config, tokenizer, faults, say, packs(_newest_checkpoint(folder) or starting_point(config.model))
-        )
+        if config.pack and not can_pack(place):
+            say("strided and pooled layers would mix the examples of a row: they are padded, not packed")
+            config = replace(config, pack=False)
+        data = load_data(config, tokenizer, faults, say)
         if left_out := counted(faults):
             say(f"left out: {left_out}")
         config = replace(config, batches=data.mixture.describe())
         _introduce(config, data.mixture, say)
         names = [held.task.name for held in data.held_out]
-        loop = Loop(
+        # The loop is not kept: DDP must be gone before its process group is, or their ends can wait for each other.
+        outcome = Loop(
             config=config,
             folder=folder,
             mine=mine,
@@ -64,8 +65,7 @@ def finetune(
             tokenizer=tokenizer,
             score=lambda values: values["score"],
             also_best=[*suites_of(names), *names],
-        )
-        outcome = loop.run(resume)
+        ).run(resume)
         if mine.is_first:
             described = (
                 f"{config.model} fine-tuned for {outcome.step:,} steps at batch {config.batch_size} on "
@@ -117,13 +117,17 @@ def build_model(config: FinetuneConfig, checkpoint: Path | None) -> torch.nn.Mod
     return model
 
 
-def packs(place: str) -> bool:
+def can_pack(place: str) -> bool:
     """Whether the model can keep the examples of one row apart: strided and pooled layers mix neighbours."""
     from transformers import AutoConfig
 
     import altup.models  # noqa: F401  registers our configs
 
-    return getattr(AutoConfig.from_pretrained(place), "sequence", "none") == "none"
+    try:
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{place!r} holds no model that can be read: {error}") from None
+    return getattr(config, "sequence", "none") == "none"
 
 
 def check_vocabulary(model: Any, tokenizer: Any) -> Any:
@@ -145,12 +149,13 @@ def make_evaluate(
     """
     from altup.evaluation.evaluate import evaluate_tasks, summarise, write_scores
     from altup.evaluation.scores import score_suites
+    from altup.finetuning.scoring import model_to_score
 
     def make(engine: Engine) -> Evaluate:
         def evaluate(model: torch.nn.Module, step: int) -> dict[str, float]:
             place = folder.path / "evaluation" / f"step-{step}"
             scores: list[TaskScore] = evaluate_tasks(
-                model,
+                model_to_score(model, low_precision=config.precision == "bf16"),
                 tokenizer,
                 held_out,
                 place if mine.is_first else None,
@@ -189,5 +194,5 @@ def _introduce(config: FinetuneConfig, mixture: Any, say: Callable[[str], None])
     epochs = config.steps * config.batch_size / mixture.sequences_per_epoch
     say(
         f"{config.model}: {config.steps:,} steps of {config.batch_size} examples, {epochs:.2f} epochs of "
-        f"{mixture.sequences_per_epoch:,}; {parts}; {config.precision}"
+        f"{mixture.sequences_per_epoch:,}{', packed' if config.pack else ''}; {parts}; {config.precision}"
     )
