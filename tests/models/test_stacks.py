@@ -189,9 +189,11 @@ class TestEitherFamily:
 
     def test_a_mask_of_another_length_is_refused(self, family):
         data = batch(family)
-        data["attention_mask"] = data["attention_mask"][:, :5]
+        mask = data.pop("attention_mask")
         with pytest.raises(ValueError, match="5 long for 13 tokens"):
-            tiny(family)(**data)
+            tiny(family)(**data, attention_mask=mask[:, :5])
+        with pytest.raises(ValueError, match=r"\[3, 13, 13\]"):
+            tiny(family)(**data, attention_mask=mask[:, None].expand(-1, 13, -1))
 
     @torch.no_grad()
     def test_whole_masks(self, family):
@@ -201,7 +203,7 @@ class TestEitherFamily:
         seen = data["attention_mask"].bool()[:, None, None, :].expand(3, 1, 13, 13)
         if family == "decoder":
             seen = seen & torch.ones(13, 13).tril().bool()
-        for mask in (seen, torch.where(seen, 0.0, torch.finfo(torch.float32).min)):
+        for mask in (seen, seen.int(), torch.where(seen, 0.0, torch.finfo(torch.float32).min)):
             got = model(**{**data, "attention_mask": mask}).logits[data["attention_mask"].bool()]
             torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
 

@@ -345,9 +345,12 @@ def test_sampling_is_reproducible():
 def test_masks_of_queries_and_keys():
     """Newer versions of `generate` pass whole masks, of truth or to be added."""
     model, data = tiny_t5("altup"), batch()
-    want = model(**data).logits
     seen = data["decoder_attention_mask"].bool()[:, None, None, :] & torch.ones(7, 7).tril().bool()
-    for mask in (seen, torch.where(seen, 0.0, torch.finfo(torch.float32).min)):
+    got = model(**{**data, "decoder_attention_mask": seen}).logits
+    torch.testing.assert_close(got, model(**data).logits, rtol=0, atol=1e-5)
+    seen[2, :, 3:, 1] = False
+    want = model(**{**data, "decoder_attention_mask": seen}).logits
+    for mask in (seen.int(), torch.where(seen, 0.0, torch.finfo(torch.float32).min)):
         got = model(**{**data, "decoder_attention_mask": mask}).logits
         torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
 
@@ -372,10 +375,16 @@ def test_a_cache_given_by_hand_is_read(use_cache, kind):
 
 
 def test_a_mask_of_another_length_is_refused():
-    data = batch()
-    data["attention_mask"] = data["attention_mask"][:, :5]
+    model, data = tiny_t5("altup"), batch()
+    memory = model.encoder(data["input_ids"])
+    mask = data.pop("attention_mask")
     with pytest.raises(ValueError, match="5 long for 13 tokens"):
-        tiny_t5("altup")(**data)
+        model(**data, attention_mask=mask[:, :5])
+    for use_cache in (True, False):
+        with pytest.raises(ValueError, match="1 long for 13 tokens"):
+            model(**data, attention_mask=mask[:, :1], encoder_outputs=memory, use_cache=use_cache)
+    with pytest.raises(ValueError, match=r"\[3, 13, 13\]"):
+        model(**data, attention_mask=mask[:, None].expand(-1, 13, -1))
 
 
 @torch.no_grad()

@@ -20,15 +20,30 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
 def key_mask(mask: Tensor | None, keys: int, dtype: torch.dtype) -> Tensor | None:
     """[batch, keys], 1 for a real token → [batch, 1, 1, keys].
 
-    [batch, 1, queries, keys], true where a key is seen or already additive, goes through.
+    [batch, 1, queries, keys] goes through, see `seen_by_query`.
     """
     if mask is None:
         return None
     if mask.dim() == 4:
-        return additive(mask if mask.dtype == torch.bool else mask >= 0, dtype)
-    if mask.dim() != 2 or mask.shape[1] != keys:
-        raise UserError(f"attention_mask is {mask.shape[-1]} long for {keys} tokens; they must agree")
+        return additive(seen_by_query(mask), dtype)
+    check_mask(mask, keys, keys)
     return additive(mask[:, None, None, :] != 0, dtype)
+
+
+def seen_by_query(mask: Tensor) -> Tensor:
+    """A whole mask as truth: it is true or a whole number that is not 0, or to be added and not negative, where a
+    key is seen."""
+    return mask >= 0 if mask.is_floating_point() else mask != 0
+
+
+def check_mask(mask: Tensor, least: int, most: int) -> None:
+    if mask.dim() != 2:
+        raise UserError(
+            f"attention_mask is {list(mask.shape)}; give [batch, tokens], or [batch, 1, queries, keys] where a "
+            "decoder or BERT is to see just that"
+        )
+    if not least <= mask.shape[1] <= most:
+        raise UserError(f"attention_mask is {mask.shape[1]} long for {most} tokens; they must agree")
 
 
 def causal_mask(
@@ -39,7 +54,7 @@ def causal_mask(
     None where nothing but the future is hidden from whole sequences: attention does that by itself.
     A whole mask, [batch, 1, queries, keys], is taken as it is: it hides the future already.
     """
-    past, keys = _cached_lengths(cache, queries)
+    past, keys = cached_lengths(cache, queries)
     if mask is not None and mask.dim() == 4:
         return key_mask(mask, keys, dtype), past
     if mask is None and cache is None:
@@ -47,9 +62,7 @@ def causal_mask(
     places = torch.arange(queries, device=device) + past
     seen = (torch.arange(keys, device=device) <= places[:, None])[None, None]
     if mask is not None:
-        least = queries if isinstance(past, Tensor) else past + queries
-        if mask.dim() != 2 or not least <= mask.shape[1] <= keys:
-            raise UserError(f"attention_mask is {mask.shape[-1]} long for {keys} tokens; they must agree")
+        check_mask(mask, queries if isinstance(past, Tensor) else past + queries, keys)
         # Places of a static cache that are not filled yet lie in the future and are hidden as such.
         real = torch.nn.functional.pad(mask != 0, (0, keys - mask.shape[1]), value=True)
         seen = seen & real[:, None, None, :]
@@ -65,7 +78,7 @@ def token_positions(mask: Tensor | None, queries: int, past: Any, device: torch.
     return counted.gather(1, places.expand(mask.shape[0], -1))
 
 
-def _cached_lengths(cache: Cache | None, queries: int) -> tuple[Any, int]:
+def cached_lengths(cache: Cache | None, queries: int) -> tuple[Any, int]:
     """How many tokens came before the queries, and how many keys attention will see.
 
     A static cache shows all its places; those not yet filled lie in the future and are hidden as such.

@@ -139,7 +139,8 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, ReplayedGeneration
             decoder_inputs_embeds = self.encoder.embed_tokens(decoder_input_ids)
 
         if use_cache is None:
-            use_cache = self.config.use_cache and labels is None and not self.training
+            packed = decoder_segments is not None
+            use_cache = self.config.use_cache and labels is None and not self.training and not packed
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
         elif past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from altup.errors import UserError
 from altup.kernels.attention import lay_out
+from altup.models.masks import cached_lengths, check_mask, key_mask, seen_by_query
 from altup.models.rules import build_experts, build_rule, stride_layers
 from altup.models.t5.config import AltUpT5Config
 from altup.nn import Attention, AveragePooling, GatedFeedForward, RelativeBias, RMSNorm
@@ -161,7 +162,8 @@ class T5Encoder(T5Stack):
             attention_mask = self.output_mask(attention_mask)
 
         if segments is not None:
-            self._check_segments(segments, attention_mask)
+            check_segments("segments", segments, embeddings, attention_mask)
+            self._refuse_mixing()
 
         state = self._lift(embeddings)
         length = state[0].shape[-2]
@@ -190,9 +192,7 @@ class T5Encoder(T5Stack):
             return bias, Seen(query_segments=segments, key_segments=segments)
         return bias, see_keys(mask, length, length)
 
-    def _check_segments(self, segments: Tensor, mask: Tensor | None) -> None:
-        if mask is not None:
-            raise UserError("give either attention_mask or segments (where padding is a segment of its own)")
+    def _refuse_mixing(self) -> None:
         if self.strided or self.pooling is not None:
             raise UserError(
                 "segments: strided and pooled layers mix neighbours, so texts cannot share a row; do not pack"
@@ -224,10 +224,15 @@ class T5Decoder(T5Stack):
         state = self._lift(embeddings)
         memory = memory.to(state[0].dtype)
         queries = state[0].shape[-2]
-        past, keys = _cached_lengths(past_key_values, queries)
+        own_cache = None if past_key_values is None else past_key_values.self_attention_cache
+        past, keys = cached_lengths(own_cache, queries)
         by_distance = self.relative_bias(queries, keys, offset=past)
         bias: Tensor | None = by_distance
         if segments is not None:
+            if past_key_values is not None:
+                raise UserError("decoder_segments: packed rows have no cache; leave use_cache unset, do not generate")
+            check_segments("decoder_segments", segments, embeddings, attention_mask)
+            check_segments("segments", memory_segments, memory, memory_mask)
             seen = Seen(True, segments, segments)
             memory_seen = Seen(False, segments, memory_segments)
         elif past_key_values is None and (attention_mask is None or attention_mask.dim() == 2):
@@ -237,9 +242,7 @@ class T5Decoder(T5Stack):
             dense, bias = lay_out(by_distance, queries, keys).to(memory.dtype), None
             hidden_from = hidden_keys(attention_mask, queries, keys, past, dense.device)
             seen = Seen(additive=dense.masked_fill(hidden_from, torch.finfo(dense.dtype).min))
-            memory_seen = (
-                EVERYTHING if memory_mask is None else Seen(additive=_additive(memory_mask, memory.dtype))
-            )
+            memory_seen = Seen(additive=key_mask(memory_mask, memory.shape[1], memory.dtype))
 
         memories = self._memories(memory, past_key_values)
         hidden = []
@@ -272,54 +275,36 @@ class T5Decoder(T5Stack):
         return [memory] * len(layers)
 
 
+def check_segments(name: str, segments: Tensor | None, tokens: Tensor, mask: Tensor | None) -> None:
+    """`segments` must number `tokens` [batch, tokens, width] one by one, and say all that a mask would."""
+    if mask is not None:
+        raise UserError(f"give either a mask or {name} (where padding is a segment of its own)")
+    if segments is None or segments.shape != tokens.shape[:2]:
+        shape = None if segments is None else list(segments.shape)
+        raise UserError(f"{name} of shape {shape} does not number {list(tokens.shape[:2])} tokens")
+
+
 def see_keys(mask: Tensor | None, queries: int, keys: int, causal: bool = False) -> Seen:
     """What whole sequences see: the keys where `mask` [batch, keys] is not 0."""
     if mask is None:
         return Seen(causal)
-    _check_length(mask, keys)
+    check_mask(mask, keys, keys)
     real = (mask != 0).to(torch.int32)
     return Seen(causal, torch.ones_like(real[:, :1]).expand(-1, queries), real)
-
-
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where `mask` [batch, keys] is not 0, the lowest number elsewhere: [batch, 1, 1, keys]."""
-    real = mask[:, None, None, :] != 0
-    return torch.zeros((), dtype=dtype, device=mask.device).where(real, torch.finfo(dtype).min)
 
 
 def hidden_keys(mask: Tensor | None, queries: int, keys: int, past: Any, device: torch.device) -> Tensor:
     """[batch or 1, 1, queries, keys]: which keys are hidden from `queries` tokens that stand behind `past` others.
 
-    `mask` is [batch, keys so far], or whole as generation may give it, [batch, 1, queries, keys]: true where a
-    key is seen, or 0 there and negative elsewhere.
+    `mask` is [batch, keys so far], or whole as generation may give it, [batch, 1, queries, keys].
     """
     places = torch.arange(queries, device=device) + past
     future = (torch.arange(keys, device=device) > places[:, None])[None, None]
     if mask is None:
         return future
     if mask.dim() == 4:
-        return future | (~mask if mask.dtype == torch.bool else mask < 0)
-    if mask.shape[1] < keys:
-        # Places of a static cache that are not filled yet lie in the future and are hidden as such.
-        mask = F.pad(mask, (0, keys - mask.shape[1]), value=1)
-    _check_length(mask, keys)
+        return future | ~seen_by_query(mask)
+    # Places of a static cache that are not filled yet lie in the future and are hidden as such.
+    check_mask(mask, queries, keys)
+    mask = F.pad(mask, (0, keys - mask.shape[1]), value=1)
     return future | (mask[:, None, None, :] == 0)
-
-
-def _check_length(mask: Tensor, keys: int) -> None:
-    if mask.dim() != 2 or mask.shape[1] != keys:
-        raise UserError(f"attention_mask is {mask.shape[-1]} long for {keys} tokens; they must agree")
-
-
-def _cached_lengths(cache: EncoderDecoderCache | None, queries: int) -> tuple[Any, int]:
-    """How many tokens came before the queries, and how many keys attention will see.
-
-    A static cache shows all its places; those not yet filled lie in the future and are hidden as such.
-    """
-    if cache is None:
-        return 0, queries
-    own = cache.self_attention_cache
-    past = own.get_seq_length()
-    keys, _ = own.get_mask_sizes(queries, 0)
-    # A static cache counts in place: what was read here must not move on with it.
-    return past.clone() if isinstance(past, Tensor) else past, keys
