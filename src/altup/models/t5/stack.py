@@ -230,7 +230,7 @@ class T5Decoder(T5Stack):
         bias: Tensor | None = by_distance
         if segments is not None:
             if past_key_values is not None:
-                raise UserError("decoder_segments: packed rows have no cache; leave use_cache unset, do not generate")
+                raise UserError("decoder_segments: packed rows have no cache and cannot be generated from")
             check_segments("decoder_segments", segments, embeddings, attention_mask)
             check_segments("segments", memory_segments, memory, memory_mask)
             seen = Seen(True, segments, segments)
