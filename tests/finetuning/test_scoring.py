@@ -48,7 +48,7 @@ def test_a_tied_table_keeps_its_precision() -> None:
 def test_a_hugging_face_t5_says_the_same_when_rounded() -> None:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    shape = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_layers": 2, "decoder_start_token_id": 0}
+    shape: dict[str, Any] = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "decoder_start_token_id": 0}
     theirs = T5ForConditionalGeneration(T5Config(vocab_size=100, feed_forward_proj="gated-gelu", **shape))
     want = say(theirs)
     round_weights(theirs, torch.bfloat16)

@@ -54,7 +54,7 @@ def finetune(
         config = replace(config, batches=data.mixture.describe())
         _introduce(config, data.mixture, say)
         names = [held.task.name for held in data.held_out]
-        # The loop is not kept: DDP must be gone before its process group is, or their ends can wait for each other.
+        # The loop is not kept: DDP must be gone before its process group is, or their ends wait for each other.
         outcome = Loop(
             config=config,
             folder=folder,
