@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -29,6 +30,13 @@ def test_sums_against_torch_and_by_hand():
 def test_no_label_counts():
     sums = token_sums(torch.randn(2, 3, 5), torch.full((2, 3), -100), z_loss=1e-4)
     assert [s.item() for s in sums] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("label", [-1, 5])
+def test_a_label_that_is_no_token_is_an_error(label):
+    """Not the loss of another token."""
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        token_sums(torch.randn(2, 5), torch.tensor([0, label]))
 
 
 def test_huge_half_precision_logits_stay_finite():

@@ -401,9 +401,15 @@ def test_balance_loss_leaves_nothing_behind_and_refuses_reentrant_checkpointing(
     model = tiny_t5("moe", expert_balance=0.1).train()
     model(**batch()).loss.backward()
     copy.deepcopy(model)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model(**batch()).loss.backward()
+    copy.deepcopy(model)
     model.gradient_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(ValueError, match="use_reentrant"):
         model(**batch())
+    model.gradient_checkpointing_disable()
+    model.requires_grad_(False).lm_head.requires_grad_(True)
+    model(**batch()).loss.backward()
 
 
 def test_conversion_keeps_the_start_token():

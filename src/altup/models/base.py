@@ -127,7 +127,8 @@ class AltUpPreTrainedModel(PreTrainedModel):
         mean = torch.stack([m.balance_loss for m in experts if m.balance_loss is not None]).mean()
         for module in experts:
             module.balance_loss = None
-        if torch.is_grad_enabled() and not mean.requires_grad:
+        learns = any(parameter.requires_grad for module in experts for parameter in module.router.parameters())
+        if torch.is_grad_enabled() and learns and not mean.requires_grad:
             raise UserError(
                 f"expert_balance={config.expert_balance} gets no gradient through reentrant checkpointing; "
                 "call gradient_checkpointing_enable({'use_reentrant': False})"

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from altup.kernels.attention import attention
+from altup.nn.linear import is_bare
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -52,9 +53,7 @@ def project_memory(memory: Tensor, layers: Sequence[Attention]) -> list[Projecte
 def can_share_memory(layers: Sequence[Attention]) -> bool:
     """Whether `project_memory` may take the weights themselves: not where they are sharded, wrapped or watched."""
     return all(
-        type(linear) is nn.Linear
-        and type(linear.weight) is nn.Parameter
-        and not (linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks)
+        is_bare(linear) and type(linear.weight) is nn.Parameter
         for layer in layers
         for linear in (layer.k, layer.v)
     )

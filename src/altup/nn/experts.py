@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -70,6 +72,10 @@ class PartialExperts(nn.Module):
         """Each expert by its fan-in, as the feed-forward."""
         for weight in (self.w_in, self.w_out):
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the last forward's loss: it hangs on a graph, which can be neither copied nor saved."""
+        return {**self.__dict__, "balance_loss": None}
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., width]."""

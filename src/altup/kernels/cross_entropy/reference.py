@@ -27,7 +27,7 @@ def token_sums(logits: Tensor, labels: Tensor, z_loss: float = 0.0) -> TokenSums
     counts = labels != IGNORED
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     log_z = torch.logsumexp(wide, dim=-1)
-    of_label = wide.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    of_label = wide.gather(-1, labels.masked_fill(~counts, 0).unsqueeze(-1)).squeeze(-1)
     nll = torch.where(counts, log_z - of_label, 0.0).sum()
     loss = nll + z_loss * torch.where(counts, log_z.square(), 0.0).sum() if z_loss else nll
     correct = ((logits.argmax(dim=-1) == labels) & counts).sum()

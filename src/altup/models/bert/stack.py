@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from altup.errors import UserError
-from altup.kernels.cross_entropy import TokenSums, head_sums
+from altup.kernels.cross_entropy import TokenSums, head_sums, token_sums
 from altup.models.bert.config import AltUpBertConfig
 from altup.models.rules import build_experts
 from altup.nn.altup import split
 from altup.nn.grouped_attention import GroupedAttention
+from altup.nn.linear import is_bare
 from altup.nn.norm import LayerNorm
 
 ALIGNED = 8  # numbers that fill 16 bytes in half precision
@@ -121,6 +122,8 @@ class BertHead(nn.Module):
         The bias is a column of the decoder that meets a 1, among enough zeros to keep rows aligned.
         """
         hidden = self._transform(x)
+        if not is_bare(self.decoder, bias=True):
+            return token_sums(self.decoder(hidden), labels, z_loss)
         one = F.pad(hidden.new_ones(*hidden.shape[:-1], 1), (0, ALIGNED - 1))
         column = F.pad(self.decoder.bias.unsqueeze(1), (0, ALIGNED - 1))
         weight = torch.cat([self.decoder.weight, column], dim=1)

@@ -20,6 +20,7 @@ from altup.models.masks import causal_mask, token_positions
 from altup.models.rules import build_experts, build_rule
 from altup.nn import RMSNorm
 from altup.nn.grouped_attention import GroupedAttention
+from altup.nn.linear import is_bare
 from altup.nn.rotary import rotation
 from altup.nn.swiglu import SwiGLU
 
@@ -232,7 +233,7 @@ class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
                 "give one label a token, and leave logits_to_keep unset"
             )
         logits = sums = None
-        if shift_labels is not None and not return_logits and type(self.lm_head) is nn.Linear:
+        if shift_labels is not None and not return_logits and is_bare(self.lm_head):
             sums = head_sums(hidden, self.lm_head.weight, shift_labels, self.config.z_loss)
         else:
             logits = self.lm_head(hidden)

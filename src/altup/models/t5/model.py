@@ -17,6 +17,7 @@ from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, loss_fi
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.generation import ReplayedGeneration
 from altup.models.t5.stack import T5Decoder, T5Encoder
+from altup.nn.linear import is_bare
 
 
 @dataclass
@@ -159,7 +160,7 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, ReplayedGeneration
         if self.config.scale_decoder_outputs:
             hidden = hidden * self.config.d_model**-0.5
         logits = sums = None
-        if labels is not None and not return_logits and type(self.lm_head) is nn.Linear:
+        if labels is not None and not return_logits and is_bare(self.lm_head):
             sums = head_sums(hidden, self.lm_head.weight, labels, self.config.z_loss)
         else:
             logits = self.lm_head(hidden)
