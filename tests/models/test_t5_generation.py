@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
-from transformers import GenerationMixin
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 
+from altup import AltUpT5ForConditionalGeneration
 from altup.models.t5 import generation
 from tests.models.helpers import batch, tiny_t5
+
+
+class QuantizedLike(DynamicCache):
+    """A cache with a way of its own to keep what it is given."""
+
 
 LIMITS = [2, 4, 5, 17, 30]
 
@@ -60,6 +68,72 @@ def test_goes_on_behind_given_tokens():
     start = torch.tensor([[0, 5, 9]] * len(inputs["input_ids"]))
     want = hugging_face(model, inputs, max_length=20, decoder_input_ids=start)
     assert torch.equal(decode(model, inputs, 20, [1], start), want)
+
+
+class Asked(AltUpT5ForConditionalGeneration):
+    """Notes whether the fast way would have been taken, had this been a GPU."""
+
+    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        plain = generation._is_greedy(generation_config, logits_processor, stopping_criteria, kwargs)
+        self.fast = plain and not generation._is_hooked(self)
+        return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+
+
+def takes_the_fast_way(model, **options):
+    model.fast = False
+    inputs = {name: tensor for name, tensor in batch().items() if name in ("input_ids", "attention_mask")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.generate(**{**inputs, "max_new_tokens": 3, **options})
+    return model.fast
+
+
+class TestWhenTheFastWayIsTaken:
+    @pytest.fixture
+    def model(self):
+        model = tiny_t5("altup")
+        model.__class__ = Asked
+        return model
+
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"eos_token_id": [1, 5]}, {"eos_token_id": None}, {"temperature": 0.7}, {"use_cache": True}],
+    )
+    def test_plain_greedy(self, model, options):
+        assert takes_the_fast_way(model, **options)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"do_sample": True},
+            {"num_beams": 2},
+            {"return_dict_in_generate": True},
+            {"repetition_penalty": 1.5},
+            {"no_repeat_ngram_size": 2},
+            {"min_new_tokens": 2},
+            {"logits_processor": [lambda ids, scores: -scores]},
+            {"stopping_criteria": [lambda ids, scores, **_: ids[:, -1] == 7]},
+            {"max_time": 100.0},
+            {"use_cache": False},
+            {"cache_implementation": "static"},
+            {"past_key_values": EncoderDecoderCache(QuantizedLike(), DynamicCache())},
+            {"decoder_input_ids": torch.zeros(3, 2).long(), "decoder_attention_mask": torch.ones(3, 2).long()},
+            {"prompt_lookup_num_tokens": 2, "input_ids": torch.ones(1, 5).long(), "attention_mask": None},
+        ],
+        ids=lambda options: next(iter(options)),
+    )
+    def test_anything_else_steps_aside(self, model, options):
+        assert not takes_the_fast_way(model, **options)
+
+    def test_hooks_are_called_for_every_step(self, model):
+        """Of users, and of accelerate, which replaces the forward of modules that lie elsewhere."""
+        handle = model.decoder.layers[1].register_forward_hook(lambda *_: None)
+        assert not takes_the_fast_way(model)
+        handle.remove()
+        assert takes_the_fast_way(model)
+        hooks = pytest.importorskip("accelerate.hooks")
+        hooks.add_hook_to_module(model.decoder.layers[1], hooks.AlignDevicesHook("cpu"))
+        assert not takes_the_fast_way(model)
 
 
 @pytest.mark.gpu

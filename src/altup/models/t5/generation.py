@@ -29,8 +29,8 @@ class ReplayedGeneration:
         generation_config: Any,
         **kwargs: Any,
     ) -> Any:
-        plain = not (len(logits_processor) or kwargs.get("synced_gpus") or kwargs.get("streamer"))
-        if not (input_ids.is_cuda and plain and _is_greedy(generation_config, stopping_criteria, kwargs)):
+        plain = _is_greedy(generation_config, logits_processor, stopping_criteria, kwargs)
+        if not (input_ids.is_cuda and plain and not _is_hooked(self)):
             there: Any = super()
             return there._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
         eos = [criteria.eos_token_id for criteria in stopping_criteria if isinstance(criteria, EosTokenCriteria)]
@@ -45,18 +45,31 @@ class ReplayedGeneration:
         )
 
 
-def _is_greedy(config: Any, stopping_criteria: Any, kwargs: dict[str, Any]) -> bool:
+def _is_greedy(config: Any, logits_processor: Any, stopping_criteria: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the tokens are all that is wanted, and the largest logit all that decides them."""
     cache = kwargs.get("past_key_values")
+    own_cache = getattr(cache, "self_attention_cache", cache)
     return (
         not config.do_sample
+        and not len(logits_processor)
+        and not (kwargs.get("synced_gpus") or kwargs.get("streamer"))
         and config.pad_token_id is not None
-        and "decoder_attention_mask" not in kwargs
+        and not {"decoder_attention_mask", "decoder_segments"} & kwargs.keys()
         and not config.return_dict_in_generate
         and config.use_cache
         and config.cache_implementation is None
-        and (cache is None or cache.get_seq_length() == 0)
+        and (own_cache is None or (type(own_cache) is DynamicCache and own_cache.get_seq_length() == 0))
         and all(isinstance(criteria, MaxLengthCriteria | EosTokenCriteria) for criteria in stopping_criteria)
         and stopping_criteria.max_length is not None
+    )
+
+
+def _is_hooked(model: Any) -> bool:
+    """Whether someone waits for each call of a module, as accelerate does where a model is spread over devices: a
+    replayed step calls none."""
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+        for module in model.modules()
     )
 
 
