@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from altup import AltUpT5ForConditionalGeneration
+from tests.models import stacks
 from tests.models.helpers import batch, tiny_t5
 
 pytest.importorskip("accelerate")
@@ -75,3 +76,16 @@ def test_seq2seq_trainer_generates(tmp_path):
     )
     trainer.train()
     assert trainer.predict(CopyTask()).predictions.shape[0] == 64
+
+
+@pytest.mark.parametrize("family", ["bert", "decoder"])
+def test_smoothed_labels_are_those_of_the_plain_loss(family, tmp_path):
+    """Trainer computes this loss itself, and has to shift a decoder's labels as the decoder does."""
+    model, data = stacks.tiny(family, "altup"), stacks.batch(family)
+    losses = {}
+    for smoothing in (0.0, 1e-9):
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path), label_smoothing_factor=smoothing, report_to=[], use_cpu=True
+        )
+        losses[smoothing] = Trainer(model=model, args=arguments).compute_loss(model, dict(data))
+    torch.testing.assert_close(losses[1e-9], losses[0.0])
