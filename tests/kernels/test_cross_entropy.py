@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from altup.errors import UserError
 from altup.kernels import token_sums
 
 
@@ -37,6 +38,13 @@ def test_a_label_that_is_no_token_is_an_error(label):
     """Not the loss of another token."""
     with pytest.raises((IndexError, RuntimeError), match="out of"):
         token_sums(torch.randn(2, 5), torch.tensor([0, label]))
+
+
+def test_labels_of_another_shape_are_refused():
+    """One label would otherwise be spread over all tokens of its row."""
+    for labels in (torch.zeros(2, 1).long(), torch.zeros(2, 5).long(), torch.zeros(1, 3).long()):
+        with pytest.raises(UserError, match="do not fit"):
+            token_sums(torch.randn(2, 3, 5), labels)
 
 
 def test_huge_half_precision_logits_stay_finite():

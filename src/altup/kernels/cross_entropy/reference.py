@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from altup.errors import UserError
+
 IGNORED = -100
 
 
@@ -24,6 +26,8 @@ def token_sums(logits: Tensor, labels: Tensor, z_loss: float = 0.0) -> TokenSums
 
     logits: [..., vocabulary]; labels: [...], with −100 where a token does not count.
     """
+    if logits.shape[:-1] != labels.shape:
+        raise UserError(f"labels {list(labels.shape)} do not fit logits {list(logits.shape)}; give one a token")
     counts = labels != IGNORED
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     log_z = torch.logsumexp(wide, dim=-1)
