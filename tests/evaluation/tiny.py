@@ -23,7 +23,12 @@ def made_up_text() -> list[str]:
 
 
 def save_tiny(
-    folder: Path, text: Sequence[str] | None = None, vocab_size: int = 450, rows: int | None = None, **fields: Any
+    folder: Path,
+    text: Sequence[str] | None = None,
+    vocab_size: int = 450,
+    rows: int | None = None,
+    method: str = "altup",
+    **fields: Any,
 ) -> Path:
     """A fresh model with a vocabulary trained on `text`, and tables of `rows` rows (as many as it needs)."""
     from altup.models.t5.config import AltUpT5Config
@@ -34,7 +39,7 @@ def save_tiny(
     shape = {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2}
     shape |= {"vocab_size": rows or vocabulary.padded_size, "dropout_rate": 0.0, **fields}
     torch.manual_seed(0)
-    AltUpT5ForConditionalGeneration(AltUpT5Config.from_preset("tiny", "altup", k=2, **shape)).save_pretrained(
+    AltUpT5ForConditionalGeneration(AltUpT5Config.from_preset("tiny", method, k=2, **shape)).save_pretrained(
         folder
     )
     return folder

@@ -173,6 +173,22 @@ def test_a_tokenizer_of_another_model_is_refused(data: Path, tmp_path: Path) -> 
         finetune(config(save_tiny(tmp_path / "model", vocab_size=450, rows=200), data), tmp_path / "run")
 
 
+def test_a_model_that_mixes_neighbours_is_padded(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strided = save_tiny(tmp_path / "model", method="altup+sequence-altup", num_layers=3)
+    assert finetune(config(strided, data, steps=1, eval_limit=1), tmp_path / "run").finished
+    assert "padded, not packed" in capsys.readouterr().err
+    assert "pack: false" in (tmp_path / "run/config.yaml").read_text()
+
+
+def test_a_folder_without_a_model_is_refused(data: Path, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    (folder / "config.json").write_text('{"model_type": "no such model"}')
+    with pytest.raises(UserError, match="model"):
+        finetune(config(folder, data), tmp_path / "run")
+
+
 def test_a_checkpoint_is_enough_to_go_on(data: Path, tmp_path: Path) -> None:
     """The model a run began with may be gone by then."""
     model = save_tiny(tmp_path / "model")
