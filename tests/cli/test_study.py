@@ -22,7 +22,7 @@ from tests.cli.test_demo import Balanced
 
 NAMES = (
     *("parameters-and-speed", "varying-k", "dense-scaling", "recycled", "block-selection", "sequence", "experts"),
-    *("size-matched", "speed-accuracy", "initialisation", "equal-time", "bert"),
+    *("size-matched", "speed-accuracy", "initialisation", "coefficients", "equal-time", "bert"),
 )
 
 
@@ -185,7 +185,12 @@ def test_a_dry_run_says_what_it_would_cost(out: Path) -> None:
         (["run", "varying-k", "--seeds", "x"], "whole numbers"),
         (["run", "varying-k", "--jobs", "0"], "jobs=0"),
         (["run", "varying-k", "--set", "k=3"], "the study decides that"),
-        (["report", "--results", "nowhere"], "no results"),
+        (["run", "varying-k", "--seeds", ""], "whole numbers"),
+        (["run", "varying-k", "--time-limit", "0"], "--time-limit 0"),
+        (["run", "varying-k", "--time-limit", "nan"], "--time-limit nan"),
+        (["run", "varying-k", "--dry-run", "--price", "-3"], "--price"),
+        (["run", "varying-k", "--tasks", "nowhere"], "--tasks nowhere: no such folder"),
+        (["report", "--results", "nowhere"], "nowhere is no folder"),
         (["table", "--format", "latex"], "latex"),
         (["merge", "nowhere", "--into", "here"], "no results"),
     ],
@@ -198,6 +203,18 @@ def test_mistakes_get_one_clear_line(tmp_path: Path, arguments: list[str], words
     assert isinstance(result.exception, UserError)
     assert words in str(result.exception)
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_what_cannot_be_written_is_one_line(out: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for arguments in (
+        ["report", "--results", out / "results", "--out", tmp_path, "--no-plots"],
+        ["merge", out / "results", "--into", file],
+    ):
+        result = altup("study", *arguments)
+        assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr
+        assert result.stderr.startswith(f"altup: {arguments[4] if arguments[0] == 'report' else file}: ")
 
 
 def test_list_names_every_study() -> None:

@@ -158,21 +158,69 @@ def test_speedups_beside_the_papers() -> None:
     assert rows["large", "AltUp K=2", "SQuAD"].ours["training"] == NOT_RUN
 
 
+def record(key: str, **changes: Any) -> dict[str, Any]:
+    fields = {"kind": "pretrain", "step": 1, "measures": {}, "hardware": "H200", "versions": "torch"}
+    return {"key": key, **fields, "date": "2025-01-01", "curves": {}, "coefficients": {}, **changes}
+
+
 def test_results_add_up(tmp_path: Path) -> None:
     one, two, both = (tmp_path / name for name in ("one", "two", "both"))
     write_results(one, SEEDS[:3])
-    write_run_record(one, {"key": "a", "curves": {}})
+    write_run_record(one, record("a"))
     write_results(two, SEEDS[2:])
-    write_run_record(two, {"key": "b", "curves": {}})
+    write_run_record(two, record("b"))
     assert merge(one, both) == (3, 1)
     assert merge(two, both) == (3, 1)
     assert merge(one, both) == (3, 1)
     assert sorted(r.identity for r in read_results(both)) == sorted(r.identity for r in SEEDS)
     assert {r.identity: r for r in read_results(both)} == {r.identity: r for r in SEEDS}
-    assert read_run_record(both, "a") == {"key": "a", "curves": {}}
+    assert read_run_record(both, "a") == record("a")
     with pytest.raises(UserError, match="no results"):
         merge(tmp_path / "empty", both)
     path = both / "varying-k.csv"
     path.write_text(path.read_text().replace("40,%", "forty,%", 1))
     with pytest.raises(UserError, match="line"):
         read_results(both)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text[: text.rindex("H200")], "line 6: not a whole result"),
+        (lambda text: text.replace("40,%", "nan,%", 1), "'nan' is not a number"),
+        (lambda text: text.replace("accuracy", "taste", 1), "'taste' is not known to this version"),
+        (lambda text: text.replace("hardware,", "gpu,", 1), "another version of altup"),
+        (lambda text: "\x00\udcff" + text, "damaged"),
+    ],
+)  # fmt: skip
+def test_damaged_results_are_named_and_never_written_over(tmp_path: Path, damage: Any, words: str) -> None:
+    write_results(tmp_path, SEEDS)
+    path = tmp_path / "varying-k.csv"
+    path.write_bytes(damage(path.read_text()).encode(errors="surrogateescape"))
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=words):
+        read_results(tmp_path)
+    with pytest.raises(UserError, match="varying-k"):
+        write_results(tmp_path, SEEDS[:1])
+    assert path.read_bytes() == before
+
+
+def test_other_tables_lie_beside_and_are_left_alone(tmp_path: Path) -> None:
+    write_results(tmp_path, SEEDS)
+    (tmp_path / "steps.csv").write_text("case,ms\nstep,1\n")
+    assert len(read_results(tmp_path)) == len(SEEDS)
+    with pytest.raises(UserError, match="would be written over"):
+        write_results(tmp_path, [result("Dense", 1.0, study="steps")])
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"key": "a", "ki', "[1]", '{"key": "a"}', '{"key": "a", "kind": "pretrain"}']
+)
+def test_damaged_records_are_named(tmp_path: Path, text: str) -> None:
+    write_results(tmp_path / "one", SEEDS)
+    write_run_record(tmp_path / "one", record("a"))
+    (tmp_path / "one" / "runs" / "a.json").write_text(text)
+    with pytest.raises(UserError, match=r"a\.json is not a whole record"):
+        read_run_record(tmp_path / "one", "a")
+    with pytest.raises(UserError, match=r"a\.json is not a whole record"):
+        merge(tmp_path / "one", tmp_path / "two")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -226,6 +228,24 @@ def test_after_the_time_limit_nothing_is_begun(scale: Scale, data: Path, tmp_pat
     outcome = run.run(lambda text: None, time_limit=1e-9)
     assert (outcome.finished, len(outcome.left)) == (0, 2)
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_what_a_signal_stops_is_told_as_left(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """In this process too: the run it stopped, those behind it, and the speeds."""
+    run = study_run(tmp_path / "out", with_settings(scale, {"steps": 50_000}), data, speed=True)
+    plan = run.plan()
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    outcome = run.run(lambda text: timer.start())  # said of the first run alone
+    assert (outcome.finished, outcome.stopped) == (0, True)
+    assert outcome.left == [job.key for job in (*plan.training(), *plan.speed)]
+
+
+def test_damaged_speeds_are_named(scale: Scale, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / "speed").mkdir(parents=True)
+    for text in ("{", "[]", "{}"):
+        (tmp_path / "out" / "speed" / "abc.json").write_text(text)
+        with pytest.raises(UserError, match=r"abc\.json is not a whole measurement"):
+            study_run(tmp_path / "out", scale, data).plan()
 
 
 def test_one_failure_does_not_stop_the_others(scale: Scale, data: Path, tmp_path: Path) -> None:

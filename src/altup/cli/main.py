@@ -80,6 +80,11 @@ def _run() -> int:
             raise
         typer.secho(f"altup: {error}", err=True, fg="red")
         return 2
+    except OSError as error:  # a folder where a file should be, a full disk, what may not be written
+        if os.environ.get("ALTUP_TRACEBACK") or error.filename is None:
+            raise
+        typer.secho(f"altup: {error.filename}: {error.strerror}", err=True, fg="red")
+        return 2
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0

@@ -110,7 +110,7 @@ def run_studies(
     ] = None,
 ) -> None:
     """Run studies. Stop with Ctrl-C and run the same command again to go on; what is finished is not repeated."""
-    from altup.errors import UserError, check_whole
+    from altup.errors import UserError, check_range, check_whole
     from altup.studies.run import StudyRun
     from altup.studies.scale import find_scale, read_seeds, with_settings
     from altup.studies.study import find_study, shipped
@@ -118,7 +118,11 @@ def run_studies(
     if everything == bool(names):
         raise UserError("name studies (`altup study list` shows them), or give --all")
     if jobs is not None:
-        check_whole("jobs", jobs, 1)
+        check_whole("--jobs", jobs, 1)
+    if time_limit is not None and not time_limit > 0:
+        raise UserError(f"--time-limit {time_limit:g} makes no sense; give a number of seconds above 0")
+    if price is not None:
+        check_range("--price", price, 0, float("inf"))
     chosen = list(shipped().values()) if everything else [find_study(name) for name in names or ()]
     at = with_settings(find_scale(scale), read_overrides(set_ or []), minutes)
     again = ["altup", "study", "run", *(names or ["--all"]), "--scale", scale]
@@ -127,20 +131,20 @@ def run_studies(
         for value in values if isinstance(values, list) else [values]:
             again += [flag, str(value)] if value is not None else []
     studies = StudyRun(
-        chosen, at, out, results or out / "results", read_seeds(seeds) if seeds else at.seeds, data, tasks,
-        tuple(only or ()), finetune, speed, shlex.join(again),
+        chosen, at, out, results or out / "results", at.seeds if seeds is None else read_seeds(seeds),
+        data, tasks, tuple(only or ()), finetune, speed, shlex.join(again),
     )  # fmt: skip
     if dry_run:
         _show_plan(studies, device, price)
         return
     outcome = studies.run(_say, jobs, time_limit)
-    _say(f"{outcome.finished} jobs finished now; {outcome.rows} results are in {studies.results}")
+    _say(f"{_jobs(outcome.finished)} finished now; {outcome.rows} results are in {studies.results}")
     if outcome.left:
-        _say(f"{len(outcome.left)} jobs are left; run the same command again to go on")
+        _say(f"{_jobs(len(outcome.left))} left; run the same command again to go on")
     if outcome.stopped:
         raise typer.Exit(STOPPED)
     if outcome.failed:
-        _say(f"{len(outcome.failed)} jobs failed; their logs are in {out / 'logs'}")
+        _say(f"{_jobs(len(outcome.failed))} failed; their logs are in {out / 'logs'}")
         raise typer.Exit(1)
     _say(f"Look at them: altup study report --results {studies.results} --out report.html")
 
@@ -239,7 +243,13 @@ def print_tables(
 
 
 def _folders(results: list[Path] | None) -> list[Path]:
-    return results or [OUT / "results"]
+    from altup.errors import UserError
+
+    found = results or [OUT / "results"]
+    for folder in found:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is no folder, so there are no results; `altup study run` makes them")
+    return found
 
 
 @app.command("merge")
@@ -252,6 +262,10 @@ def merge_results(
 
     rows, records = merge(source, target)
     typer.echo(f"{rows} results and {records} run records are now in {target}")
+
+
+def _jobs(count: int) -> str:
+    return f"{count} job" + ("" if count == 1 else "s")
 
 
 def _say(text: str) -> None:

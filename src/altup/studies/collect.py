@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import time
@@ -177,6 +178,8 @@ def _run_rows(cell: Cell, plan: Plan, results: Path, common: dict[str, Any]) -> 
         if cell.study.equal_time:
             measures["planned_seconds"] = 60 * plan.scale.minutes
         for metric, value in measures.items():
+            if not math.isfinite(value):
+                continue  # of a model that diverged; its record tells
             yield Result(
                 **common, **_origin(record), seed=str(cell.seed), metric=metric, value=value,
                 unit=METRICS[metric].unit, step=str(record["step"]), run=record["key"],

@@ -45,15 +45,18 @@ class Queue:
 
     def run(self, jobs: Sequence[Job], alone: bool = False) -> None:
         """All of them, in order, `width` at a time or, if they must be `alone`, one; failures are noted."""
-        jobs = [job for job in jobs if not self.stopped]
+        if self.stopped:
+            self.left += [job.key for job in jobs]
+            return
         if self.isolated:
             self._run_processes(list(jobs), 1 if alone else self.width)
             return
         for job in jobs:
-            if self.stopped or not self._may_start(job):
-                continue
-            self._announce(job)
-            self._run_here(job)
+            if self.stopped:
+                self.left.append(job.key)
+            elif self._may_start(job):
+                self._announce(job)
+                self._run_here(job)
 
     def _may_start(self, job: Job) -> bool:
         if any(need in self.failed for need in job.needs):
@@ -88,6 +91,7 @@ class Queue:
             self.done(job)
         else:
             self.stopped = True
+            self.left.append(job.key)
 
     def _fail(self, job: Job, reason: str) -> None:
         self.failed.append(job.key)

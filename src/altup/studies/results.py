@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from altup.errors import UserError
+from altup.studies.metrics import METRICS
 
 RUNS = "runs"
 
@@ -45,23 +47,45 @@ class Result:
 
 
 COLUMNS = [f.name for f in fields(Result)]
+OURS = {"study", "label", "metric"}  # columns by which a table of ours is known, whatever version wrote it
+# What every record of a run has, and what the reports read of a pretraining run.
+RECORD = {"key", "kind", "step", "measures", "hardware", "versions", "date"}
+PRETRAIN_RECORD = {"curves", "coefficients"}
 
 
 def read_results(folder: Path) -> list[Result]:
     """Every row of every study in a results folder."""
-    found = []
-    for path in sorted(folder.glob("*.csv")):
+    return [result for path in sorted(folder.glob("*.csv")) for result in _read_table(path) or ()]
+
+
+def _read_table(path: Path) -> list[Result] | None:
+    """The rows of a file; None if it is another table that lies beside."""
+    try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
-            if reader.fieldnames != COLUMNS:
-                continue  # another table that lies beside
-            for number, row in enumerate(reader, start=2):
-                try:
-                    values: dict[str, Any] = {**row, "value": float(row["value"])}
-                    found.append(Result(**values))
-                except (TypeError, ValueError):
-                    raise UserError(f"{path}, line {number}: not a result; mend or remove the line") from None
-    return found
+            columns = set(reader.fieldnames or ())
+            if columns != set(COLUMNS):
+                if not columns >= OURS:
+                    return None
+                wrong = ", ".join(sorted(columns ^ set(COLUMNS)))
+                raise UserError(f"{path} was written by another version of altup (columns {wrong}); move it away")
+            return [_read_row(row, f"{path}, line {number}") for number, row in enumerate(reader, start=2)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is damaged ({error}); put a whole copy in its place or remove it") from None
+
+
+def _read_row(row: dict[Any, Any], place: str) -> Result:
+    if set(row) != set(COLUMNS) or None in row.values():
+        raise UserError(f"{place}: not a whole result; mend or remove the line")
+    if row["metric"] not in METRICS:
+        raise UserError(f"{place}: measure {row['metric']!r} is not known to this version of altup")
+    try:
+        value = float(row["value"])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{place}: {row['value']!r} is not a number; mend or remove the line")
+    return Result(**{**row, "value": value})
 
 
 def write_results(folder: Path, results: Iterable[Result]) -> None:
@@ -72,6 +96,8 @@ def write_results(folder: Path, results: Iterable[Result]) -> None:
         by_study.setdefault(result.study, {})[result.identity] = result
     for study, rows in by_study.items():
         path = folder / f"{study}.csv"
+        if path.exists() and path.stat().st_size and _read_table(path) is None:
+            raise UserError(f"{path} holds no results of studies and would be written over; move it away")
         temporary = path.with_suffix(".tmp")
         with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
@@ -87,7 +113,21 @@ def _plain(value: str | float) -> str:
 
 def read_run_record(folder: Path, key: str) -> dict[str, Any] | None:
     path = folder / RUNS / f"{key}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return _read_record(path) if path.exists() else None
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        needed = RECORD | (PRETRAIN_RECORD if record["kind"] == "pretrain" else set())
+        if record["key"] == path.stem and needed <= record.keys():
+            return record
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    raise UserError(
+        f"{path} is not a whole record of a run; put a whole copy in its place or remove it "
+        "(`altup study run` makes it again from the run's folder)"
+    )
 
 
 def write_run_record(folder: Path, record: dict[str, Any]) -> None:
@@ -106,5 +146,5 @@ def merge(source: Path, target: Path) -> tuple[int, int]:
     write_results(target, rows)
     records = sorted((source / RUNS).glob("*.json"))
     for path in records:
-        write_run_record(target, json.loads(path.read_text(encoding="utf-8")))
+        write_run_record(target, _read_record(path))
     return len(rows), len(records)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from altup.studies.queue import Queue
 from altup.studies.results import Result, read_results, read_run_record
 from altup.studies.scale import Scale
 from altup.studies.study import Study
-from altup.studies.work import SPEED, is_done
+from altup.studies.work import SPEED, is_done, read_speed
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,8 @@ class StudyRun:
     @cached_property
     def inputs(self) -> Inputs:
         """The text and tasks; the smoke scale makes its own."""
+        if self.tasks is not None and not Path(self.tasks).is_dir():
+            raise UserError(f"--tasks {self.tasks}: no such folder; give one with SUITE/TASK/SPLIT.jsonl files")
         if self.data is not None:
             return identify(self.data, self.tasks)
         if self.scale.data != "embedded":
@@ -62,7 +63,7 @@ class StudyRun:
         from altup.studies.smoke import prepare_tasks, prepare_text
 
         data = prepare_text(self.out / "data", self.scale.vocab_size)
-        return identify(str(data), str(prepare_tasks(self.out / "data")))
+        return identify(str(data), self.tasks or str(prepare_tasks(self.out / "data")))
 
     @cached_property
     def machine(self) -> Machine:
@@ -88,7 +89,8 @@ class StudyRun:
         here = {
             path.stem: SpeedFacts(train["seq_per_s"], train["relative"])
             for path in (self.out / SPEED).glob("*.json")
-            for train in [json.loads(path.read_text(encoding="utf-8"))["train"]]
+            if (found := read_speed(self.out, path.stem))
+            for train in [found["train"]]
         }
         return {**self._earlier_speeds, **here}
 

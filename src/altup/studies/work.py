@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from altup.errors import UserError
 from altup.studies.plan import Job, run_folder
+from altup.studies.speed import Measured
 
 SPEED = "speed"
 
@@ -31,7 +32,15 @@ def speed_file(out: Path, key: str) -> Path:
 
 def read_speed(out: Path, key: str) -> dict[str, Any] | None:
     path = speed_file(out, key)
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and {f.name for f in fields(Measured)} <= found.keys():
+            return found
+    except ValueError:
+        pass
+    raise UserError(f"{path} is not a whole measurement; remove it, and it is made again")
 
 
 def _pretrain(job: Job, out: Path) -> bool:
