@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,8 @@ def test_a_scale_between(tmp_path: Path) -> None:
     assert given.name == "longer:finetune.steps=3,steps=10"
     assert given.given == {"steps": 10}
     assert given.columns["squad"].settings["steps"] == 3
+    assert with_settings(scale, {"steps": 10}, minutes=3).name == "longer:minutes=3,steps=10"
+    assert with_settings(scale, {}, minutes=scale.minutes).name == "longer"
     with pytest.raises(UserError, match="--only"):
         with_settings(scale, {"method": "altup"})
     path.write_text("like: huge\n")
@@ -167,3 +170,47 @@ def test_seeds_are_whole_numbers(text: str) -> None:
 
 def test_a_seed_counts_once() -> None:
     assert read_seeds("1,0,1") == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("seeds: 0", "seeds=0 is of the wrong kind; give a list of a whole number"),
+        ("sizes: tiny", "sizes='tiny'"),
+        ("pretrain: 5", "pretrain=5"),
+        ("minutes: soon", "minutes='soon'"),
+        ("experts: many", "experts='many'"),
+        ("finetune: [1]", "finetune=[1]"),
+        ("finetune: {columns: {glue: 3}}", "columns={"),
+        ("finetune: {columns: {chess: {tasks: [squad]}}}", "unknown key 'chess'"),
+    ],
+)  # fmt: skip
+def test_scales_of_the_wrong_kind_are_refused(tmp_path: Path, lines: str, words: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"like: smoke\n{lines}\n")
+    with pytest.raises(UserError, match=re.escape(words)):
+        find_scale(str(path))
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("expect: 3", "expect=3"),
+        ("measures: accuracy", "measures='accuracy' is of the wrong kind; give a list of text"),
+        ("sizes: small", "sizes='small'"),
+        ("settings: {smoke: 3}", "settings={'smoke': 3}"),
+        ("settings: {smokey: {steps: 3}}", "'smokey' is not known"),
+        ("equal_time: maybe", "equal_time='maybe' is of the wrong kind; give true or false"),
+        ("finetune: [chess]", "'chess' is not known"),
+        ("table: varying_k\nwhere: {colour: [1]}", "unknown key 'colour'"),
+        ("table: varying_k", "no row describes model small, method altup, k 4"),
+        ("rows: {Dense: {method: dense, at: 3}}", "row 'Dense': at=3"),
+        ("rows: {Dense: {method: dense, at: {smokey: null}}}", "'smokey' is not known"),
+        ("rows: {Dense: {method: dense, model_overrides: 3}}", "model_overrides=3"),
+        ("rows: {Dense: {method: altup, start: {P: chaos}}}", "'chaos' is not known"),
+        ("rows: [Dense]", "rows=['Dense']"),
+    ],
+)
+def test_studies_of_the_wrong_kind_are_refused(lines: str, words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        read_study("mine", MINIMAL + lines, "mine.yaml")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 
 from altup.errors import UserError, check_whole
-from altup.studies.study import Study, refuse_unknown
-
-SCALES = ("smoke", "mini", "paper")
+from altup.studies.kinds import check_kinds
+from altup.studies.study import FINETUNED, SCALES, Study, refuse_unknown
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,15 @@ def _merged(below: Any, above: Any) -> Any:
 
 def _build(name: str, base: str, values: dict[str, Any], source: str) -> Scale:
     refuse_unknown(source, values, {f.name for f in fields(Scale)} - {"name", "base", "given", "columns"})
+    check_kinds(source, values, get_type_hints(Scale))
     finetune = values.pop("finetune", {})
+    written = {"settings": dict[str, Any], "columns": dict[str, dict[str, Any]]}
+    refuse_unknown(f"{source}: finetune", finetune, written)
+    check_kinds(f"{source}: finetune", finetune, written)
+    refuse_unknown(f"{source}: finetune columns", finetune.get("columns", {}), FINETUNED)
+    for column, of in finetune.get("columns", {}).items():
+        if not of.get("tasks"):
+            raise UserError(f"{source}: finetune column {column!r} has no tasks; give {{tasks: [glue/cola, …]}}")
     columns = {
         column: Column(of["tasks"], {key: value for key, value in of.items() if key != "tasks"})
         for column, of in finetune.get("columns", {}).items()
@@ -92,12 +99,13 @@ def _build(name: str, base: str, values: dict[str, Any], source: str) -> Scale:
 def with_settings(scale: Scale, given: dict[str, Any], minutes: float | None = None) -> Scale:
     """The scale with fields of `PretrainConfig` set (`finetune.NAME` sets those of fine-tuning).
 
-    The name tells it, so that results of different settings are never averaged.
+    The name tells both, so that results of different settings are never averaged.
     """
     if minutes is not None:
         if not 0 < minutes < float("inf"):
             raise UserError(f"minutes={minutes} makes no sense; give a number above 0")
-        scale = replace(scale, minutes=minutes)
+        if minutes != scale.minutes:
+            scale = replace(scale, minutes=minutes, name=f"{scale.name}:minutes={minutes:g}")
     if not given:
         return scale
     refuse = [name for name in given if name in ("method", "k", "stride", "size", "seed", "data")]
@@ -108,8 +116,9 @@ def with_settings(scale: Scale, given: dict[str, Any], minutes: float | None = N
     tuned = {name.removeprefix("finetune."): v for name, v in given.items() if name.startswith("finetune.")}
     trained = {name: value for name, value in given.items() if not name.startswith("finetune.")}
     suffix = ",".join(f"{name}={value}" for name, value in sorted(given.items()))
+    name = f"{scale.name}{',' if ':' in scale.name else ':'}{suffix}"
     return replace(
-        scale, name=f"{scale.name}:{suffix}", given=trained, finetune={**scale.finetune, **tuned},
+        scale, name=name, given=trained, finetune={**scale.finetune, **tuned},
         columns={name: Column(c.tasks, {**c.settings, **tuned}) for name, c in scale.columns.items()},
     )  # fmt: skip
 

@@ -11,15 +11,19 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 
 from altup.errors import UserError, check_choice
 from altup.studies import paper
+from altup.studies.kinds import check_kinds
 from altup.studies.metrics import METRICS
+from altup.studies.starts import check_start
 
 LIBRARY = "library"
+SCALES = ("smoke", "mini", "paper")
+FINETUNED = ("glue", "superglue", "squad", "triviaqa")  # columns that a model may be fine-tuned for
 # What a paper's row and a study's row are compared by, with what a row means that does not say it.
 IDENTITY = {"method": "dense", "k": 1, "stride": 1, "extra_layers": 0}
 DEFAULT_K = {"altup", "sameup", "recycled", "sum", "dense-wide", "altup+moe"}
@@ -124,6 +128,8 @@ def read_study(name: str, text: str, source: str) -> Study:
         raise UserError(f"{source}: expected `name: value` lines; see docs/studies.md")
     known = {f.name for f in fields(Study)} - {"name"}
     refuse_unknown(source, values, known)
+    written = {"rows": dict[str, Any], "expect": list[Any]}
+    check_kinds(source, values, {**get_type_hints(Study), **written})
     for needed in ("title", "question", "rows"):
         if not values.get(needed):
             raise UserError(f"{source}: {needed!r} is missing; see docs/studies.md")
@@ -151,6 +157,8 @@ def _read_row(label: str, values: Any, source: str) -> Row:
     if not isinstance(values, dict):
         raise UserError(f"{source}: row {label!r} must hold fields, such as {{method: altup, k: 2}}")
     values = dict(values)
+    kinds = {**get_type_hints(Row), "model_overrides": dict[str, Any]}
+    check_kinds(f"{source}: row {label!r}", values, kinds)
     return Row(str(label), start=values.pop("start", {}), at=values.pop("at", {}), settings=values)
 
 
@@ -169,8 +177,22 @@ def _check(study: Study, source: str) -> None:
     named = [study.baseline, *study.frontier, *(x for e in study.expect for x in (e.better, e.than))]
     for label in named:
         check_choice(f"{source}: label", label, labels)
+    exceptions = [scale for row in study.rows for scale in row.at]
+    for scale in (*exceptions, *study.sizes, *study.settings, *study.finetune_at):
+        check_choice(f"{source}: scale", scale, SCALES)
+    for column in study.finetune:
+        check_choice(f"{source}: finetune", column, FINETUNED)
+    for row in study.rows:
+        check_start(row.start)
     if study.table is not None:
         check_choice(f"{source}: table", study.table, paper.TABLES)
+        refuse_unknown(f"{source}: where", study.where, paper.table(study.table)[0])
+        for theirs in study.paper_rows():
+            if study.label_of(theirs) is None:
+                told = ", ".join(f"{name} {theirs[name]}" for name in ("model", *IDENTITY) if name in theirs)
+                raise UserError(
+                    f"{source}: no row describes {told} of the table; add one, or leave it out by `where`"
+                )
 
 
 @cache
