@@ -143,6 +143,33 @@ def test_ticks_of_points_can_be_told_apart(points: list[tuple[float, float]]) ->
         assert len(ticks_drawn) == len(set(ticks_drawn)) >= 1
 
 
+@pytest.mark.parametrize("draw", ["points", "line"])
+@pytest.mark.parametrize("span", [(0.86, 1.0), (12.5, 13.7), (4.9501, 4.9522), (12.5, 12.5)])
+def test_ticks_stand_where_their_numbers_are(draw: str, span: tuple[float, float]) -> None:
+    """A tick at 0.875 that says 0.88 would put every value beside it in the wrong place."""
+    low, high = span
+    if draw == "points":
+        points = [Point("low", 0.0, low, 0), Point("high", 1.0, high, 1)]
+        chart = svg_of(scatter_chart(points, x_label="x", y_label="y"))
+    else:
+        chart = svg_of(line_chart([Series("a", [(0, low), (9, high)], 0)], x_label="x", y_label="y"))
+    marks = [e for e in chart.iter() if e.get("class") == "tick" and e.get("text-anchor") == "end"]
+    values, heights = [float(e.text or "") for e in marks], [float(e.get("y", "")) for e in marks]
+    steps = [b - a for a, b in itertools.pairwise(values)]
+    gaps = [a - b for a, b in itertools.pairwise(heights)]
+    assert len(marks) >= 3
+    assert steps == pytest.approx([steps[0]] * len(steps), rel=1e-6)
+    assert gaps == pytest.approx([gaps[0]] * len(gaps), abs=0.3)
+
+
+def test_names_of_points_stay_clear_of_the_axis() -> None:
+    points = [Point("a", 0.2, 1.0, 0), Point("b", 0.9, 1.0, 1), Point("c", 0.5, 2.0, 2)]
+    chart = svg_of(scatter_chart(points, x_label="x", y_label="y"))
+    bottom = max(float(e.get("y2", "0")) for e in chart.iter() if e.get("class") == "rule")
+    names = [e for e in chart.iter() if (e.get("class") or "").startswith("name")]
+    assert all(float(e.get("y", "")) <= bottom - 4 for e in names)
+
+
 def test_steps_and_layers_have_whole_ticks() -> None:
     chart = svg_of(line_chart([Series("a", [(1, 1), (2, 2), (3, 1)], 0)], x_label="layer", y_label="y"))
     across = [e.text for e in chart.iter() if e.get("class") == "tick" and e.get("text-anchor") == "middle"]

@@ -65,8 +65,9 @@ def line_chart(
     names = max((len(s.name) for s in series), default=0)
     right = WIDTH - max(RIGHT, 24 + NAME_WIDTH * names)
     x_ticks = [x for x in ticks(0.0, max(xs)) if max(xs) < 1 or x == int(x)]
-    axes = Axes(0.0, max(xs) or 1.0, x_ticks, min(ys), max(ys), ticks(min(ys), max(ys)), right)
-    parts = axes.draw(x_label, x_format, y_format)
+    y_ticks = ticks(min(ys), max(ys))
+    axes = Axes(0.0, max(xs) or 1.0, x_ticks, min(ys), max(ys), y_ticks, right)
+    parts = axes.draw(x_label, x_format, digits(y_ticks))
     drawn = [[axes.place(*point) for point in s.points] for s in series]
     heights = spread([line[-1][1] for line in drawn], LABEL_GAP, TOP + 6, axes.bottom - 4)
     hover = []
@@ -105,7 +106,7 @@ def scatter_chart(
         path = "M" + "L".join("{} {}".format(*axes.place(x, y)) for x, y in sorted(line))
         parts.append(f'<path class="line c0 frontier" d="{path}"><title>{html(line_name)}</title></path>')
     places = [axes.place(p.x, p.y) for p in points]
-    heights = spread([y - 12 for _, y in places], LABEL_GAP, TOP + 4, axes.bottom - 4)
+    heights = spread([y - 12 for _, y in places], LABEL_GAP, TOP + 4, axes.bottom - 12)  # clear of the axis
     hover = []
     for p, (x, y), height in zip(points, places, heights, strict=True):
         if p.error:
@@ -219,13 +220,17 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     magnitude = 10.0 ** math.floor(math.log10(span / about))
     step = min((m * magnitude for m in (1, 2, 2.5, 5, 10)), key=lambda s: abs(span / s - about))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    if first == last:  # all values are one: it stands in the middle
+        first, last = first - 1, last + 1
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
 def digits(found: Sequence[float]) -> Format:
-    """As many digits as tell neighbouring ticks apart, and two at least."""
+    """As many digits as the ticks have, and two at least: 0.875 is not written as 0.88."""
     step = min((b - a for a, b in itertools.pairwise(found)), default=1.0)
-    places = max(2, math.ceil(-math.log10(step) - 1e-9)) if step > 0 else 2
+    places = max(2, math.ceil(-math.log10(step) - 1e-9))
+    if not math.isclose(round(step, places), step, rel_tol=1e-6):  # a step of 2.5
+        places += 1
     return f"{{:.{places}f}}".format
 
 
