@@ -60,6 +60,18 @@ def test_foreign_files_are_refused_and_left_alone(tmp_path):
         read_rows(tmp_path / "nothing.csv")
 
 
+@pytest.mark.parametrize("changes", [{"kind": "friend"}, {"p50": "fast"}])
+def test_damaged_rows_are_refused(tmp_path, changes):
+    path = tmp_path / "rows.jsonl"
+    Sheet(path, MACHINE).add(ROWS[0])
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}) + "\n")
+    with pytest.raises(UserError, match="holds no rows"):
+        read_rows(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="is no text"):
+        read_rows(path)
+
+
 def test_percentiles_are_the_usual_ones():
     for count in (1, 2, 3, 50):
         values = list(np.random.default_rng(count).random(count))

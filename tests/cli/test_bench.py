@@ -66,6 +66,13 @@ def test_plot_and_table_from_a_file(measured, tmp_path):
     assert "<svg" in again.read_text()
 
 
+def test_stored_rows_are_printed_again_as_they_were(measured):
+    run, out, _ = measured
+    assert bench("--show", str(out), "--json").stdout == run.stdout
+    assert bench("head", "--show", str(out), "--csv").stdout == out.read_text()
+    assert "no rows of data" in bench("data", "--show", str(out), code=2).stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -78,6 +85,7 @@ def test_plot_and_table_from_a_file(measured, tmp_path):
         (["--quick", "--time-limit", "-1"], "above 0"),
         (["--quick", "--json", "--csv"], "choose one"),
         (["--show", "nothing.csv"], "cannot be read"),
+        (["head", "--quick", "--plot", "bars.txt"], "ends in .png"),
     ],
 )
 def test_mistakes_are_explained(arguments, message, monkeypatch, tmp_path):

@@ -50,14 +50,14 @@ def draw(rows: Iterable[Row], path: Path) -> None:
         axis.margins(x=0.25)
         notes = {ratio.note for ratio in ratios.values() if ratio is not None}
         axis.set_title("; ".join([title, *(f"× {note}" for note in notes)]), fontsize=9, loc="left")
-        axis.set_xlabel("ms", fontsize=8)
+        axis.set_xlabel("ms: median, 20th to 80th percentile", fontsize=8)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     kinds = [
         kind for kind in COLOURS if any(row.kind == kind for found, _ in panels.values() for row in found.values())
     ]
     figure.legend(
-        handles=[Patch(color=COLOURS[kind], label=kind) for kind in kinds], loc="outside lower right", ncols=3
+        handles=[Patch(color=COLOURS[kind], label=kind) for kind in kinds], loc="outside lower right", ncols=4
     )
     try:
         figure.savefig(path, dpi=150)

@@ -19,6 +19,7 @@ import altup
 from altup.errors import UserError
 
 OK, DISAGREES, FAILED, SKIPPED = "ok", "disagrees", "failed", "skipped"
+KINDS = ("ours", "plain", "peer", "floor")
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,9 @@ class Sheet:
         elif not self._json:
             self._write(",".join(COLUMNS) + "\n")
 
-    def add(self, row: Row) -> None:
-        record = {**asdict(row), **asdict(self.machine)}
+    def add(self, row: Row, machine: Machine | None = None) -> None:
+        """`machine` is where another run measured it."""
+        record = {**asdict(row), **asdict(machine or self.machine)}
         if self._json:
             self._write(json.dumps(record) + "\n")
             return
@@ -147,6 +149,8 @@ def read_rows(path: Path) -> list[tuple[Row, Machine]]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a file written by --out") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is no text; give a file written by --out") from None
     try:
         if path.suffix == ".csv":
             table = csv.DictReader(text.splitlines())
@@ -156,13 +160,17 @@ def read_rows(path: Path) -> list[tuple[Row, Machine]]:
         else:
             records = [json.loads(line) for line in text.splitlines() if line]
         names = {field.name for field in fields(Row)}
-        return [
+        found = [
             (
                 Row(**{name: record[name] for name in record if name in names}),
                 Machine(**{name: record[name] for name in record if name not in names}),
             )
             for record in records
         ]
+        for row, _ in found:
+            if row.kind not in KINDS or not isinstance(row.p50, int | float | None):
+                raise ValueError(f"kind {row.kind!r}, p50 {row.p50!r}")
+        return found
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{path} holds no rows of this version of `altup bench` ({error}); choose another file"

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from altup.bench.rows import Row
 
 SIZES = ("small", "base", "large", "xl")
-CASE_LIST = "  \n".join(f"`{name}`: {what}" for name, what in CASES.items())
+CASE_LIST = "; ".join(f"{name} ({what})" for name, what in CASES.items())
 
 
 def command(
     cases: Annotated[
-        list[str] | None, typer.Argument(help=f"Which ones, of {', '.join(CASES)}.", show_default="all")
+        list[str] | None, typer.Argument(help=f"Which ones, of: {CASE_LIST}.", show_default="all")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Toy sizes: about a minute, on a CPU too.")] = False,
     size: Annotated[
@@ -32,7 +32,9 @@ def command(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Providers to run, such as 'altup*'. Repeatable.")
     ] = None,
-    repeat: Annotated[int | None, typer.Option("--repeat", help="Rounds of timing.", show_default="10")] = None,
+    repeat: Annotated[
+        int | None, typer.Option("--repeat", help="Rounds of timing.", show_default="10; 3 with --quick")
+    ] = None,
     time_limit: Annotated[
         float | None, typer.Option("--time-limit", help="Seconds after which nothing more is begun.")
     ] = None,
@@ -77,12 +79,21 @@ def command(
         check_whole("--repeat", repeat, 1)
     if time_limit is not None and not time_limit > 0:
         raise UserError(f"--time-limit {time_limit:g} makes no sense; give a number of seconds above 0")
+    if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--plot {plot}: name a file that ends in .png, .svg or .pdf")
     if as_json and as_csv:
         raise UserError("--json and --csv both print the rows; choose one")
     if show is not None:
-        from altup.bench.rows import read_rows
+        from altup.bench.rows import Sheet, read_rows
 
-        rows = [row for row, _ in read_rows(show)]
+        stored = [(row, machine) for row, machine in read_rows(show) if row.case in names]
+        rows = [row for row, _ in stored]
+        if not rows:
+            raise UserError(f"--show {show}: holds no rows of {', '.join(names)}")
+        if as_json or as_csv:
+            sheet = Sheet(sys.stdout, stored[0][1], as_json)
+            for row, machine in stored:
+                sheet.add(row, machine)
     else:
         rows = _measure(names, quick, size, only, repeat, time_limit, out, as_json, as_csv, cold)
     if not (as_json or as_csv):
