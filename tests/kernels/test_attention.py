@@ -158,3 +158,19 @@ def test_what_is_refused(options, words):
     q, k, v, _ = tensors()
     with pytest.raises(UserError, match=words):
         attention(q, k, v, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("query_segments", (2, 3)), ("query_segments", (3, 4)), ("key_segments", (2, 1))]
+)
+def test_segments_of_other_tokens_are_refused(name, shape):
+    shapes = {"query_segments": (2, 4), "key_segments": (2, 4), name: shape}
+    with pytest.raises(UserError, match=name):
+        attention(*[torch.ones(2, 2, 4, 16)] * 3, **{name: torch.ones(shape) for name, shape in shapes.items()})
+
+
+def test_one_row_of_segments_serves_all():
+    q, k, v = torch.randn(3, 2, 2, 4, 16).unbind()
+    row = torch.tensor([[1, 1, 2, 2]])
+    want = attention(q, k, v, query_segments=row.expand(2, 4), key_segments=row.expand(2, 4))
+    assert torch.equal(attention(q, k, v, query_segments=row, key_segments=row), want)

@@ -282,6 +282,26 @@ def test_compiles_as_one_graph(dropout, small):
 
 @runs_kernel
 @pytest.mark.parametrize(
+    ("k", "v"),
+    [
+        ((2, 3, 5, 16), (2, 3, 5, 16)),
+        ((1, 2, 5, 16), (1, 2, 5, 16)),
+        ((2, 2, 5, 32), (2, 2, 5, 32)),
+        ((2, 2, 5, 16), (2, 2, 4, 16)),
+        ((2, 2, 0, 16), (2, 2, 0, 16)),
+    ],
+)
+def test_what_does_not_fit_together_reaches_no_kernel(k, v):
+    """It would read what lies behind."""
+    q, k, v = (torch.randn(shape, device=DEVICE) for shape in ((2, 2, 4, 16), k, v))
+    with pytest.raises(UserError, match="q, k and v"):
+        attention(q, k, v, implementation="triton")
+    with pytest.raises(UserError, match="q, k and v"):
+        attention(q, q.half(), q.half(), implementation="triton")
+
+
+@runs_kernel
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda q, k, v, w: ({"q": q.double(), "k": k.double(), "v": v.double()}), "float64"),

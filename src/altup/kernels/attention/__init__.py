@@ -53,6 +53,8 @@ def attention(
     if (query_segments is None) != (key_segments is None):
         missing = "key_segments" if key_segments is None else "query_segments"
         raise UserError(f"{missing}=None makes no sense beside the other's segments; give both or neither")
+    query_segments = _of_each_row("query_segments", query_segments, q)
+    key_segments = _of_each_row("key_segments", key_segments, k)
     distances = (q.shape[1], q.shape[2] + k.shape[2] - 1)
     if by_distance is not None and tuple(by_distance.shape) != distances:
         shape = list(by_distance.shape)
@@ -62,11 +64,11 @@ def attention(
     if implementation == "auto":
         wanted = by_distance is not None or query_segments is not None
         half = q.dtype in (torch.float16, torch.bfloat16)
-        fits = bias is None and q.shape[-1] in WIDTHS and half and runs_triton(q.device)
+        fits = bias is None and q.shape[-1] in WIDTHS and half and _fit(q, k, v) and runs_triton(q.device)
         implementation = "triton" if wanted and fits else "plain"
     if implementation == "plain":
         return plain_attention(q, k, v, bias, by_distance, causal, query_segments, key_segments, dropout, scale)
-    _check_kernels(q, bias, scale, constant_beyond)
+    _check_kernels(q, k, v, bias, scale, constant_beyond)
     seed = None
     if dropout:
         seed = torch.randint(2**62, (1,), device=q.device)
@@ -84,11 +86,34 @@ def attention(
     return out
 
 
-def _check_kernels(q: Tensor, bias: Tensor | None, scale: float, constant_beyond: int | None) -> None:
+def _fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the kernels can take them: they see addresses, and there must be something to see."""
+    alike = (*q.shape[:2], q.shape[3]) == (*k.shape[:2], k.shape[3]) and k.shape == v.shape
+    of_a_kind = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
+    return alike and of_a_kind and q.numel() > 0 and k.numel() > 0
+
+
+def _of_each_row(name: str, segments: Tensor | None, x: Tensor) -> Tensor | None:
+    """`segments` [batch or 1, tokens] of x [batch, heads, tokens, d] → [batch, tokens]."""
+    if segments is None:
+        return None
+    if segments.dim() != 2 or segments.shape[0] not in (1, x.shape[0]) or segments.shape[1] != x.shape[2]:
+        raise UserError(f"{name} has the shape {list(segments.shape)}; make it {[x.shape[0], x.shape[2]]}")
+    return segments.expand(x.shape[0], -1)
+
+
+def _check_kernels(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, constant_beyond: int | None
+) -> None:
     if not (runs_triton(q.device) or interprets_triton()):
         raise UserError(f'implementation="triton" needs Triton and a GPU since Ampere, not {q.device}; use "auto"')
     if bias is not None:
         raise UserError('implementation="triton" has no dense bias; give it by distance, or use "auto"')
+    if not _fit(q, k, v):
+        found = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (q, k, v))
+        raise UserError(
+            f'implementation="triton" takes q, k and v [batch, heads, tokens, d] alike, not {found}; use "auto"'
+        )
     if q.shape[-1] not in WIDTHS:
         raise UserError(f'implementation="triton" is for heads {WIDTHS} wide, not {q.shape[-1]}; use "auto"')
     if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
