@@ -18,6 +18,7 @@ from altup.cli.main import app
 from altup.errors import UserError
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.finetune import build_model, finetune
+from altup.training.metrics import read_records
 from tests.evaluation.tiny import made_up_words, save_tiny
 from tests.training.compare import assert_same_run, records, weights
 
@@ -87,6 +88,24 @@ def test_a_run_records_scores_and_keeps_predictions(trained: Path) -> None:
     card = (trained / "README.md").read_text()
     assert "| glue/sst2 |" in card
     assert f"altup finetune --out {trained} --resume" in card
+
+
+def test_speed_counts_tokens_and_no_padding(trained: Path, model: Path, data: Path) -> None:
+    """Ten steps of 16 are two epochs of the 80 examples, however they are laid out in rows."""
+    from transformers import AutoTokenizer
+
+    tokenizer, words = AutoTokenizer.from_pretrained(model), {"cola": ["unacceptable", "acceptable"]}
+    tokens = 0
+    for name in ("cola", "sst2"):
+        for line in (data / f"glue/{name}/train.jsonl").read_text().splitlines():
+            record = json.loads(line)
+            target = words.get(name, ["negative", "positive"])[record["label"]]
+            for text in (f"{name} sentence: {record['sentence']}", target):
+                tokens += len(tokenizer(text)["input_ids"])
+    for record in read_records(trained / "metrics.jsonl"):
+        if record["split"] == "train":
+            assert record["tokens_per_s"] * record["seconds"] == pytest.approx(2 * tokens)
+            assert record["seq_per_s"] * record["seconds"] == pytest.approx(160)
 
 
 def test_a_run_stopped_and_gone_on_is_the_same(model: Path, data: Path, trained: Path, tmp_path: Path) -> None:

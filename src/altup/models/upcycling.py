@@ -107,7 +107,7 @@ def _as_dense(model: PreTrainedModel | str | Path) -> Any:
 def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
     """A Hugging Face T5, BERT or Llama, or a model of ours, from a folder or the hub; of the classes `only`."""
     try:
-        config = AutoConfig.from_pretrained(place)
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{place!r} is neither a model folder nor a model on the hub that can be reached: {error}"

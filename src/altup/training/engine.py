@@ -45,7 +45,6 @@ class Engine:
         )
         self.schedule = config.rate()
         self.meter = Meter(mine.device)
-        self.tokens_per_example = 0
 
     def autocast(self) -> Any:
         """bf16 where it is safe, over float32 masters."""
@@ -56,7 +55,6 @@ class Engine:
     def step(self, step: int, batch: StepBatch, tokens: float) -> None:
         """Global step `step` (from 0) on this process's share; `tokens` counts the labels of all shares."""
         sums = torch.zeros(4, dtype=torch.float64, device=self.mine.device)
-        self.tokens_per_example = self._count_tokens(batch.micro[0])
         last = len(batch.micro) - 1
         scale = torch.full((), self.mine.world / tokens, device=self.mine.device)
         replays = self._graphs is not None and len({_shapes(micro) for micro in batch.micro}) == 1
@@ -87,10 +85,10 @@ class Engine:
         (out.loss_sum * scale).backward()
         return output_sums(out)
 
-    def _count_tokens(self, micro: dict[str, torch.Tensor]) -> int:
-        """Tokens the model reads of one example: inputs, and targets where these go through a decoder."""
-        both = getattr(getattr(self.plain, "config", None), "is_encoder_decoder", False)
-        return micro["input_ids"].shape[1] + (micro["labels"].shape[1] if both else 0)
+    @property
+    def reads_labels(self) -> bool:
+        """Whether targets go through a decoder, beside the inputs."""
+        return getattr(getattr(self.plain, "config", None), "is_encoder_decoder", False)
 
 
 def _shapes(batch: dict[str, torch.Tensor]) -> tuple:

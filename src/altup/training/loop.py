@@ -126,15 +126,17 @@ class Loop:
         first = self.state["step"]
         assert config.micro_batch is not None
         data = prefetch(self.batches, range(first, config.steps), config.micro_batch, mine)
-        self.clock, self._logged_at = Clock(mine.device), first
+        self.clock, self._logged_at, self._tokens = Clock(mine.device), first, 0.0
         try:
             for step, batch in enumerate(data, start=first):
-                # One small message between hosts: the processes agree on the number of labels and on stopping.
-                tokens, asked = mine.add_up(torch.tensor([batch.tokens, stop.requested], dtype=torch.float64))
+                # One small message between hosts: the processes agree on the numbers of tokens and on stopping.
+                mine_here = [batch.tokens, batch.inputs, stop.requested]
+                tokens, inputs, asked = mine.add_up(torch.tensor(mine_here, dtype=torch.float64)).tolist()
                 if asked:
                     self._save()
                     return False
-                self.engine.step(step, batch, max(float(tokens), 1.0))
+                self.engine.step(step, batch, max(tokens, 1.0))
+                self._tokens += inputs + (tokens if self.engine.reads_labels else 0)
                 self._after_step(step + 1)
         finally:
             data.close()
@@ -176,14 +178,14 @@ class Loop:
             "seconds": seconds,
             "steps_per_s": (done - self._logged_at) / seconds,
             "seq_per_s": per_second,
-            "tokens_per_s": per_second * self.engine.tokens_per_example,
+            "tokens_per_s": self._tokens / seconds,
         }
         peak = peak_flops(self.mine.device)
         if self.flops and peak:
             record["mfu"] = per_second * self.flops / (peak * self.mine.world)
         self._record(record)
         self.engine.meter.start_window()
-        self._logged_at = done
+        self._logged_at, self._tokens = done, 0.0
 
     def _evaluate(self, done: int) -> None:
         assert self.evaluate is not None

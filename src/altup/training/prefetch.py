@@ -18,10 +18,12 @@ IGNORED = -100
 
 @dataclass
 class StepBatch:
-    """One process's share of a step: a dict of tensors a micro-batch, and how many labels count in them."""
+    """One process's share of a step: a dict of tensors a micro-batch, how many labels count in them, and how many
+    tokens of inputs are not padding."""
 
     micro: list[dict[str, torch.Tensor]]
     tokens: int
+    inputs: int
 
 
 def label_name(batch: Mapping[str, Any]) -> str:
@@ -50,7 +52,13 @@ def assemble(batches: Batches, micro_batch: int, mine: Processes, step: int) -> 
         batches.examples(step, begin + first, begin + last) for begin in range(0, batches.batch_size, micro_batch)
     ]
     tokens = sum(int((a[label_name(a)] != IGNORED).sum()) for a in arrays)
-    return StepBatch([to_tensors(a, mine) for a in arrays], tokens)
+    return StepBatch([to_tensors(a, mine) for a in arrays], tokens, sum(map(count_inputs, arrays)))
+
+
+def count_inputs(batch: Mapping[str, np.ndarray]) -> int:
+    """Tokens of inputs that are not padding, of which a packed row holds several examples."""
+    real = batch.get("segments", batch.get("attention_mask"))
+    return batch["input_ids"].size if real is None else int((real != 0).sum())
 
 
 def prefetch(
