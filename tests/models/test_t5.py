@@ -355,6 +355,19 @@ def test_masks_of_queries_and_keys():
         torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_whole_masks_train_under_checkpointing(use_reentrant):
+    data = batch()
+    seen = data["decoder_attention_mask"].bool()[:, None, None, :] & torch.ones(7, 7).tril().bool()
+    plain, checkpointed = (tiny_t5("altup").train() for _ in range(2))
+    plain(**data).loss.backward()
+    checkpointed.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    checkpointed.enable_input_require_grads()
+    checkpointed(**{**data, "decoder_attention_mask": seen}).loss.backward()
+    for (name, one), other in zip(plain.named_parameters(), checkpointed.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("kind", ["whole", "plain"])

@@ -239,9 +239,14 @@ class T5Decoder(T5Stack):
             seen = see_keys(attention_mask, queries, keys, causal=True)
             memory_seen = see_keys(memory_mask, queries, memory.shape[1])
         else:
-            dense, bias = lay_out(by_distance, queries, keys).to(memory.dtype), None
-            hidden_from = hidden_keys(attention_mask, queries, keys, past, dense.device)
-            seen = Seen(additive=dense.masked_fill(hidden_from, torch.finfo(dense.dtype).min))
+            hidden_from = hidden_keys(attention_mask, queries, keys, past, memory.device)
+            lowest = torch.finfo(memory.dtype).min
+            if past_key_values is None:
+                # The bias apart: through reentrant checkpointing nothing inside a tuple gets a gradient.
+                seen = Seen(additive=memory.new_zeros(()).masked_fill(hidden_from, lowest / 2))
+            else:
+                dense, bias = lay_out(by_distance, queries, keys).to(memory.dtype), None
+                seen = Seen(additive=dense.masked_fill(hidden_from, lowest))
             memory_seen = Seen(additive=key_mask(memory_mask, memory.shape[1], memory.dtype))
 
         memories = self._memories(memory, past_key_values)
