@@ -250,7 +250,7 @@ def study_table(study: Study, rows: Sequence[TableRow]) -> Html:
                 cells.append(_split(ours, pair.ours.mean if pair.ours else None))
             else:
                 once = not row.run and m == shown[0]
-                cells.append(Cell(comparison.NOT_RUN if once else "–", kind="absent"))
+                cells.append(Cell(comparison.NOT_RUN, kind="absent told") if once else Cell("–", kind="absent"))
         body.append(cells)
     caption = f"Below a score: its difference to {study.baseline} of the same size."
     if any(m in STATIC for m in shown):
