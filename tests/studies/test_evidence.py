@@ -224,3 +224,4 @@ def test_damaged_records_are_named(tmp_path: Path, text: str) -> None:
         read_run_record(tmp_path / "one", "a")
     with pytest.raises(UserError, match=r"a\.json is not a whole record"):
         merge(tmp_path / "one", tmp_path / "two")
+    assert not (tmp_path / "two").exists()

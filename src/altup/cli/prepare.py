@@ -92,7 +92,8 @@ def command(
     if finished_before:
         typer.echo(f"{out} is finished and whole: every shard was compared with its hash.")
     _report(manifest)
-    typer.echo(f"Next: altup pretrain --data {shlex.quote(str(out))} --out runs/NAME")
+    if manifest.shards("validation"):  # without it the next step would be refused
+        typer.echo(f"Next: altup pretrain --data {shlex.quote(str(out))} --out runs/NAME")
 
 
 @contextmanager

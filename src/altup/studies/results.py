@@ -143,8 +143,8 @@ def merge(source: Path, target: Path) -> tuple[int, int]:
     rows = read_results(source)
     if not rows:
         raise UserError(f"{source} holds no results; `altup study run --out DIR` writes them to DIR/results")
+    records = [_read_record(path) for path in sorted((source / RUNS).glob("*.json"))]  # all, before any is written
     write_results(target, rows)
-    records = sorted((source / RUNS).glob("*.json"))
-    for path in records:
-        write_run_record(target, _read_record(path))
+    for record in records:
+        write_run_record(target, record)
     return len(rows), len(records)
