@@ -7,13 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from altup.errors import UserError, check_choice
-from altup.kernels.availability import interprets_triton, runs_triton
+from altup.kernels.availability import FUSED_DTYPES, interprets_triton, runs_triton
 from altup.kernels.cross_entropy.op import fused_head
 from altup.kernels.cross_entropy.reference import IGNORED, TokenSums, token_sums
 
 __all__ = ["IGNORED", "TokenSums", "head_sums", "token_sums"]
-
-FUSED_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def head_sums(
@@ -52,11 +50,11 @@ def head_sums(
 
 
 def _runs_fused(hidden: Tensor) -> bool:
-    return hidden.dtype in FUSED_TYPES and runs_triton(hidden.device)
+    return hidden.dtype in FUSED_DTYPES and runs_triton(hidden.device)
 
 
 def _refuse_unless_interpreted(hidden: Tensor) -> None:
-    if hidden.dtype not in FUSED_TYPES or not _is_interpreted():
+    if hidden.dtype not in FUSED_DTYPES or not _is_interpreted():
         raise UserError(
             f"implementation='triton' needs a CUDA GPU, Triton, and float16, bfloat16 or float32, not "
             f"{hidden.dtype} on {hidden.device}; use 'auto' or 'plain'"

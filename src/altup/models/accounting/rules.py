@@ -59,3 +59,12 @@ def rule_scalars(config: AltUpConfig, layer: Layer) -> int:
     """Coefficients of the rules around one layer: P and g of AltUp; a1, a2 and b of Sequence-AltUp."""
     k = config.num_blocks
     return (k * k + k if mixes_blocks(config) else 0) + (3 if mixes_tokens(config, layer) else 0)
+
+
+def expert_bytes(config: AltUpConfig, tokens: int) -> int:
+    """What one layer's experts keep: router input and probabilities in float32, and of the experts chosen input,
+    hidden layer and output."""
+    if not config.experts:
+        return 0
+    width, chosen = config.layer_width, tokens * config.expert_top_k
+    return 4 * tokens * (width + config.experts) + 2 * chosen * (2 * width + config.expert_hidden)

@@ -8,6 +8,7 @@ from altup.models.accounting.result import RULE
 from altup.models.accounting.rules import (
     Layer,
     count_coefficients,
+    expert_bytes,
     mixes_blocks,
     mixes_tokens,
     router_weights,
@@ -120,10 +121,7 @@ def count_activations(config: AltUpConfig, layers: list[Layer], targets: int) ->
         parts["norm_outputs"] += 2 * 2 * n * d
         parts["self_attention"] += 2 * n * (2 * queries + 2 * keys) + 4 * n * config.num_heads
         parts["feed_forward"] += 2 * n * (2 if bert else 4) * config.d_ff
-        if config.experts:
-            chosen = n * config.expert_top_k
-            # float32 router input and probabilities; then input, hidden and output of the experts chosen
-            parts["experts"] += 4 * n * (d + config.experts) + 2 * chosen * (2 * d + config.expert_hidden)
+        parts["experts"] += expert_bytes(config, n)
         if mixes_blocks(config):
             # The wide state and the layer's output, one of which is counted above: the block that the layer's
             # first norm reads, or what BERT's last norm gives. A strided layer's spread-out output comes on top.

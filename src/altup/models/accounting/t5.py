@@ -6,6 +6,7 @@ from altup.models.accounting.result import RULE
 from altup.models.accounting.rules import (
     Layer,
     count_coefficients,
+    expert_bytes,
     mixes_blocks,
     mixes_tokens,
     router_weights,
@@ -115,10 +116,7 @@ def count_activations(config: AltUpT5Config, layers: list[Layer], targets: int) 
         if layer.decoder:
             parts["cross_attention"] += 2 * (n * 2 * inner + layer.memory * 2 * inner) + 4 * n * heads
         parts["feed_forward"] += 2 * n * 4 * config.d_ff
-        if config.experts:
-            chosen = n * config.expert_top_k
-            # float32 router input and probabilities; then input, hidden and output of the experts chosen
-            parts["experts"] += 4 * n * (d + config.experts) + 2 * chosen * (2 * d + config.expert_hidden)
+        parts["experts"] += expert_bytes(config, n)
         if mixes_blocks(config):
             # The wide state and the layer's output. The block a whole-length layer reads is counted above.
             parts[RULE] += 2 * d * state * (k + 1 if layer.strided else k)

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from altup.errors import UserError
 from altup.kernels.cross_entropy import IGNORED, head_sums, token_sums
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, loss_fields, refuse_attentions
 from altup.models.decoder.config import AltUpDecoderConfig
+from altup.models.layers import PreNormLayer
 from altup.models.masks import causal_mask, token_positions
 from altup.models.rules import build_experts, build_rule
 from altup.nn import RMSNorm
@@ -30,7 +30,7 @@ class AltUpCausalLMOutput(SumsOutput, CausalLMOutputWithPast):
     """Hugging Face's output and, when labels are given, sums over the tokens that count."""
 
 
-class DecoderLayer(GradientCheckpointingLayer):
+class DecoderLayer(PreNormLayer):
     """x + attention, + feed-forward (and experts beside it), each pre-normed."""
 
     def __init__(self, config: AltUpDecoderConfig, index: int) -> None:
@@ -64,15 +64,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         """
         attended = self.attention(self.attention_norm(x), mask, rotation, past_key_values, causal=True)
         x = x + self._drop(attended)
-        normed = self.feed_forward_norm(x)
-        update = self.feed_forward(normed)
-        if self.experts is not None:
-            update = update + self.experts(normed)
-        update = self._drop(update)
-        return (x, update) if self.leaves_last_addition else x + update
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+        return self._add_feed_forward(x)
 
 
 class AltUpDecoderPreTrainedModel(AltUpPreTrainedModel):
@@ -176,12 +168,6 @@ class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.model.embed_tokens = value
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.lm_head = new_embeddings
 
     def forward(
         self,

@@ -83,12 +83,6 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, ReplayedGeneration
     def get_decoder(self) -> T5Decoder:
         return self.decoder
 
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.lm_head = new_embeddings
-
     def forward(
         self,
         input_ids: Tensor | None = None,

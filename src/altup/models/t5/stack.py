@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import EncoderDecoderCache
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from altup.errors import UserError
 from altup.kernels.attention import lay_out
+from altup.models.layers import PreNormLayer
 from altup.models.masks import cached_lengths, check_mask, key_mask, seen_by_query
 from altup.models.rules import build_experts, build_rule, stride_layers
 from altup.models.t5.config import AltUpT5Config
@@ -22,7 +22,7 @@ from altup.nn.attention import EVERYTHING, Projected, Seen, can_share_memory, pr
 from altup.nn.sequence import refuse_left_padding
 
 
-class T5Layer(GradientCheckpointingLayer):
+class T5Layer(PreNormLayer):
     """x + attention, + cross-attention in the decoder, + feed-forward (and experts beside it), each pre-normed."""
 
     def __init__(self, config: AltUpT5Config, index: int, is_decoder: bool, strided: bool = False) -> None:
@@ -80,15 +80,7 @@ class T5Layer(GradientCheckpointingLayer):
             if cache is not None:
                 cache.is_updated[self.index] = True
             x = x + self._drop(attended)
-        normed = self.feed_forward_norm(x)
-        update = self.feed_forward(normed)
-        if self.experts is not None:
-            update = update + self.experts(normed)
-        update = self._drop(update)
-        return (x, update) if self.leaves_last_addition else x + update
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+        return self._add_feed_forward(x)
 
 
 class T5Stack(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -28,20 +29,20 @@ HEAD = 52  # height of the title above an SVG of its own
 
 
 @dataclass(frozen=True)
-class Plot:
+class Plot(ABC):
     """A titled picture. `name` is that of its files; `caption` says what to see."""
 
     name: str
     title: str
     caption: str
 
+    @abstractmethod
     def inline(self) -> Html:
         """The drawing for a page."""
-        raise NotImplementedError
 
+    @abstractmethod
     def draw(self, axes: Any) -> None:
         """The same with matplotlib."""
-        raise NotImplementedError
 
     @property
     def unit(self) -> str:
