@@ -45,7 +45,8 @@ def test_the_other_families(original, auto_class, tmp_path):
         tmp_path / "log", "upcycle", tmp_path / "theirs", "--method", "altup", "--out", tmp_path / "w"
     )
     assert code == 0, text
-    assert float(text.split("logits ")[1].split()[0]) < 1e-4
+    words = " ".join(text.split())  # lines break where the path happens to end
+    assert float(words.split("logits ")[1].split()[0]) < 1e-4
     data = {"input_ids": stacks.batch()["input_ids"]}
     with torch.no_grad():
         wide = auto_class.from_pretrained(tmp_path / "w")(**data).logits

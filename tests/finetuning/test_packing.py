@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from altup.data.tasks.examples import pad
 from altup.errors import UserError
 from altup.finetuning.mixture import Mixture
-from altup.finetuning.packing import IGNORED, pack
+from altup.finetuning.packing import IGNORED, fit_rows, pack, target_widths
 from tests.finetuning.test_mixture import TASKS
 from tests.models.helpers import tiny_t5
 
@@ -48,6 +48,24 @@ def test_every_example_is_in_one_row_whole(lengths, quantum):
     if all(m == 1 for _, m in lengths) and len(lengths) <= 8:
         rows = (packed["segments"] != 0).any(axis=1).sum()
         assert rows <= 2 * -(-total // 16)  # first fit wastes less than half
+
+
+@pytest.mark.parametrize(("shortest", "longest", "most"), [(3, 40, 0.08), (80, 380, 0.12)])
+def test_little_is_padding(shortest, longest, most):
+    """Sentences, and paragraphs with a question: rows are nearly full, and targets need little room."""
+    draw = np.random.default_rng(0)
+    inputs, targets = draw.integers(shortest, longest, 256), draw.integers(2, 5, 256)
+    widths = target_widths(inputs.mean(), targets.mean(), int(targets.max()), 512)
+    rows = fit_rows(inputs.tolist(), targets.tolist(), 512, widths[0])
+    assert 1 - inputs.sum() / (512 * len(rows)) < most
+    assert sorted(example for row in rows for example in row) == list(range(256))
+    assert all(inputs[row].sum() <= 512 and targets[row].sum() <= widths[0] for row in rows)
+    assert widths[0] <= 1.1 * 512 * targets.mean() / inputs.mean() + 8
+
+
+def test_widths_of_targets_reach_the_longest():
+    assert target_widths(200.0, 5.8, 97, 512) == [24, 40, 64, 96, 104]
+    assert target_widths(20.0, 2.0, 2, 512) == [64]
 
 
 def random_examples(number: int) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -5,25 +5,10 @@ On a machine without a GPU they run in Triton's interpreter, in a process of its
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-from tests.kernels.interpreter import repair
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-if INTERPRETED:
-    repair()
-
-
-def runs_kernel(test):
-    """Run by `make test-gpu`, and by `test_kernels_in_the_interpreter`."""
-    return test if INTERPRETED else pytest.mark.gpu(test)
+from tests.kernels.interpreter import DEVICE, outside_the_interpreter, pass_in_the_interpreter, runs_kernel
 
 
 def problem(n, rows, columns, dtype):
@@ -75,18 +60,9 @@ def test_a_skipped_step_reads_no_bad_number_into_the_weights():
     assert all(torch.equal(a, b) for a, b in zip(weights, before, strict=True))
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+@outside_the_interpreter
 def test_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    found = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 0, found.stdout[-3000:]
-    assert "9 passed" in found.stdout
+    pass_in_the_interpreter(__file__)
 
 
 @pytest.mark.gpu

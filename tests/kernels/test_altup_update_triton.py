@@ -6,41 +6,24 @@ chosen when a kernel is defined, and must not be chosen for other tests.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from altup.kernels import altup_update
 from altup.kernels.altup_update_op import update, update_backward
-from tests.kernels.interpreter import repair
+from tests.kernels.interpreter import (
+    DEVICE,
+    INTERPRETED,
+    needs_gpu,
+    outside_the_interpreter,
+    pass_in_the_interpreter,
+    runs_kernel,
+)
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 # One rounding of the result, and sums in float32.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 SUM_TOLERANCE = 2e-5  # coefficients' gradients: long sums
-
-if INTERPRETED:
-    repair()
-
-
-def runs_kernel(test):
-    """Run by `make test-gpu`, and by `test_kernels_in_the_interpreter`."""
-    return test if INTERPRETED else pytest.mark.gpu(test)
-
-
-@pytest.fixture
-def poisoned():
-    """Fresh memory is full of NaN, so that what a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(5, device=DEVICE).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
@@ -259,16 +242,14 @@ def test_a_second_derivative_is_refused():
         torch.autograd.grad(first.sum(), y)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("K", "d"), [(2, 768), (4, 768), (2, 2048), (8, 512)])
 def test_training_size(K, d, dtype, poisoned):
     compare(*problem(K, (8, 512, d), dtype), K - 1)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
+@needs_gpu
 def test_two_runs_give_the_same_bits():
     blocks, y, residual, P, g = problem(4, (64, 512, 768), torch.bfloat16)
     upstream = [torch.randn_like(b) for b in blocks]
@@ -278,8 +259,7 @@ def test_two_runs_give_the_same_bits():
         assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
+@needs_gpu
 def test_blocks_beyond_32_bit_offsets():
     """2³¹ + 4096 numbers a block: the last ones are reached too."""
     n = 2**31 + 4096
@@ -291,16 +271,12 @@ def test_blocks_beyond_32_bit_offsets():
     assert not new[:-5].any()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
+@needs_gpu
 def test_auto_takes_the_kernels_on_a_gpu():
     blocks, y, residual, P, g = problem(2)
     assert "update" in type(altup_update(blocks, y, P, g, 0, residual)[0].grad_fn).__name__.lower()
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+@outside_the_interpreter
 def test_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__))]
-    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
+    pass_in_the_interpreter(__file__)

@@ -6,11 +6,6 @@ chosen when a kernel is defined, and must not be chosen for other tests.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -18,33 +13,17 @@ from torch.utils.checkpoint import checkpoint
 from altup.errors import UserError
 from altup.kernels.attention import attention, attention_reference, keep_mask
 from altup.kernels.attention.op import attend, attend_backward
-from tests.kernels.interpreter import repair
+from tests.kernels.interpreter import (
+    DEVICE,
+    INTERPRETED,
+    needs_gpu,
+    outside_the_interpreter,
+    pass_in_the_interpreter,
+    runs_kernel,
+)
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 DTYPES = [torch.float32] if INTERPRETED else [torch.bfloat16]
-
-if INTERPRETED:
-    repair()
-
-
-def runs_kernel(test):
-    """Run by `make test-gpu`, and by `test_kernels_in_the_interpreter`."""
-    return test if INTERPRETED else pytest.mark.gpu(test)
-
-
-def needs_gpu(test):
-    return pytest.mark.gpu(pytest.mark.skipif(INTERPRETED, reason="needs a GPU")(test))
-
-
-@pytest.fixture
-def poisoned():
-    """Fresh memory is full of NaN, so that what a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(5, device=DEVICE).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
@@ -387,9 +366,6 @@ def test_under_autocast():
     assert [g.dtype for g in gradients] == [torch.float32, torch.float32]
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+@outside_the_interpreter
 def test_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__))]
-    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
+    pass_in_the_interpreter(__file__)

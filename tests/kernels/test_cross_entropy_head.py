@@ -6,11 +6,6 @@ is chosen when a kernel is defined, and must not be chosen for other tests.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,16 +13,17 @@ from torch.utils.checkpoint import checkpoint
 
 from altup.errors import UserError
 from altup.kernels import cross_entropy, head_sums
+from tests.kernels.interpreter import (
+    DEVICE,
+    INTERPRETED,
+    needs_gpu,
+    outside_the_interpreter,
+    pass_in_the_interpreter,
+    runs_kernel,
+)
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-
-
-def runs_kernel(test):
-    """Run by `make test-gpu`, and by `test_kernel_in_the_interpreter`."""
-    return test if INTERPRETED else pytest.mark.gpu(test)
 
 
 def problem(tokens=(3, 7), D=24, V=50, dtype=torch.float32, weight_dtype=None, device=None):
@@ -268,8 +264,7 @@ def test_compiles_as_one_graph(dtype):
     compare(*problem(dtype=dtype), run=compiled)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("D", [768, 1536])
 def test_training_size(D):
     """Against float32 on the same bf16 inputs; twice the same bits; memory bounded by the chunk."""
@@ -290,9 +285,6 @@ def test_training_size(D):
         assert distance(got, exact.double()) < 1e-2
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+@outside_the_interpreter
 def test_kernel_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__))]
-    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
+    pass_in_the_interpreter(__file__)

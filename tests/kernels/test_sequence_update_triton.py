@@ -5,40 +5,23 @@ Where there is no GPU the kernels run in Triton's interpreter, as in test_altup_
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from altup.errors import UserError
 from altup.kernels import sequence_update
 from altup.kernels.sequence_update_op import sequence_update_backward, sequence_update_op
-from tests.kernels.interpreter import repair
+from tests.kernels.interpreter import (
+    DEVICE,
+    INTERPRETED,
+    needs_gpu,
+    outside_the_interpreter,
+    pass_in_the_interpreter,
+    runs_kernel,
+)
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 SUM_TOLERANCE = 2e-5  # coefficients' gradients: long sums
-
-if INTERPRETED:
-    repair()
-
-
-def runs_kernel(test):
-    """Run by `make test-gpu`, and by `test_kernels_in_the_interpreter`."""
-    return test if INTERPRETED else pytest.mark.gpu(test)
-
-
-@pytest.fixture
-def poisoned():
-    """Fresh memory is full of NaN, so that what a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(5, device=DEVICE).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
@@ -165,8 +148,7 @@ def test_compiles_as_one_graph():
     compare(*problem(9, 4), 4, run=torch.compile(fused, backend=backend, fullgraph=True))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_training_size(dtype, poisoned):
     inputs = problem(512, 4, 768, dtype, batch=64)
@@ -183,9 +165,6 @@ def test_lengths_that_do_not_fit_are_refused(stride):
         sequence_update(torch.zeros(1, 9, 4), torch.zeros(1, 4, 4), a, b, stride)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+@outside_the_interpreter
 def test_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__))]
-    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
+    pass_in_the_interpreter(__file__)

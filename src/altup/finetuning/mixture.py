@@ -24,7 +24,7 @@ from altup.data.randomness import keys, permute
 from altup.data.tasks.examples import Tokens
 from altup.data.tasks.examples import pad as pad_rows
 from altup.errors import UserError, check_whole
-from altup.finetuning.packing import IGNORED, pack, room_for_targets
+from altup.finetuning.packing import IGNORED, pack, round_up, target_widths
 
 MIX, ROWS = 4, 5  # first coordinates of keys, beside those of altup.data.batches
 ROUND = 10_000  # examples of a round of weighted tasks: weights are kept to 1/10,000
@@ -52,10 +52,13 @@ class TrainingTask:
 
 
 class Mixture:
-    """`Batches` of examples, padded: input_ids, attention_mask, labels (−100 after the end).
+    """`Batches` of examples, as rows of tokens.
 
-    Inputs are padded to the narrowest of a few widths that holds the rows asked for; targets always to the longest
-    target of all. With `packed_width` the rows are that wide and hold several examples (see `packing`).
+    Padded, a row is an example: input_ids and attention_mask, as wide as the narrowest of a few widths that holds
+    the rows asked for, and labels (−100 behind the end), as wide as the longest target of all.
+
+    With `packed_width` rows are that wide, or as wide as the longest input, and hold several examples: input_ids,
+    segments, labels, decoder_segments (see `packing`). There are then fewer rows than examples.
     """
 
     def __init__(
@@ -74,16 +77,19 @@ class Mixture:
         self._pad = pad_id
         self._ends = np.cumsum(shares)
         self._sizes = np.array([len(task) for task in tasks])
-        longest = max(int(task.inputs.lengths.max()) for task in tasks)
-        self._widths = [*(width for width in WIDTHS if width < longest), _round_up(longest)]
-        self._target_width = _round_up(max(int(task.targets.lengths.max()) for task in tasks))
+        longest, longest_target = (
+            max(int(getattr(task, part).lengths.max()) for task in tasks) for part in ("inputs", "targets")
+        )
+        self._widths = [*(width for width in WIDTHS if width < longest), round_up(longest)]
+        self._target_widths = [round_up(longest_target)]
         self._packed_width: int | None = None
         if packed_width is not None:
-            self._packed_width = _round_up(max(packed_width, longest))
-            inputs, targets = (
-                np.concatenate([getattr(t, part).lengths for t in tasks]) for part in ("inputs", "targets")
+            self._packed_width = round_up(max(packed_width, longest))
+            self._mean_input, mean_target = (
+                float(np.average([getattr(task, part).lengths.mean() for task in tasks], weights=shares))
+                for part in ("inputs", "targets")
             )
-            self._target_width = _round_up(room_for_targets(inputs, targets, self._packed_width))
+            self._target_widths = target_widths(self._mean_input, mean_target, longest_target, self._packed_width)
 
     def order(self, step: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Task and row of the examples start..stop-1 of a step, which is sorted by length if it is not packed."""
@@ -112,23 +118,22 @@ class Mixture:
         chosen = list(zip(*self.order(step, start, stop), strict=True))
         inputs = [self.tasks[task].inputs[row] for task, row in chosen]
         targets = [self.tasks[task].targets[row] for task, row in chosen]
+        target_width = _narrowest(self._target_widths, targets)
         if self._packed_width is not None:
             quantum = self._quantum(stop - start)
-            return pack(inputs, targets, self._packed_width, self._target_width, quantum, self._pad)
-        longest = max((len(tokens) for tokens in inputs), default=0)
-        width = next(width for width in self._widths if width >= longest)
+            return pack(inputs, targets, self._packed_width, target_width, quantum, self._pad)
+        width = _narrowest(self._widths, inputs)
         lengths = np.array([len(tokens) for tokens in inputs])
         return {
             "input_ids": pad_rows(inputs, width, self._pad),
             "attention_mask": (np.arange(width) < lengths[:, None]).astype(np.int32),
-            "labels": pad_rows(targets, self._target_width, IGNORED),
+            "labels": pad_rows(targets, target_width, IGNORED),
         }
 
     def _quantum(self, examples: int) -> int:
-        """What the rows of a part of a step are rounded up to: an eighth of the usual number."""
-        shares = np.array(self.shares) / sum(self.shares)
-        mean = sum(share * task.inputs.lengths.mean() for share, task in zip(shares, self.tasks, strict=True))
-        return max(1, round(examples * mean / self._packed_width / 8))
+        """What the rows of `examples` examples are rounded up to a multiple of: a 16th of the usual number."""
+        assert self._packed_width is not None
+        return max(1, round(examples * self._mean_input / self._packed_width / 16))
 
     def describe(self) -> dict[str, Any]:
         parts = {
@@ -154,5 +159,7 @@ def shares_of(groups: Sequence[tuple[float | None, Sequence[int]]]) -> list[int]
     return [max(1, round(share)) for share in exact]
 
 
-def _round_up(length: int) -> int:
-    return -(-length // 8) * 8
+def _narrowest(widths: Sequence[int], rows: Sequence[np.ndarray]) -> int:
+    """The first of `widths` that holds all `rows`."""
+    longest = max((len(row) for row in rows), default=0)
+    return next(width for width in widths if width >= longest)

@@ -1,32 +1,40 @@
 """Several short examples in one row, so that little of a batch is padding.
 
-Each token carries the number of its example within the row, in `segments` and `decoder_segments`, and every
-attention keeps to its own number; 0 is padding. Relative positions need nothing else: they only count distances
-within an example.
+Each token carries the number of its example within the row, in `segments` and `decoder_segments`, and in all three
+attentions it sees its own number alone; 0 is padding. Positions are relative, so that an example reads the same
+wherever in a row it stands.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 IGNORED = -100
+LONG = 1 / 4  # of a row: inputs beyond this are fitted in tightly, those below it evenly
 
 
 def fit_rows(inputs: Sequence[int], targets: Sequence[int], width: int, target_width: int) -> list[list[int]]:
-    """Examples by row: longest first, each into the first row where both its input and its target fit."""
-    rows: list[list[int]] = []
-    free = np.zeros((0, 2), np.int64)
+    """Examples by row, so that both the inputs and the targets of a row fit; longest inputs first.
+
+    A long one goes to the first row where it fits, which leaves few gaps. A short one goes to the row with most
+    room, which mixes lengths: a row of nothing but short inputs would have too many targets.
+    """
+    rows: list[list[int]] = [[] for _ in range(-(-sum(inputs) // width))]
+    free = np.tile((width, target_width), (len(rows), 1))
     for example in np.argsort(-np.asarray(inputs, np.int64), kind="stable").tolist():
         needs = (inputs[example], targets[example])
-        fits = np.flatnonzero((free >= needs).all(axis=1))
-        if len(fits):
-            row = int(fits[0])
-        else:
+        fits = (free >= needs).all(axis=1)
+        if not fits.any():
             row = len(rows)
             rows.append([])
             free = np.vstack([free, (width, target_width)])
+        elif inputs[example] > LONG * width:
+            row = int(fits.argmax())
+        else:
+            row = int(np.where(fits, free[:, 0], -1).argmax())
         rows[row].append(example)
         free[row] -= needs
     return rows
@@ -64,7 +72,16 @@ def pack(
     return packed
 
 
-def room_for_targets(inputs: np.ndarray, targets: np.ndarray, width: int) -> int:
-    """Tokens of targets in a row: half as many again as belong to `width` tokens of inputs on average."""
-    usual = 1.5 * width * targets.sum() / inputs.sum()
-    return int(min(max(targets.max(), usual), max(width, targets.max())))
+def target_widths(mean_input: float, mean_target: float, longest: int, width: int) -> list[int]:
+    """Widths for the targets of rows of `width` tokens, of which a batch takes the first that holds its longest.
+
+    The first is a little more than belongs to `width` tokens of inputs on average, the last holds all targets.
+    """
+    widths = [round_up(math.ceil(1.1 * width * mean_target / mean_input))]
+    while widths[-1] < longest:
+        widths.append(min(round_up(int(1.5 * widths[-1])), round_up(longest)))
+    return widths
+
+
+def round_up(length: int) -> int:
+    return -(-length // 8) * 8

@@ -50,9 +50,14 @@ def project_memory(memory: Tensor, layers: Sequence[Attention]) -> list[Projecte
 
 
 def can_share_memory(layers: Sequence[Attention]) -> bool:
-    """Whether `project_memory` may take the weights by themselves: not where they are sharded or wrapped."""
-    linears = [linear for layer in layers for linear in (layer.k, layer.v)]
-    return all(type(linear) is nn.Linear and type(linear.weight) is nn.Parameter for linear in linears)
+    """Whether `project_memory` may take the weights themselves: not where they are sharded, wrapped or watched."""
+    return all(
+        type(linear) is nn.Linear
+        and type(linear.weight) is nn.Parameter
+        and not (linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks)
+        for layer in layers
+        for linear in (layer.k, layer.v)
+    )
 
 
 class Attention(nn.Module):
