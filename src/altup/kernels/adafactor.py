@@ -6,6 +6,7 @@ and the parts are added in a fixed order, so that results are the same bit for b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,11 +32,16 @@ class Matrices(NamedTuple):
 
 def matrices(tensors: Sequence[Tensor]) -> Matrices:
     """`tensors` must fit (see `fits`) and outlive the kernels that read them."""
-    addresses = torch.tensor([tensor.data_ptr() for tensor in tensors])
-    device = tensors[0].device
+    return Matrices(_table(tuple(tensor.data_ptr() for tensor in tensors), tensors[0].device), tensors[0])
+
+
+@functools.lru_cache(maxsize=1024)
+def _table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
+    """Kept, because most matrices stay where they are, and what a CUDA graph reads must do so."""
+    table = torch.tensor(addresses)
     if device.type == "cuda":  # pinned, so that the host does not wait for the copy
-        addresses = addresses.pin_memory().to(device, non_blocking=True)
-    return Matrices(addresses, tensors[0])
+        table = table.pin_memory().to(device, non_blocking=True)
+    return table
 
 
 def fits(tensors: Sequence[Tensor]) -> bool:

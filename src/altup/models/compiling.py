@@ -23,10 +23,13 @@ def compile_layers(model: nn.Module, **options: object) -> nn.Module:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
     layers = set(getattr(model, "_no_split_modules", None) or ())
     inside: set[nn.Module] = set()
+    options = {"dynamic": False, **options}
     for module in model.modules():
+        if hasattr(module, "compile_ends"):
+            module.compile_ends(**options)  # type: ignore[operator]
         if module in inside:
             continue
         if type(module).__name__ in layers or isinstance(module, BETWEEN):
             inside.update(module.modules())
-            module.compile(**{"dynamic": False, **options})
+            module.compile(**options)
     return model

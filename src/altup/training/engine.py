@@ -38,7 +38,7 @@ class Engine:
         self.plain = unwrap(self.model)
         # Exchanges between processes and recomputed layers do not go into a graph.
         alone = compiles and mine.world == 1 and not config.activation_checkpointing
-        self._graphs = Graphs(self.plain, self._forward_backward) if alone else None
+        self._graphs = Graphs(self.plain, self._forward_backward, self._update) if alone else None
         self._lr = torch.zeros((), device=mine.device)
         self.optimizer = build_optimizer(
             config.optimizer, self.plain, lr=self._lr, weight_decay=config.weight_decay or 0.0
@@ -56,6 +56,9 @@ class Engine:
         """Global step `step` (from 0) on this process's share; `tokens` counts the labels of all shares."""
         sums = torch.zeros(4, dtype=torch.float64, device=self.mine.device)
         last = len(batch.micro) - 1
+        self._lr.fill_(self.schedule(step))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr
         scale = torch.full((), self.mine.world / tokens, device=self.mine.device)
         replays = self._graphs is not None and len({_shapes(micro) for micro in batch.micro}) == 1
         for i, micro in enumerate(batch.micro):
@@ -66,17 +69,24 @@ class Engine:
                 inputs = {name: t.to(self.mine.device, non_blocking=True) for name, t in micro.items()}
                 with gradient_sync(self.model, i == last):
                     sums += self._forward_backward(inputs, scale)
+        if replays:
+            norm, skip = self._graphs.update()  # type: ignore[union-attr]
+        else:
+            norm, skip = self._update()
+            self.optimizer.zero_grad(set_to_none=True)
+        self.meter.add(sums, norm, skip)
+
+    def _update(self, frozen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step of the optimizer, or none where the gradient is not finite; its norm, and whether it was."""
         parameters = [p for p in self.plain.parameters() if p.grad is not None]
         norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
         skip = ~torch.isfinite(norm)
+        if frozen is not None:
+            skip = skip | frozen
         if self.config.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.config.clip_norm, norm)
-        self._lr.fill_(self.schedule(step))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._lr
         self.optimizer.step(skip=skip)  # type: ignore[call-overload]
-        self.optimizer.zero_grad(set_to_none=True)
-        self.meter.add(sums, norm, skip)
+        return norm, skip
 
     def _forward_backward(self, inputs: dict[str, torch.Tensor], scale: torch.Tensor) -> torch.Tensor:
         """Add the gradient of scale · loss_sum to the parameters'; gives the sums of the output."""

@@ -1,7 +1,8 @@
-"""Forward and backward as CUDA graphs: recorded once for each shape of batch, then replayed.
+"""A training step as CUDA graphs: recorded once for each shape of batch, then replayed.
 
-A compiled layer takes the host about as long to launch as a GPU to run, so without this a fast model waits for its
-launches. A graph keeps its own inputs, outputs and gradients in places that never move.
+A compiled layer takes the host about as long to launch as a GPU to run, and an optimizer consists of thousands of
+small operations, so without this a fast model waits for its launches. A graph keeps its own inputs, outputs and
+gradients in places that never move.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import torch
 from torch import Tensor, nn
 
 Run = Callable[[dict[str, Tensor], Tensor], Tensor]
+Update = Callable[[Tensor], tuple[Tensor, ...]]
 
 WARM_UPS = 2  # runs before a recording, in which code is compiled and libraries choose their algorithms
 
 
 class Recorded(NamedTuple):
+    """One pass and, of the pass that begins a step, the update that may follow."""
+
     graph: torch.cuda.CUDAGraph
     inputs: dict[str, Tensor]
     scale: Tensor
     result: Tensor
     gradients: list[Tensor | None]
+    update: torch.cuda.CUDAGraph | None = None
+    updated: tuple[Tensor, ...] = ()
 
 
 class Graphs:
@@ -30,12 +36,17 @@ class Graphs:
 
     After a call `p.grad` of every parameter holds this pass's gradient, or with `add=True` that added to what the
     last call of the same shapes left there. Gradients must not be replaced in between.
+
+    `update(frozen)` uses the gradients and gives tensors; where the bool tensor `frozen` is true it must leave
+    everything as it is, so that it can be tried before it is recorded.
     """
 
-    def __init__(self, model: nn.Module, run: Run) -> None:
+    def __init__(self, model: nn.Module, run: Run, update: Update | None = None) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._run = run
+        self._update = update
         self._recorded: dict[tuple, Recorded] = {}
+        self._latest: Recorded | None = None  # the pass that began the step
         self._pool: Any = None  # memory that the graphs share, since they never run at once
 
     def __call__(self, inputs: dict[str, Tensor], scale: Tensor, add: bool = False) -> Tensor:
@@ -43,13 +54,21 @@ class Graphs:
         if key not in self._recorded:
             self._recorded[key] = self._record(inputs, scale, add)
         recorded = self._recorded[key]
+        if not add:
+            self._latest = recorded
         for name, tensor in inputs.items():
             recorded.inputs[name].copy_(tensor, non_blocking=True)
         recorded.scale.copy_(scale)
         recorded.graph.replay()
-        for parameter, gradient in zip(self._parameters, recorded.gradients, strict=True):
-            parameter.grad = gradient
+        self._set_gradients(recorded.gradients)
         return recorded.result
+
+    def update(self) -> tuple[Tensor, ...]:
+        """Replay the update with the gradients of the step's passes."""
+        assert self._latest is not None
+        assert self._latest.update is not None
+        self._latest.update.replay()
+        return self._latest.updated
 
     def _record(self, inputs: dict[str, Tensor], scale: Tensor, add: bool) -> Recorded:
         device = scale.device
@@ -57,21 +76,43 @@ class Graphs:
         scale = scale.clone()
         before = [p.grad for p in self._parameters]
         random = torch.cuda.get_rng_state(device)  # which the runs below use up
-        aside = torch.cuda.Stream(device)
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):
-            for _ in range(WARM_UPS):
-                self._set_gradients(None)
-                self._run(inputs, scale)
-        torch.cuda.current_stream(device).wait_stream(aside)
+
+        def warm_up() -> None:
+            self._set_gradients(None)
+            self._run(inputs, scale)
+
+        self._aside(warm_up, device)
         self._set_gradients(before if add else None)
+        graph, result = self._capture(lambda: self._run(inputs, scale))
+        gradients = [p.grad for p in self._parameters]
+        recorded = Recorded(graph, inputs, scale, result, gradients)
+        if self._update is not None and not add:
+            # Nothing has been computed into these gradients yet, so an update may do with them what it likes.
+            update, frozen = self._update, torch.ones((), dtype=torch.bool, device=device)
+            self._aside(lambda: update(frozen), device)
+            moving = torch.zeros_like(frozen)
+            graph, updated = self._capture(lambda: update(moving))
+            recorded = recorded._replace(update=graph, updated=updated)
+        torch.cuda.set_rng_state(random, device)
+        return recorded
+
+    @staticmethod
+    def _aside(run: Callable[[], Any], device: torch.device) -> None:
+        """Run a few times on a stream of its own, as a recording demands."""
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                run()
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+    def _capture(self, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         graph = torch.cuda.CUDAGraph()
         # Thread-local, because meanwhile another thread may prepare the next batch.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = self._run(inputs, scale)
+            result = run()
         self._pool = graph.pool()
-        torch.cuda.set_rng_state(random, device)
-        return Recorded(graph, inputs, scale, result, [p.grad for p in self._parameters])
+        return graph, result
 
     def _set_gradients(self, gradients: list[Tensor | None] | None) -> None:
         for i, parameter in enumerate(self._parameters):

@@ -112,6 +112,11 @@ class T5Stack(nn.Module):
             embeddings = embeddings.to(torch.get_autocast_dtype(device))
         return self.rule.lift(F.dropout(embeddings, self.dropout, self.training)).unbind(0)
 
+    def compile_ends(self, **options: Any) -> None:
+        """Compile what stands before the first layer and behind the last: each is one pass over the wide state."""
+        self._lift = torch.compile(self._lift, **options)  # type: ignore[method-assign]
+        self._finish = torch.compile(self._finish, **options)  # type: ignore[method-assign]
+
     def _finish(self, state: tuple[Tensor, ...]) -> Tensor:
         return F.dropout(self.final_norm(self.rule.lower(state)), self.dropout, self.training)
 

@@ -18,6 +18,8 @@ class AdamW(torch.optim.AdamW):
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
         super().__init__(params, fused=True, **options)
+        for group in self.param_groups:  # so that a step may be recorded as a CUDA graph
+            group["capturable"] = all(p.is_cuda for p in group["params"])
         for group in self.param_groups:
             for p in group["params"]:
                 step = torch.zeros((), device=p.device)
