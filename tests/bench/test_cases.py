@@ -29,7 +29,7 @@ EXPECTED = {
     "rule": {"plain eager", "gemma3n eager", "copy"},
     "attention": {"plain eager", "sdpa memory-efficient", "flash without bias"},
     "head": {"plain eager", "matrix products"},
-    "optimizer": {"adafactor", "adamw", "hf adafactor", "torch adamw fused", "forward and backward"},
+    "optimizer": {"adafactor", "adamw", "adamw-rms", "hf adafactor", "torch adamw fused", "forward and backward"},
     "generation": {"hf dense", "dense", "altup k2"},
     "data": {"span corruption", "tokenising"},
 }

@@ -32,12 +32,18 @@ class Matrices(NamedTuple):
 
 def matrices(tensors: Sequence[Tensor]) -> Matrices:
     """`tensors` must fit (see `fits`) and outlive the kernels that read them."""
-    return Matrices(_table(tuple(tensor.data_ptr() for tensor in tensors), tensors[0].device), tensors[0])
+    table = _table(tuple(tensor.data_ptr() for tensor in tensors), tensors[0].device)
+    if table.is_cuda and torch.cuda.is_current_stream_capturing():
+        _RECORDED.append(table)
+    return Matrices(table, tensors[0])
+
+
+_RECORDED: list[Tensor] = []  # tables that CUDA graphs read, which must stay where they are
 
 
 @functools.lru_cache(maxsize=1024)
 def _table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    """Kept, because most matrices stay where they are, and what a CUDA graph reads must do so."""
+    """Kept, because most matrices stay where they are; nor can one be made while a graph is recorded."""
     table = torch.tensor(addresses)
     if device.type == "cuda":  # pinned, so that the host does not wait for the copy
         table = table.pin_memory().to(device, non_blocking=True)

@@ -77,43 +77,47 @@ class Graphs:
         before = [p.grad for p in self._parameters]
         random = torch.cuda.get_rng_state(device)  # which the runs below use up
 
-        def warm_up() -> None:
-            self._set_gradients(None)
-            self._run(inputs, scale)
+        def run() -> Tensor:
+            return self._run(inputs, scale)
 
-        self._aside(warm_up, device)
+        def run_anew() -> None:
+            self._set_gradients(None)
+            run()
+
+        warm_up(run_anew, device)
         self._set_gradients(before if add else None)
-        graph, result = self._capture(lambda: self._run(inputs, scale))
-        gradients = [p.grad for p in self._parameters]
-        recorded = Recorded(graph, inputs, scale, result, gradients)
+        graph, result = capture(run, self._pool)
+        self._pool = graph.pool()
+        recorded = Recorded(graph, inputs, scale, result, [p.grad for p in self._parameters])
         if self._update is not None and not add:
             # Nothing has been computed into these gradients yet, so an update may do with them what it likes.
             update, frozen = self._update, torch.ones((), dtype=torch.bool, device=device)
-            self._aside(lambda: update(frozen), device)
+            warm_up(lambda: update(frozen), device)
             moving = torch.zeros_like(frozen)
-            graph, updated = self._capture(lambda: update(moving))
+            graph, updated = capture(lambda: update(moving), self._pool)
             recorded = recorded._replace(update=graph, updated=updated)
         torch.cuda.set_rng_state(random, device)
         return recorded
 
-    @staticmethod
-    def _aside(run: Callable[[], Any], device: torch.device) -> None:
-        """Run a few times on a stream of its own, as a recording demands."""
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                run()
-        torch.cuda.current_stream(device).wait_stream(stream)
-
-    def _capture(self, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        graph = torch.cuda.CUDAGraph()
-        # Thread-local, because meanwhile another thread may prepare the next batch.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = run()
-        self._pool = graph.pool()
-        return graph, result
-
     def _set_gradients(self, gradients: list[Tensor | None] | None) -> None:
         for i, parameter in enumerate(self._parameters):
             parameter.grad = None if gradients is None else gradients[i]
+
+
+def warm_up(run: Callable[[], Any], device: torch.device) -> None:
+    """Run a few times on a stream of its own, as a recording demands."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def capture(run: Callable[[], Any], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """`run` as a graph, not run yet, and what it gives once that is replayed."""
+    graph = torch.cuda.CUDAGraph()
+    # Thread-local, because meanwhile another thread may prepare the next batch.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = run()
+    return graph, result

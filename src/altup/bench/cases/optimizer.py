@@ -13,6 +13,7 @@ from torch import nn
 from altup.bench.agreement import distance
 from altup.bench.cases import step
 from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work
+from altup.training.graphs import capture, warm_up
 from altup.training.optimizers import build_optimizer
 
 RATE = 1e-4
@@ -26,6 +27,24 @@ def adafactor(model: nn.Module) -> Any:
 
 def adamw(model: nn.Module) -> Any:
     return build_optimizer("adamw", model, lr=RATE, weight_decay=0.1)
+
+
+def adamw_rms(model: nn.Module) -> Any:
+    return build_optimizer("adamw-rms", model, lr=RATE)
+
+
+class RelativeReference:
+    """`adamw-rms` by torch's AdamW: every parameter has a rate of its own, by its size."""
+
+    def __init__(self, model: nn.Module) -> None:
+        groups = [{"params": [p], "weight_decay": 0.0} for p in model.parameters()]
+        self.optimizer = torch.optim.AdamW(groups)
+
+    def step(self) -> None:
+        for group in self.optimizer.param_groups:
+            (p,) = group["params"]
+            group["lr"] = RATE * max(1e-3, float(p.detach().square().mean().sqrt()))
+        self.optimizer.step()
 
 
 def torch_adamw(model: nn.Module) -> Any:
@@ -48,6 +67,7 @@ def problems(setup: Setup) -> Iterator[Problem]:
         [
             Provider("adafactor", partial(work, models, adafactor, hugging_face_adafactor)),
             Provider("adamw", partial(work, models, adamw, torch_adamw)),
+            Provider("adamw-rms", partial(work, models, adamw_rms, RelativeReference)),
             Provider("hf adafactor", partial(work, models, hugging_face_adafactor), "peer"),
             Provider("torch adamw fused", partial(work, models, torch_adamw), "peer"),
             Provider(STEP, partial(models.ours, "dense", compiled=setup.compiles), "floor", setup.compiles),
@@ -68,7 +88,10 @@ def share_of_step(timings: Timings) -> Iterable[Fact]:
 
 
 def work(models: step.Models, build: Build, reference: Build | None = None) -> Work:
-    """float32 masters with random gradients; the learning rate is too small to lead them anywhere."""
+    """float32 masters with random gradients; the learning rate is too small to lead them anywhere.
+
+    Ours, which have a reference, are replayed as a CUDA graph where there is one, as training runs them.
+    """
     model = copy.deepcopy(models.master("dense")).float()
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter) * 1e-3
@@ -77,7 +100,16 @@ def work(models: step.Models, build: Build, reference: Build | None = None) -> W
     def compare() -> dict[str, float]:
         return {} if reference is None else {"weights": agreement(build, reference, models.setup)}
 
-    return Work(lambda i: optimizer.step(), errors=compare, mode="update")
+    update = optimizer.step if reference is None else replayed(optimizer, models.setup.device)
+    return Work(lambda i: update(), errors=compare, mode="update")
+
+
+def replayed(optimizer: Any, device: torch.device) -> Callable[[], Any]:
+    if device.type != "cuda":
+        return optimizer.step
+    warm_up(optimizer.step, device)
+    graph, _ = capture(optimizer.step)
+    return graph.replay
 
 
 def agreement(build: Build, reference: Build, setup: Setup) -> float:
