@@ -11,6 +11,12 @@ from tests.models.helpers import ALL_METHODS
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture(autouse=True)
+def compiled_anew():
+    """The methods share their code: together they would reach the limit of compiled versions."""
+    torch._dynamo.reset()
+
+
 def build(method):
     torch.manual_seed(0)
     config = AltUpT5Config.from_preset(

@@ -12,8 +12,9 @@ import torch
 
 from altup.bench.problem import Work
 
-# Kept busy this long before a burst, the GPU never waits for the host to launch what is timed.
-HEAD_START_CYCLES = 10_000_000
+# The GPU is kept busy before a burst for longer than the host takes to launch it: its own time is measured.
+HEAD_START = 1.5
+CYCLES_PER_S = 2e9  # at most; a slower clock gives a longer head start
 BURST_MS = 200.0
 MOST_IN_BURST = 20
 
@@ -49,15 +50,17 @@ class Stopwatch:
         return time.perf_counter() - begun
 
     def warm_up(self, repetitions: int = 2) -> None:
-        """Also finds how many repetitions make a burst."""
+        """Also finds how many repetitions make a burst, and how long the host takes to launch them."""
         for _ in range(repetitions):
             self._repeat()
         synchronize(self.device)
         begun = time.perf_counter()
         self._repeat()
+        launched = time.perf_counter() - begun
         synchronize(self.device)
         once = max(1e-3, 1000 * (time.perf_counter() - begun))
         self.burst_size = int(min(MOST_IN_BURST, max(1, BURST_MS // once)))
+        self.head_start = int(HEAD_START * CYCLES_PER_S * launched * self.burst_size)
 
     def burst(self) -> None:
         """Several repetitions, one after the other."""
@@ -97,7 +100,7 @@ class Stopwatch:
         self._count += 1
 
     def _burst_by_events(self) -> list[tuple[float, float]]:
-        torch.cuda._sleep(HEAD_START_CYCLES)
+        torch.cuda._sleep(self.head_start)
         marks = []
         for _ in range(self.burst_size):
             events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]

@@ -29,6 +29,7 @@ class Recorded(NamedTuple):
     gradients: list[Tensor | None]
     update: torch.cuda.CUDAGraph | None = None
     updated: tuple[Tensor, ...] = ()
+    frozen: Tensor | None = None  # what the update reads, kept for as long as it
 
 
 class Graphs:
@@ -93,9 +94,9 @@ class Graphs:
             # Nothing has been computed into these gradients yet, so an update may do with them what it likes.
             update, frozen = self._update, torch.ones((), dtype=torch.bool, device=device)
             warm_up(lambda: update(frozen), device)
-            moving = torch.zeros_like(frozen)
-            graph, updated = capture(lambda: update(moving), self._pool)
-            recorded = recorded._replace(update=graph, updated=updated)
+            graph, updated = capture(lambda: update(frozen), self._pool)
+            frozen.fill_(False)
+            recorded = recorded._replace(update=graph, updated=updated, frozen=frozen)
         torch.cuda.set_rng_state(random, device)
         return recorded
 
@@ -115,7 +116,10 @@ def warm_up(run: Callable[[], Any], device: torch.device) -> None:
 
 
 def capture(run: Callable[[], Any], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """`run` as a graph, not run yet, and what it gives once that is replayed."""
+    """`run` as a graph, not run yet, and what it gives once that is replayed.
+
+    The graph does not keep what it reads: whoever replays it must.
+    """
     graph = torch.cuda.CUDAGraph()
     # Thread-local, because meanwhile another thread may prepare the next batch.
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):

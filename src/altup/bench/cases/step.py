@@ -40,7 +40,6 @@ WIDENED = {"altup k2": "altup k2", "altup k4": "altup k4", "recycled k2": "dense
 FEW = ("dense", "altup k2", "recycled k2")  # of the sizes above base
 EAGER = ("dense", "altup k2")  # also timed without the compiler
 BASELINE = "hf sdpa compiled"
-REPLAYED = "hf sdpa compiled, replayed"  # as a CUDA graph, as ours are: no time for the host's launches
 # The reference works on this many sequences at a time: float64 takes four times the room of bf16.
 REFERENCE_ROWS = 4
 # bf16 rounds every activation of 24 to 48 layers, which shows as 0.02 to 0.04; a wrong kernel is off by far more.
@@ -57,10 +56,7 @@ def problems(setup: Setup) -> Iterator[Problem]:
 def problem(setup: Setup, models: Models) -> Problem:
     batch = models.batch
     few = models.size in ("large", "xl")
-    providers = [
-        Provider(BASELINE, partial(models.hugging_face, "sdpa", compiled=True), "peer", compiled=True),
-        Provider(REPLAYED, models.hugging_face_replayed, "peer", compiled=True),
-    ]
+    providers = [Provider(BASELINE, partial(models.hugging_face, "sdpa", compiled=True), "peer", compiled=True)]
     if not few:
         providers.insert(0, Provider("hf eager", partial(models.hugging_face, "eager"), "peer"))
         providers.insert(1, Provider("hf sdpa", partial(models.hugging_face, "sdpa"), "peer"))
@@ -154,7 +150,6 @@ class Models:
         shape = (2, 24, 8) if setup.quick else (BATCH[size], INPUTS, TARGETS)
         self.batch = Batch.random(setup, *shape, self.configs["dense"].vocab_size)
         self.master = cache(self._master)
-        self.theirs = cache(self._theirs)
         self.reference = lru_cache(maxsize=1)(self._reference)  # of the method that is being checked
 
     def ours(self, name: str, compiled: bool = True) -> Work:
@@ -164,13 +159,12 @@ class Models:
             compile_layers(model)
         run = partial(model, return_logits=False)
         if compiled and self.setup.device.type == "cuda":
-            return self._recorded(model, run, same_name, name)
-        return self._work(model, run, same_name, name)
+            return self._recorded(model, run, name)
+        return self._work(model, run, lambda parameter: parameter, name)
 
-    def _recorded(self, model: nn.Module, run: Run, their_name: Callable[[str], str], name: str) -> Work:
+    def _recorded(self, model: nn.Module, run: Run, name: str) -> Work:
         """Forward and backward as a graph, whose parts cannot be told apart any more."""
         one = torch.ones((), device=self.setup.device)
-        parameters = dict(model.named_parameters())
 
         def both(inputs: dict[str, Tensor], scale: Tensor) -> Tensor:
             loss = run(**inputs).loss
@@ -184,7 +178,7 @@ class Models:
         def errors() -> dict[str, float]:
             want_loss, want = self.reference(name)
             loss = graphs(self.batch.whole(), one)
-            got = {ours: parameters[their_name(ours)].grad for ours in want}
+            got = {n: p.grad for n, p in model.named_parameters() if n in want}
             return {"loss": distance(loss, want_loss), **gradient_errors(got, want)}
 
         graphs = Graphs(model, both)
@@ -199,20 +193,11 @@ class Models:
 
     def hugging_face(self, attention: str, compiled: bool = False) -> Work:
         """Their T5 with our weights; its head is untied, as T5 1.1's is."""
-        model, run = self.theirs(attention, compiled)
-        return self._work(model, run, hugging_face_name, "dense")
-
-    def hugging_face_replayed(self) -> Work:
-        """The same compiled model as the other provider's, which takes minutes to compile."""
-        model, run = self.theirs("sdpa", True)
-        return self._recorded(model, run, hugging_face_name, "dense")
-
-    def _theirs(self, attention: str, compiled: bool) -> tuple[nn.Module, Run]:
         with self.setup.device:
             model = to_hugging_face(self.master("dense")).train()
         model.set_attn_implementation(attention)
         run: Any = torch.compile(model, dynamic=False) if compiled else model
-        return model, partial(run, use_cache=False)
+        return self._work(model, partial(run, use_cache=False), hugging_face_name, "dense")
 
     def products(self, name: str) -> Work:
         return product_work(self.configs[name], self.batch.rows, self.batch.inputs, self.batch.targets, self.setup)
@@ -264,10 +249,6 @@ class Models:
             total += loss.detach()
         gradients = {n: p.grad.float() for n, p in model.named_parameters() if p.grad is not None}
         return total, gradients
-
-
-def same_name(parameter: str) -> str:
-    return parameter
 
 
 def held_bytes(model: nn.Module) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 256 * 2**20
+CHUNK_BYTES = 512 * 2**20  # of several chunks the products have to be added in float32
 
 
 def chunk_rows(tokens: int, vocabulary: int, itemsize: int) -> int:

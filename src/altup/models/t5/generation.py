@@ -124,6 +124,7 @@ def decode_greedily(
             latest = step(latest)
             done += 1
         if done < limit and not bool(ended.all()):
+            latest = latest.clone()  # which a graph does not keep, so this function does
             replay = _record(step, latest) if device.type == "cuda" else _repeat(step, latest)
             while done < limit and ((done - given) % CHECK_EVERY or not bool(ended.all())):
                 replay()
@@ -131,21 +132,16 @@ def decode_greedily(
     return tokens[:, : _end(tokens, given, done, eos)]
 
 
-def _record(step: Callable[[Tensor], Tensor], latest: Tensor) -> Callable[[], None]:
-    """Record one step as a graph that feeds itself."""
-    latest = latest.clone()
+def _record(step: Callable[[Tensor], Tensor], latest: Tensor) -> Callable[[], Any]:
+    """Record one step as a graph that feeds itself, through `latest`."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         latest.copy_(step(latest))
     return graph.replay
 
 
-def _repeat(step: Callable[[Tensor], Tensor], latest: Tensor) -> Callable[[], None]:
-    def run() -> None:
-        nonlocal latest
-        latest = step(latest)
-
-    return run
+def _repeat(step: Callable[[Tensor], Tensor], latest: Tensor) -> Callable[[], Any]:
+    return lambda: latest.copy_(step(latest))
 
 
 def _end(tokens: Tensor, given: int, done: int, eos: Tensor | None) -> int:
