@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from altup.errors import check_choice
 from altup.kernels.altup_update import State
+from altup.kernels.altup_update_dynamic import altup_update_dynamic, mix_blocks
 from altup.nn.altup import AltUp, Layer, residual_and_update
 from altup.nn.coefficients import CoefficientModule, coefficient
 
@@ -22,16 +22,24 @@ class DynamicUpdate(CoefficientModule):
         m(x) = tanh(R·norm(x) / d),    P = I + A·m(xᵃ),    g = 1 + C·m(y)
 
     norm is an RMS norm with learned scale; R: [K, d], A: [K, K, K], C: [K, K]. A and C start at zero, so that the
-    rule starts as the static one does. In training A and C are clipped to ±`clip`.
+    rule starts as the static one does. In training A and C are clipped to ±`clip`. `implementation` is that of
+    `altup_update_dynamic`: how the blocks are mixed once P and g are there.
     """
 
     def __init__(
-        self, num_blocks: int, active: int, width: int, clip: float | None = None, eps: float = 1e-6
+        self,
+        num_blocks: int,
+        active: int,
+        width: int,
+        clip: float | None = None,
+        eps: float = 1e-6,
+        implementation: str = "auto",
     ) -> None:
         super().__init__()
         self.active = active
         self.clip = clip
         self.eps = eps
+        self.implementation = implementation
         self.norm = coefficient(width)
         self.R = coefficient(num_blocks, width)
         self.A = coefficient(num_blocks, num_blocks, num_blocks)
@@ -45,12 +53,13 @@ class DynamicUpdate(CoefficientModule):
         nn.init.zeros_(self.C)
 
     @classmethod
-    def from_gemma3n(cls, module: nn.Module) -> DynamicUpdate:
+    def from_gemma3n(cls, module: nn.Module, implementation: str = "auto") -> DynamicUpdate:
         """The rule of a `Gemma3nTextAltUp`, with its weights. (Its output scale is no part of the rule.)"""
         config: Any = module.config
         K, d = config.altup_num_inputs, config.hidden_size
-        update = cls(K, config.altup_active_idx, d, config.altup_coef_clip, config.rms_norm_eps)
+        update = cls(K, config.altup_active_idx, d, config.altup_coef_clip, config.rms_norm_eps, implementation)
         weights = module.state_dict()
+        update.to(weights["modality_router.weight"].device)
         with torch.no_grad():
             update.norm.copy_(weights["router_norm.weight"])
             update.R.copy_(weights["modality_router.weight"])
@@ -64,41 +73,47 @@ class DynamicUpdate(CoefficientModule):
         self.A.add_(step - step.mean(dim=1, keepdim=True))
 
     def modalities(self, x: Tensor) -> Tensor:
-        """m(x): [..., d] → [..., K], in float32 or wider."""
+        """m(x): [..., d] → [..., K], in float32 or wider.
+
+        R·norm(x) is (R·scale)·x over the root mean square of x, so that x is read once and not written normed.
+        """
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(torch.promote_types(x.dtype, torch.float32))
-            normed = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.eps) * self.norm
-            return torch.tanh(F.linear(normed / x.shape[-1], self.R.to(x.dtype)))
+            mean_square = x.square().mean(dim=-1, keepdim=True)
+            routed = _project(x, self.R * (self.norm / x.shape[-1]))
+            return torch.tanh(routed * torch.rsqrt(mean_square + self.eps))
 
     def prediction(self, x: Tensor) -> Tensor:
         """P for each token of the active block: [..., d] → [..., K, K]."""
-        mixed = torch.einsum("ijm,...m->...ij", *_same_dtype(self._clipped(self.A), self.modalities(x)))
+        mixed = self._coefficients(self.A.flatten(0, 1), x).unflatten(-1, self.A.shape[:2])
         return mixed + torch.eye(mixed.shape[-1], dtype=mixed.dtype, device=mixed.device)
 
     def correction(self, y: Tensor) -> Tensor:
         """g for each token of the layer's output: [..., d] → [..., K]."""
-        return 1 + torch.einsum("im,...m->...i", *_same_dtype(self._clipped(self.C), self.modalities(y)))
+        return 1 + self._coefficients(self.C, y)
 
     def predict(self, state: State) -> State:
         """x̂ⁱ = Σⱼ Pᵢⱼ xʲ."""
-        return _mix(self.prediction(state[self.active]), state)
+        return mix_blocks(state, self.prediction(state[self.active]), implementation=self.implementation)
 
     def correct(self, predicted: State, computed: Tensor) -> State:
         """x_newⁱ = x̂ⁱ + gᵢ (y − x̂ᵃ)."""
         g = self.correction(computed)
-        change = computed - predicted[self.active]
-        rows = [(x + g[..., i, None] * change).to(x.dtype) for i, x in enumerate(predicted)]
-        return torch.stack(rows) if isinstance(predicted, Tensor) else tuple(rows)
+        return altup_update_dynamic(predicted, computed, None, g, self.active, self.implementation)
 
     def forward(self, state: State, computed: Tensor, residual: Tensor | None = None) -> State:
         """Both in one pass over the state, for y = residual + computed."""
         y = computed if residual is None else residual + computed
         P, g = self.prediction(state[self.active]), self.correction(y)
-        M = P - g.unsqueeze(-1) * P[..., self.active, None, :]
-        return _mix(M, state, g, y)
+        return altup_update_dynamic(state, y, P, g, self.active, self.implementation)
 
-    def _clipped(self, weight: Tensor) -> Tensor:
-        return weight.clamp(-self.clip, self.clip) if self.training and self.clip is not None else weight
+    def _coefficients(self, weight: Tensor, x: Tensor) -> Tensor:
+        """Those that the token x makes, without autocast's rounding: weight [n, K] → [..., n]."""
+        if self.training and self.clip is not None:
+            weight = weight.clamp(-self.clip, self.clip)
+        m = self.modalities(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(m, weight.to(m.dtype))
 
 
 class DynamicAltUp(AltUp):
@@ -140,16 +155,13 @@ class DynamicAltUp(AltUp):
         return self.correct(predicted, computed if residual is None else residual + computed, index)
 
 
-def _same_dtype(weight: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    return weight.to(like.dtype), like
+def _project(x: Tensor, weight: Tensor) -> Tensor:
+    """weight·x: [..., d] → [..., n], for few n.
 
-
-def _mix(M: Tensor, state: State, g: Tensor | None = None, y: Tensor | None = None) -> State:
-    """Σⱼ Mᵢⱼ xʲ + gᵢ y with coefficients a token, M: [..., K, K], g: [..., K]."""
-    rows = []
-    for i in range(len(state)):
-        terms = [M[..., i, j, None] * x for j, x in enumerate(state)]
-        if g is not None and y is not None:
-            terms.append(g[..., i, None] * y)
-        rows.append(functools.reduce(torch.add, terms).to(state[0].dtype))
-    return torch.stack(rows) if isinstance(state, Tensor) else tuple(rows)
+    `torch.compile` makes n sums one pass over x, together with x's mean square; a matrix product would be none of
+    its own kernels, and would need a copy of x in float32.
+    """
+    weight = weight.to(x.dtype)
+    if torch.compiler.is_compiling():
+        return torch.stack([(x * row).sum(dim=-1) for row in weight.unbind(0)], dim=-1)
+    return F.linear(x, weight)

@@ -1,0 +1,90 @@
+"""The fused mixture of blocks as an operator of PyTorch's own kind, opaque to `torch.compile`.
+
+A state comes as a list of K blocks or as a list of one stacked tensor, and the new one, like the gradient, is of
+the same kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_GIVEN = "Tensor[] state, Tensor? y, Tensor M, Tensor? g"
+
+
+@torch.library.custom_op("altup::mix", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
+def mix(state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None) -> list[Tensor]:
+    """state: K tensors [..., d] or one [K, ..., d]; y: [..., d]; M: [..., K, K], g: [..., K], float32.
+
+    y and g are given both or not at all.
+    """
+    from altup.kernels import altup_update_dynamic_triton as kernels
+
+    new = _like(state)
+    kernels.forward(_blocks(new, M), _blocks(state, M), y, M, g)
+    return new
+
+
+@torch.library.custom_op("altup::mix_backward", mutates_args=(), schema=f"(Tensor[] grads, {_GIVEN}) -> Tensor[]")
+def mix_backward(
+    grads: Sequence[Tensor], state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None
+) -> list[Tensor]:
+    """The gradients of the state (in its kind), of M and, where given, of y and g, one after the other."""
+    from altup.kernels import altup_update_dynamic_triton as kernels
+
+    gradients = _gradients(state, y, M, g)
+    d_state, dM, dy, dg = _apart(gradients, state)
+    d_blocks, new_grads, blocks = (_blocks(tensors, M) for tensors in (d_state, grads, state))
+    kernels.backward(d_blocks, dy, dM, dg, new_grads, blocks, y, M, g)
+    return gradients
+
+
+@mix.register_fake
+def _(state: Sequence[Tensor], *_: Any) -> list[Tensor]:
+    return _like(state)
+
+
+@mix_backward.register_fake
+def _(
+    grads: Sequence[Tensor], state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None
+) -> list[Tensor]:
+    return _gradients(state, y, M, g)
+
+
+def _save(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    state, y, M, g = inputs
+    ctx.save_for_backward(*state, y, M, g)
+
+
+def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple:
+    *state, y, M, g = ctx.saved_tensors
+    d_state, dM, dy, dg = _apart(mix_backward(grads, state, y, M, g), state)
+    return d_state, dy, dM, dg
+
+
+mix.register_autograd(_differentiate, setup_context=_save)
+
+
+def _like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
+
+
+def _gradients(state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None) -> list[Tensor]:
+    return _like([*state, M, *(tensor for tensor in (y, g) if tensor is not None)])
+
+
+def _apart(
+    gradients: list[Tensor], state: Sequence[Tensor]
+) -> tuple[list[Tensor], Tensor, Tensor | None, Tensor | None]:
+    """Those of the state, M, y and g."""
+    d_state, (dM, *others) = gradients[: len(state)], gradients[len(state) :]
+    dy, dg = others or (None, None)
+    return d_state, dM, dy, dg
+
+
+def _blocks(state: Sequence[Tensor], M: Tensor) -> Sequence[Tensor]:
+    """The K blocks of either kind of state."""
+    return state[0].unbind(0) if state[0].dim() == M.dim() else state
