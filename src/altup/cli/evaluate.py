@@ -60,8 +60,8 @@ def command(
     present = [found for found in tasks if found.name in named or has_held_out(found, source)]
     if not present:
         raise UserError(f"none of the suite's tasks is in {data}; check --data")
-    held_out = load_held_out(present, source, faults, limit)
     place, name, folder = _place(model)
+    held_out = load_held_out(present, source, faults, limit)
     out = out or folder
     network, tokenizer, autocast = _load(place, precision)
 
@@ -122,12 +122,11 @@ def _place(model: str) -> tuple[str, str, Path]:
 
     A checkpoint is sealed with hashes, so nothing is written into a model's folder itself.
     """
-    from altup.training.run import newest_model
+    from altup.finetuning.finetune import starting_point
 
-    path = Path(model)
+    place, path = Path(starting_point(model)), Path(model).expanduser()
     if not path.exists():
         return model, model, Path("evaluation") / path.name
-    place = newest_model(path)
     if place == path:
         return str(place), str(place), Path("evaluation") / path.resolve().name
     return str(place), str(place), path / "evaluation" / place.name

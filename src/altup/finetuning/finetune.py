@@ -82,9 +82,11 @@ def finetune(
 
 def starting_point(model: str) -> str:
     """The model folder that a run or folder means; any other name is one on the hub."""
+    from altup.places import find_place
     from altup.training.run import newest_model
 
-    return str(newest_model(Path(model))) if Path(model).exists() else model
+    place = find_place(model)
+    return str(newest_model(Path(place))) if Path(place).exists() else place
 
 
 def load_tokenizer(place: str) -> Any:

@@ -28,6 +28,7 @@ from altup.models.decoder import convert as decoder
 from altup.models.t5 import AltUpT5ForConditionalGeneration
 from altup.models.t5 import convert as t5
 from altup.nn import AltUp
+from altup.places import find_place
 
 CONVERTERS: dict[Any, Callable[..., PreTrainedModel]] = {
     T5ForConditionalGeneration: t5.from_hugging_face,
@@ -106,12 +107,11 @@ def _as_dense(model: PreTrainedModel | str | Path) -> Any:
 
 def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
     """A Hugging Face T5, BERT or Llama, or a model of ours, from a folder or the hub; of the classes `only`."""
+    place = find_place(place)
     try:
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{place!r} is neither a model folder nor a model on the hub that can be reached: {error}"
-        ) from error
+        raise UserError(f"{place!r} holds no model that can be read: {error}") from error
     classes: dict[str, Any] = {cls.config_class.model_type: cls for cls in only or (*CONVERTERS, *OURS)}
     if config.model_type not in classes:
         raise UserError(f"{place!r} holds a {config.model_type!r} model; give one of {', '.join(classes)}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from altup.errors import UserError
+from altup.places import missing
 from altup.training import checkpoints
 from altup.training.config import TrainConfig, read_yaml
 from altup.training.parallel import Processes
@@ -160,6 +161,8 @@ def newest_model(path: Path) -> Path:
         return run.final
     found = checkpoints.newest_whole(run.checkpoints) if run.checkpoints.is_dir() else None
     if found is None:
+        if not path.exists():
+            raise missing(path)
         raise UserError(
             f"{path}: neither a model folder (config.json) nor a run with a checkpoint (checkpoints/step-N)"
         )

@@ -1,0 +1,77 @@
+"""Mistyped models: told at once and by name, with what lies beside them, whether or not there is a network."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from altup.cli.main import app
+from altup.errors import UserError
+from altup.places import find_place
+
+VERBS = {
+    "finetune": ["--task", "sst2", "--out", "out"],
+    "evaluate": ["--task", "mine.jsonl"],
+    "generate": ["--prompt", "I <extra_id_0> tea."],
+    "upcycle": ["--out", "wide"],
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with runs, where the user stands."""
+    for name in ("small", "small-altup", "notes"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    (tmp_path / "mine.jsonl").write_text('{"input": "a", "target": "b"}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_names_the_path_and_its_neighbours(home: Path, verb: str) -> None:
+    begun = time.monotonic()
+    done = CliRunner().invoke(app, [verb, "runs/smal", *VERBS[verb]])
+    assert isinstance(done.exception, UserError)
+    text = str(done.exception)
+    assert "'runs/smal': no such folder" in text
+    assert "did you mean 'runs/small'" in text
+    assert "notes" not in text
+    assert time.monotonic() - begun < 20  # looking for the hub again and again takes longer
+
+
+@pytest.mark.parametrize("name", ["./runs/smal", "/nowhere/model", "~/runs/smal", "runs/small/fina", ".hidden"])
+def test_what_can_only_be_a_path_is_not_asked_of_the_hub(home: Path, name: str) -> None:
+    with pytest.raises(UserError, match="no such folder") as told:
+        find_place(name)
+    assert "hub" not in str(told.value)
+    assert ("did you mean" in str(told.value)) == ("smal" in name and "fina" not in name)
+
+
+@pytest.mark.parametrize("name", ["runs/smal", "flan-t5", "google/t5-v1_1-small", "no model!"])
+def test_other_names_tell_of_the_hub_too(home: Path, name: str) -> None:
+    with pytest.raises(UserError, match=f"{name}': no such folder, and .* hub"):
+        find_place(name)
+
+
+def test_what_is_there_is_found(home: Path) -> None:
+    assert find_place("runs/small") == "runs/small"
+    assert find_place("~/runs/small") == str(home / "runs" / "small")
+
+
+def test_a_downloaded_model_is_found_without_a_network(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a folder has the name of its owner."""
+    from huggingface_hub import constants
+
+    commit = "0" * 40
+    cache = home / "cache" / "models--runs--t5"
+    (cache / "snapshots" / commit).mkdir(parents=True)
+    (cache / "snapshots" / commit / "config.json").write_text("{}")
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", os.fspath(home / "cache"))
+    assert find_place("runs/t5") == "runs/t5"
