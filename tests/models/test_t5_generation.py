@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, StaticCache
 
 from altup import AltUpT5ForConditionalGeneration
 from altup.models.t5 import generation
@@ -134,6 +135,34 @@ class TestWhenTheFastWayIsTaken:
         hooks = pytest.importorskip("accelerate.hooks")
         hooks.add_hook_to_module(model.decoder.layers[1], hooks.AlignDevicesHook("cpu"))
         assert not takes_the_fast_way(model)
+
+
+@pytest.mark.parametrize("method", ["dense", "altup", "dense-wide", "sequence-altup"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_cache_fits_where_four_of_them_are_free(method, autocast):
+    """Counted from the cache that a step really fills."""
+    model, limit = tiny_t5(method, num_decoder_layers=2).eval(), 37
+    cache = EncoderDecoderCache(StaticCache(model.config, max_cache_len=limit), DynamicCache())
+    inputs = {name: tensor for name, tensor in batch().items() if name in ("input_ids", "attention_mask")}
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        model(**inputs, decoder_input_ids=torch.zeros(3, 1).long(), past_key_values=cache, use_cache=True)
+        layers: Any = cache.self_attention_cache.layers
+        used = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+        assert generation.fits(model, 3, limit, free=4 * used)
+        assert not generation.fits(model, 3, limit, free=4 * used - 1)
+
+
+@pytest.mark.gpu
+def test_a_cache_that_would_fill_the_memory_is_not_made():
+    """Two million tokens for each of 4,096 rows: terabytes, of which three tokens are used."""
+    model = tiny_t5("altup").cuda()
+    end = hugging_face(model, {"input_ids": torch.ones(1, 5).long().cuda()}, max_new_tokens=3)[0, -1].item()
+    rows = torch.ones(4096, 5, dtype=torch.long, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    free = generation.free_memory(rows.device)
+    found = model.generate(input_ids=rows, max_new_tokens=2_000_000, eos_token_id=end, do_sample=False)
+    assert found.shape[1] <= 4
+    assert torch.cuda.max_memory_allocated() < free / 4
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 EAGER_STEPS = 3  # steps that are run one by one: they warm up what a graph records, and short answers end here
+CACHE_SHARE = 0.25  # of the free memory, for a cache that has room for the longest text allowed
 CHECK_EVERY = 8  # replayed steps between two looks at whether all have ended, for which the host has to wait
 
 
@@ -30,7 +31,8 @@ class ReplayedGeneration:
         **kwargs: Any,
     ) -> Any:
         plain = _is_greedy(generation_config, logits_processor, stopping_criteria, kwargs)
-        if not (input_ids.is_cuda and plain and not _is_hooked(self)):
+        fast = input_ids.is_cuda and plain and not _is_hooked(self)
+        if not (fast and fits(self, len(input_ids), stopping_criteria.max_length, free_memory(input_ids.device))):
             there: Any = super()
             return there._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
         eos = [criteria.eos_token_id for criteria in stopping_criteria if isinstance(criteria, EosTokenCriteria)]
@@ -71,6 +73,23 @@ def _is_hooked(model: Any) -> bool:
         module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
         for module in model.modules()
     )
+
+
+def fits(model: Any, batch: int, limit: int, free: int) -> bool:
+    """Whether a static cache for `limit` tokens a row is a small part of `free` bytes.
+
+    It has 2 · layers · batch · heads · d_kv · limit numbers, in the type that the model computes in.
+    """
+    kind, config = model.device.type, model.config
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+    numbers = 2 * config.num_decoder_layers * batch * config.num_heads * config.d_kv * limit
+    return numbers * dtype.itemsize <= CACHE_SHARE * free
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a CUDA device that nobody uses, and those that PyTorch holds without using them."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 @torch.no_grad()
