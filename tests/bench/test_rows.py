@@ -7,8 +7,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from altup.bench.rows import Machine, Row, Sheet, read_rows
+from altup.bench.table import build_table
 from altup.bench.timing import Spread
 from altup.errors import UserError
 
@@ -78,3 +80,21 @@ def test_percentiles_are_the_usual_ones():
         spread = Spread.of(values)
         np.testing.assert_allclose([spread.p20, spread.p50, spread.p80], np.percentile(values, [20, 50, 80]))
         assert spread.samples == count
+
+
+def test_tables_show_the_beginning_of_a_note_on_one_line(tmp_path):
+    """In a narrow terminal too; a file keeps the whole."""
+    long = "OutOfMemoryError: CUDA out of memory.\nTried to allocate 20.00 GiB. " + "GPU 0 has 139 GiB. " * 20
+    rows = [ROWS[0], Row("step", "t5", "peer", "", "", status="failed", note=long, size="base", batch=64)]
+    path = tmp_path / "rows.jsonl"
+    sheet = Sheet(path, MACHINE)
+    for row in rows:
+        sheet.add(row)
+    assert read_rows(path)[1][0].note == long
+    stream = io.StringIO()
+    Console(file=stream, width=100).print(build_table("step", rows))
+    shown = stream.getvalue()
+    assert "failed: OutOfMemoryError: CUDA out of memory. Tried to" in " ".join(shown.split())
+    assert "…" in shown
+    assert "139 GiB" not in shown
+    assert len(shown.strip().splitlines()) <= 6

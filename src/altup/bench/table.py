@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 TIMES = ("forward", "backward", "both", "update", "generate", "produce", "copy")
 WHOLE = ("both", "update", "generate", "produce", "copy")
+NOTE = 60  # characters of a note that are shown; files keep the whole
 OTHERS = {"overhead": "{:+.1%}", "floor": "{:+.1%}", "fraction": "{:.1%}", "overhead/floor": "{:.2f}×"}
 
 
@@ -65,7 +66,7 @@ def build_table(name: str, rows: Sequence[Row]) -> Table:
         note = (
             f"{bad.status}: {bad.note}" if bad and not any(cells) else "floor" if mine[0].kind == "floor" else ""
         )
-        table.add_row(provider, *cells, note)
+        table.add_row(provider, *cells, _short(note))
     return table
 
 
@@ -77,6 +78,12 @@ def print_tables(rows: Iterable[Row]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     for name, mine in by_problem(rows).items():
         console.print(build_table(name, mine))
+
+
+def _short(note: str) -> str:
+    """A note on one line: what failed stands at its beginning."""
+    line = " ".join(note.split())
+    return line if len(line) <= NOTE else f"{line[: NOTE - 1].rstrip()}…"
 
 
 def _time(row: Row | None) -> str:
