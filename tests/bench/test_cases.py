@@ -26,7 +26,7 @@ SETUP = Setup(torch.device("cpu"), quick=True)
 # What every case must time, besides what else it has.
 EXPECTED = {
     "step": {"hf eager", "hf sdpa", "dense eager", "altup k2 eager", "sequence-altup eager", "products of dense"},
-    "rule": {"plain eager", "gemma3n eager", "copy"},
+    "rule": {"plain eager", "plain dynamic", "gemma3n eager", "copy"},
     "attention": {"plain eager", "sdpa memory-efficient", "flash without bias"},
     "head": {"plain eager", "matrix products"},
     "optimizer": {"adafactor", "adamw", "adamw-rms", "hf adafactor", "torch adamw fused", "forward and backward"},
@@ -143,8 +143,9 @@ import torch
 from tests.kernels.interpreter import repair
 repair()
 from tests.bench.test_cases import Setup, run
-rows = run(["rule", "attention", "head"], Setup(torch.device("cpu"), True, runs_triton=True), only=["triton"])
+rows = run(["rule", "attention", "head"], Setup(torch.device("cpu"), True, runs_triton=True), only=["triton*"])
 assert [row for row in rows if row.status != "ok"] == [], rows
+assert {"triton", "triton dynamic"} <= {row.provider for row in rows if row.case == "rule" and row.metric == "ms"}
 assert {row.case for row in rows if row.metric == "ms"} == {"rule", "attention", "head"}
 """
 

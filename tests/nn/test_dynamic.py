@@ -146,6 +146,14 @@ def test_half_precision_keeps_float32_coefficients():
     assert update(state, state[0]).dtype == torch.bfloat16
 
 
+def test_autocast_rounds_no_coefficients():
+    update = DynamicUpdate.from_gemma3n(gemma())
+    state, y = torch.randn(4, 2, 3, 16), torch.randn(2, 3, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        new = update(state, y)
+    assert torch.equal(new, update(state, y))
+
+
 @pytest.mark.parametrize("method", ["altup", "recycled"])
 def test_in_our_models(method, tmp_path):
     """Built from a config, starting as the static model, counted right, trained, saved and loaded."""

@@ -1,4 +1,4 @@
-"""The AltUp update: plain, fused, and Gemma 3n's variant of it, against the speed of a copy."""
+"""The AltUp update: plain, fused, and Gemma 3n's variant of it, theirs and ours, against the speed of a copy."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def problems(setup: Setup) -> Iterator[Problem]:
     for d in (16,) if setup.quick else (768, 2048):
         for k in (2,) if setup.quick else (2, 4):
             inputs = Inputs(setup, k, (batch, length, d))
+            compiled = setup.compiles
+            dynamic = partial(inputs.dynamic, compiled=compiled)
             yield Problem(
                 "rule",
                 {"tokens": batch * length, "d": d, "k": k},
@@ -32,6 +34,8 @@ def problems(setup: Setup) -> Iterator[Problem]:
                     Provider("triton", partial(inputs.work, kernel), triton=True),
                     Provider("plain eager", partial(inputs.work, plain), "plain"),
                     Provider("plain compiled", partial(inputs.work, plain, compiled=True), "plain", compiled=True),
+                    Provider("triton dynamic", partial(dynamic, "triton"), compiled=compiled, triton=True),
+                    Provider("plain dynamic", partial(dynamic, "plain"), "plain", compiled=compiled),
                     Provider("gemma3n eager", inputs.gemma, "peer"),
                     Provider("gemma3n compiled", partial(inputs.gemma, compiled=True), "peer", compiled=True),
                     Provider("copy", partial(copy_work, setup.device, setup.quick), "floor"),
@@ -82,30 +86,20 @@ class Inputs:
         coefficients = [self.P, self.g]
         return self._work(lambda x, y: run(tuple(x), y, self.P, self.g, ACTIVE), coefficients, self.reference)
 
+    def dynamic(self, implementation: str, compiled: bool = False) -> Work:
+        """Our module with the weights of Gemma 3n's: only its mixture of blocks is a kernel, so it is compiled."""
+        from altup.nn.dynamic import DynamicUpdate
+
+        module = self._gemma_module()
+        ours = DynamicUpdate.from_gemma3n(module, implementation)
+        run = torch.compile(ours, dynamic=False) if compiled else ours
+        weights = [ours.C, ours.A, ours.R, ours.norm]  # in the order of theirs
+        return self._work(lambda x, y: run(tuple(x), y), weights, partial(self._gemma_reference, module))
+
     def gemma(self, compiled: bool = False) -> Work:
-        """Another function (coefficients from the data), so its reference is itself in float64."""
-        from transformers.models.gemma3n.configuration_gemma3n import Gemma3nTextConfig
-        from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextAltUp
-
-        config = Gemma3nTextConfig(hidden_size=self.d, altup_num_inputs=self.k, altup_active_idx=ACTIVE)
-        torch.manual_seed(1)
-        module = Gemma3nTextAltUp(config).to(self.device, self.dtype)
-        del module.correct_output_scale  # used elsewhere in that model
-
-        def update(module: Any, x: Tensor, y: Tensor) -> Tensor:
-            return module.correct(module.predict(x), y)
-
-        def reference() -> Answer:
-            wide = Gemma3nTextAltUp(config).to(self.device, torch.float64)
-            wide.load_state_dict(module.state_dict(), strict=False)
-            del wide.correct_output_scale
-            x, y, upstream = self.sets[0]
-            (*blocks, output) = doubled([*x, y])
-            new = update(wide, torch.stack(blocks), output)
-            inputs = [*blocks, output, *wide.parameters()]
-            return _answer(new, torch.autograd.grad(new, inputs, torch.stack(upstream).double()), self.k)
-
-        run = torch.compile(update, dynamic=False) if compiled else update
+        """Hugging Face's own module."""
+        module = self._gemma_module()
+        run = torch.compile(_gemma_update, dynamic=False) if compiled else _gemma_update
         stacked = [(torch.stack(x).detach().requires_grad_(), torch.stack(g)) for x, _, g in self.sets]
 
         def forward(i: int) -> tuple[Tensor, int]:
@@ -121,11 +115,34 @@ class Inputs:
         def compare() -> dict[str, float]:
             out = forward(0)
             state, *others = backward(out)
-            return errors(_answer(out[0], [*state.unbind(0), *others], self.k), reference())
+            answer = _answer(out[0], [*state.unbind(0), *others], self.k)
+            return errors(answer, self._gemma_reference(module))
 
         return Work(forward, backward, compare)
 
-    def _work(self, run: Update, coefficients: list[Tensor], reference: Callable[[], Answer]) -> Work:
+    def _gemma_module(self) -> Any:
+        """Always the same weights."""
+        from transformers.models.gemma3n.configuration_gemma3n import Gemma3nTextConfig
+        from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextAltUp
+
+        config = Gemma3nTextConfig(hidden_size=self.d, altup_num_inputs=self.k, altup_active_idx=ACTIVE)
+        torch.manual_seed(1)
+        module = Gemma3nTextAltUp(config).to(self.device, self.dtype)
+        del module.correct_output_scale  # used elsewhere in that model
+        return module
+
+    def _gemma_reference(self, module: Any) -> Answer:
+        """Another function (coefficients from the data), so its reference is itself in float64."""
+        wide = type(module)(module.config).to(self.device, torch.float64)
+        wide.load_state_dict(module.state_dict(), strict=False)
+        del wide.correct_output_scale
+        x, y, upstream = self.sets[0]
+        (*blocks, output) = doubled([*x, y])
+        new = _gemma_update(wide, torch.stack(blocks), output)
+        gradients = torch.autograd.grad(new, [*blocks, output, *wide.parameters()], torch.stack(upstream).double())
+        return _answer(new, gradients, self.k)
+
+    def _work(self, run: Update, coefficients: Sequence[Tensor], reference: Callable[[], Answer]) -> Work:
         def forward(i: int) -> tuple[Sequence[Tensor], int]:
             x, y, _ = self.sets[i % SETS]
             return run(x, y), i % SETS
@@ -148,10 +165,14 @@ class Inputs:
         return _answer(new, torch.autograd.grad(new, inputs, torch.stack(upstream).double()), self.k)
 
 
+def _gemma_update(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    return module.correct(module.predict(x), y)
+
+
 def _answer(new: Tensor, gradients: Sequence[Tensor], k: int) -> Answer:
     return {
         "new state": new,
         "state's gradient": list(gradients[:k]),
         "output's gradient": gradients[k],
-        "coefficients' gradients": list(gradients[k + 1 :]),
+        "coefficients' gradients": [gradient.flatten() for gradient in gradients[k + 1 :]],
     }
