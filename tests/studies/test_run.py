@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 
 from altup.errors import UserError
+from altup.finetuning.config import FinetuneConfig
 from altup.studies.estimate import machine
-from altup.studies.plan import Job, SpeedFacts, identify, make_plan, resolve, speed_key
+from altup.studies.inputs import identify
+from altup.studies.plan import Job, SpeedFacts, deciding_fields, make_plan, resolve, speed_key
 from altup.studies.queue import Queue
 from altup.studies.results import read_results, read_run_record
 from altup.studies.run import StudyRun
@@ -146,6 +149,50 @@ def test_a_run_is_keyed_by_what_it_computes(scale: Scale, data: Path, tmp_path: 
     moved = tmp_path / "moved"
     other.rename(moved)
     assert identify(str(moved), None).identity == there.identity
+
+
+def write_tasks(folder: Path, label: int = 1) -> Path:
+    """SST-2, large enough that a change in the middle of its file is far from both ends, and CoLA."""
+    lines = [f'{{"sentence": "{"so so " * 20}{i}", "label": {i % 2}}}\n' for i in range(2000)]
+    lines[1001] = lines[1001].replace('"label": 1', f'"label": {label}')
+    for name in ("sst2", "cola"):
+        (folder / "glue" / name).mkdir(parents=True)
+        for split in ("train", "validation"):
+            (folder / "glue" / name / f"{split}.jsonl").write_text("".join(lines if name == "sst2" else lines[:9]))
+    return folder
+
+
+def test_fine_tuning_is_keyed_by_what_the_task_files_hold(scale: Scale, data: Path, tmp_path: Path) -> None:
+    tuned = replace(TWO, finetune=("glue", "squad"), finetune_at=("smoke",))
+
+    def keys(tasks: Path | None) -> dict[str, str]:
+        inputs = identify(str(data), str(tasks) if tasks else None)
+        found = make_plan(
+            [tuned], scale, inputs, seeds=[0], only=("Dense",), speeds={}, chosen_steps=lambda *_: None, machine=""
+        )
+        return {column: job.key for column, job in found.cells[0].finetune.items()}
+
+    here = write_tasks(tmp_path / "here")
+    first = keys(here)
+    assert keys(write_tasks(tmp_path / "copy")) == first
+    assert keys(here.rename(tmp_path / "moved")) == first
+    (tmp_path / "moved" / "glue" / "sst2" / "test.jsonl").write_text("nothing that is trained on or scored\n")
+    assert keys(tmp_path / "moved") == first
+    other = keys(write_tasks(tmp_path / "other", label=0))  # as many bytes, the same beginning and end
+    assert other["glue"] != first["glue"]
+    assert other["squad"] == first["squad"]
+    (tmp_path / "moved" / "glue" / "cola" / "validation.jsonl").write_text("")
+    assert keys(tmp_path / "moved")["glue"] not in (first["glue"], other["glue"])
+
+
+def test_tasks_on_the_hub_keep_the_keys_of_finished_runs(scale: Scale, data: Path) -> None:
+    """What is on the hub is known by its name, which the key always held."""
+    tuned = replace(TWO, finetune=("glue",), finetune_at=("smoke",))
+    cell = plan([tuned], scale, data, only=("Dense",)).cells[0]
+    config = FinetuneConfig.from_dict(cell.finetune["glue"].settings["config"], "glue")
+    parts = ["finetune", deciding_fields(config), config.eval_limit, cell.pretrain.key]
+    before = json.dumps(parts, sort_keys=True)
+    assert cell.finetune["glue"].key == hashlib.sha256(before.encode()).hexdigest()[:12]
 
 
 def test_every_shared_run_is_planned_once(scale: Scale, data: Path) -> None:

@@ -139,6 +139,7 @@ def _finetune_record(job: Job, folder: Path, alone: bool) -> dict[str, Any]:
     return {
         "of": job.settings["of"],
         "column": column,
+        "data": job.settings["data"],
         "step": best["step"],
         "measures": measures,
         "tasks": {task["task"]: task["metrics"] for task in tasks},

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from altup.errors import check_choice
+from altup.studies.inputs import Inputs, key_of
 from altup.studies.scale import Scale
 from altup.studies.study import Row, Study
 
@@ -89,29 +88,6 @@ class SpeedFacts:
 
     seq_per_s: float
     relative: float
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Where text and tasks lie, and what identifies the text."""
-
-    data: str
-    tasks: str | None
-    identity: str
-
-
-def identify(data: str, tasks: str | None) -> Inputs:
-    """The prepared folder `data`; runs on other text, or on the same text cut otherwise, are other runs."""
-    from altup.data.shards import TokenStream
-
-    text, unseen = TokenStream(data, "train"), TokenStream(data, "validation")
-    parts = (text.sha256, unseen.sha256, text.vocabulary.sha256)
-    return Inputs(data, tasks, hashlib.sha256("".join(parts).encode()).hexdigest()[:8])
-
-
-def key_of(*parts: Any) -> str:
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def deciding_fields(config: TrainConfig) -> dict[str, Any]:
@@ -253,8 +229,9 @@ def finetune_job(column: str, scale: Scale, trained: Job, config: PretrainConfig
     of = scale.columns[column]
     settings = {**scale.finetune, **of.settings, "tasks": of.tasks, "seed": config.seed, "data": inputs.tasks}
     tuned = FinetuneConfig.from_dict({**settings, "model": trained.key}, f"scale {scale.name}, column {column}")
-    key = key_of("finetune", deciding_fields(tuned), tuned.eval_limit, trained.key)
-    described = {"config": asdict(tuned), "column": column, "of": trained.key}
+    data = inputs.identify_tasks(name for name, _ in tuned.weighted_names())
+    key = key_of("finetune", deciding_fields(tuned), tuned.eval_limit, trained.key, *([data] if data else []))
+    described = {"config": asdict(tuned), "column": column, "of": trained.key, "data": data}
     return Job(
         "finetune", key, f"{trained.title} on {column}", described,
         tuned.steps, tuned.steps * tuned.batch_size, (trained.key,),

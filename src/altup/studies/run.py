@@ -12,7 +12,8 @@ from typing import Any
 from altup.errors import UserError
 from altup.studies.collect import collect, record_job
 from altup.studies.estimate import Machine, make_estimate, this_machine
-from altup.studies.plan import Inputs, Job, Plan, SpeedFacts, identify, make_plan, run_folder, speed_key
+from altup.studies.inputs import Inputs, identify
+from altup.studies.plan import Job, Plan, SpeedFacts, make_plan, run_folder, speed_key
 from altup.studies.queue import Queue
 from altup.studies.results import Result, read_results, read_run_record
 from altup.studies.scale import Scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from altup.data.faults import Faults
-from altup.data.files import CODECS, PIECE, prints, split_lines
+from altup.data.files import CODECS, PIECE, split_lines
 from altup.data.hub import HubDataset
 from altup.data.tasks.task import Record, Task
 from altup.errors import UserError
@@ -60,8 +61,7 @@ class TaskFolder:
         return read_json_lines(self._file(task, split), faults)
 
     def describe(self, task: Task, split: str) -> dict[str, Any]:
-        path = self._file(task, split)
-        return prints(path.parent, [path])[0]
+        return _identity(self._file(task, split))
 
 
 class OwnFiles:
@@ -76,7 +76,7 @@ class OwnFiles:
         return read_json_lines(task.files[split], faults)
 
     def describe(self, task: Task, split: str) -> dict[str, Any]:
-        return prints(task.files[split].parent, [task.files[split]])[0]
+        return _identity(task.files[split])
 
 
 class TaskHub:
@@ -118,6 +118,15 @@ def open_tasks(data: str | None) -> TaskSource:
 
 def source_of(task: Task, source: TaskSource) -> TaskSource:
     return OwnFiles() if task.files else source
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    """All of a file counts: one label that was put right in its middle makes another task."""
+    try:
+        with path.open("rb") as file:
+            return {"name": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    except OSError as error:
+        raise UserError(f"file {path} cannot be read ({error.strerror}); make it readable or remove it") from None
 
 
 def read_json_lines(path: Path, faults: Faults) -> Iterator[tuple[str, Record]]:
