@@ -101,7 +101,7 @@ def test_the_loop_keeps_the_speed_of_the_bare_step(tmp_path: Path) -> None:
     text = TokenStream(Path(config.data), "train")
     objective = SpanCorruption(text.vocabulary.sentinels, text.vocabulary.eos)
     batches = ShardBatches(text, objective, config.batch_size)
-    model = functools.partial(build_model, config.model_config(text.vocabulary))
+    model = functools.partial(build_model, config.model, config.model_config(text.vocabulary))
     loop = Loop(config=config, folder=RunFolder(tmp_path / "run"), mine=mine, batches=batches, build_model=model)
     loop.run()
     records = read_records(tmp_path / "run" / "metrics.jsonl")

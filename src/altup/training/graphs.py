@@ -13,23 +13,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from altup.kernels.replay import Replay, record, warm_up
+
 Run = Callable[[dict[str, Tensor], Tensor], Tensor]
 Update = Callable[[Tensor], tuple[Tensor, ...]]
-
-WARM_UPS = 2  # runs before a recording, in which code is compiled and libraries choose their algorithms
 
 
 class Recorded(NamedTuple):
     """One pass and, of the pass that begins a step, the update that may follow."""
 
-    graph: torch.cuda.CUDAGraph
+    replay: Replay
     inputs: dict[str, Tensor]
     scale: Tensor
-    result: Tensor
     gradients: list[Tensor | None]
-    update: torch.cuda.CUDAGraph | None = None
-    updated: tuple[Tensor, ...] = ()
-    frozen: Tensor | None = None  # what the update reads, kept for as long as it
+    update: Replay | None = None
 
 
 class Graphs:
@@ -60,16 +57,15 @@ class Graphs:
         for name, tensor in inputs.items():
             recorded.inputs[name].copy_(tensor, non_blocking=True)
         recorded.scale.copy_(scale)
-        recorded.graph.replay()
+        result = recorded.replay()
         self._set_gradients(recorded.gradients)
-        return recorded.result
+        return result
 
     def update(self) -> tuple[Tensor, ...]:
         """Replay the update with the gradients of the step's passes."""
         assert self._latest is not None
         assert self._latest.update is not None
-        self._latest.update.replay()
-        return self._latest.updated
+        return self._latest.update()
 
     def _record(self, inputs: dict[str, Tensor], scale: Tensor, add: bool) -> Recorded:
         device = scale.device
@@ -87,41 +83,18 @@ class Graphs:
 
         warm_up(run_anew, device)
         self._set_gradients(before if add else None)
-        graph, result = capture(run, self._pool)
-        self._pool = graph.pool()
-        recorded = Recorded(graph, inputs, scale, result, [p.grad for p in self._parameters])
+        replay = record(run, self._pool)
+        self._pool = replay.graph.pool()
+        recorded = Recorded(replay, inputs, scale, [p.grad for p in self._parameters])
         if self._update is not None and not add:
             # Nothing has been computed into these gradients yet, so an update may do with them what it likes.
             update, frozen = self._update, torch.ones((), dtype=torch.bool, device=device)
             warm_up(lambda: update(frozen), device)
-            graph, updated = capture(lambda: update(frozen), self._pool)
+            recorded = recorded._replace(update=record(lambda: update(frozen), self._pool))
             frozen.fill_(False)
-            recorded = recorded._replace(update=graph, updated=updated, frozen=frozen)
         torch.cuda.set_rng_state(random, device)
         return recorded
 
     def _set_gradients(self, gradients: list[Tensor | None] | None) -> None:
         for i, parameter in enumerate(self._parameters):
             parameter.grad = None if gradients is None else gradients[i]
-
-
-def warm_up(run: Callable[[], Any], device: torch.device) -> None:
-    """Run a few times on a stream of its own, as a recording demands."""
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
-            run()
-    torch.cuda.current_stream(device).wait_stream(stream)
-
-
-def capture(run: Callable[[], Any], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """`run` as a graph, not run yet, and what it gives once that is replayed.
-
-    The graph does not keep what it reads: whoever replays it must.
-    """
-    graph = torch.cuda.CUDAGraph()
-    # Thread-local, because meanwhile another thread may prepare the next batch.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        result = run()
-    return graph, result

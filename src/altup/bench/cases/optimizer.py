@@ -13,7 +13,7 @@ from torch import nn
 from altup.bench.agreement import distance
 from altup.bench.cases import step
 from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work
-from altup.training.graphs import capture, warm_up
+from altup.kernels.replay import record, warm_up
 from altup.training.optimizers import build_optimizer
 
 RATE = 1e-4
@@ -73,7 +73,7 @@ def problems(setup: Setup) -> Iterator[Problem]:
             Provider(STEP, partial(models.ours, "dense", compiled=setup.compiles), "floor", setup.compiles),
         ],
         baseline="torch adamw fused",
-        tolerances={"": 1e-3},
+        tolerances={"weights": 1e-3, **step.tolerances(setup)},
         derive=share_of_step,
     )
 
@@ -108,8 +108,7 @@ def replayed(optimizer: Any, device: torch.device) -> Callable[[], Any]:
     if device.type != "cuda":
         return optimizer.step
     warm_up(optimizer.step, device)
-    graph, _ = capture(optimizer.step)
-    return graph.replay
+    return record(optimizer.step)
 
 
 def agreement(build: Build, reference: Build, setup: Setup) -> float:

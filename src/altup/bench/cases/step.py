@@ -48,6 +48,10 @@ TOLERANCES = {"loss": 2e-2, "gradient": 0.1, "coefficients": 0.2, "relative bias
 TOLERANCES_FLOAT32 = {"": 1e-3}
 
 
+def tolerances(setup: Setup) -> dict[str, float]:
+    return TOLERANCES if setup.dtype == torch.bfloat16 else TOLERANCES_FLOAT32
+
+
 def problems(setup: Setup) -> Iterator[Problem]:
     for size in ("tiny",) if setup.quick else setup.sizes:
         yield problem(setup, Models(setup, size))
@@ -73,7 +77,7 @@ def problem(setup: Setup, models: Models) -> Problem:
         {"size": models.size, "batch": batch.rows, "inputs": batch.inputs, "targets": batch.targets},
         providers,
         baseline=BASELINE if setup.compiles else "hf sdpa",
-        tolerances=TOLERANCES if setup.dtype == torch.bfloat16 else TOLERANCES_FLOAT32,
+        tolerances=tolerances(setup),
         derive=partial(compare_methods, models=models),
     )
 

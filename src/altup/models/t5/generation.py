@@ -6,13 +6,14 @@ them. Everything a step reads or writes has a fixed place here: a static cache, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+
+from altup.kernels.replay import record
 
 EAGER_STEPS = 3  # steps that are run one by one: they warm up what a graph records, and short answers end here
 CACHE_SHARE = 0.25  # of the free memory, for a cache that has room for the longest text allowed
@@ -143,24 +144,16 @@ def decode_greedily(
             latest = step(latest)
             done += 1
         if done < limit and not bool(ended.all()):
-            latest = latest.clone()  # which a graph does not keep, so this function does
-            replay = _record(step, latest) if device.type == "cuda" else _repeat(step, latest)
+            latest = latest.clone()
+
+            def feed_itself() -> None:
+                latest.copy_(step(latest))
+
+            replay = record(feed_itself) if device.type == "cuda" else feed_itself
             while done < limit and ((done - given) % CHECK_EVERY or not bool(ended.all())):
                 replay()
                 done += 1
     return tokens[:, : _end(tokens, given, done, eos)]
-
-
-def _record(step: Callable[[Tensor], Tensor], latest: Tensor) -> Callable[[], Any]:
-    """Record one step as a graph that feeds itself, through `latest`."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        latest.copy_(step(latest))
-    return graph.replay
-
-
-def _repeat(step: Callable[[Tensor], Tensor], latest: Tensor) -> Callable[[], Any]:
-    return lambda: latest.copy_(step(latest))
 
 
 def _end(tokens: Tensor, given: int, done: int, eos: Tensor | None) -> int:

@@ -1,0 +1,46 @@
+"""Work recorded as a CUDA graph, which a GPU replays without waiting for the host to launch its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+WARM_UPS = 2  # runs before a recording, in which code is compiled and libraries choose their algorithms
+
+
+@dataclass(frozen=True)
+class Replay:
+    """`run` as a graph: every call does its work again, in the same places, and gives the same `result`.
+
+    A graph does not keep alive what it reads; `run` is held for that.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    run: Callable[[], Any]
+    result: Any
+
+    def __call__(self) -> Any:
+        self.graph.replay()
+        return self.result
+
+
+def warm_up(run: Callable[[], Any], device: torch.device) -> None:
+    """Run a few times on a stream of its own, as a recording demands."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def record(run: Callable[[], Any], pool: Any = None) -> Replay:
+    """`run`, recorded but not run yet; `pool` is the memory of graphs that never run at the same time."""
+    graph = torch.cuda.CUDAGraph()
+    # Thread-local, because meanwhile another thread may prepare the next batch.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = run()
+    return Replay(graph, run, result)
