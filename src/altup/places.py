@@ -23,7 +23,7 @@ def find_place(name: str) -> str:
         raise missing(path)
 
     import huggingface_hub
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 
     try:
         if not isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
@@ -32,6 +32,8 @@ def find_place(name: str) -> str:
         raise missing(path, "nor is there a model of this name on the hub that you may read") from None
     except HFValidationError:
         raise missing(path, "and no model on the hub can have this name") from None
+    except OfflineModeIsEnabled:
+        raise missing(path, "and the hub is not asked (HF_HUB_OFFLINE is set)") from None
     except Exception as error:  # whatever the library and the network raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise missing(path, f"and the hub cannot be reached ({reason})") from None
