@@ -154,13 +154,14 @@ def test_a_cache_fits_where_four_of_them_are_free(method, autocast):
 
 @pytest.mark.gpu
 def test_a_cache_that_would_fill_the_memory_is_not_made():
-    """Two million tokens for each of 4,096 rows: terabytes, of which one token is used, as every token ends a text."""
+    """Two million tokens for each of 4,096 rows: terabytes. Every token ends a text, so one is used."""
     model = tiny_t5("altup").cuda()
     rows = torch.ones(4096, 5, dtype=torch.long, device="cuda")
     torch.cuda.reset_peak_memory_stats()
     free = generation.free_memory(rows.device)
     ends = list(range(model.config.vocab_size))
-    found = model.generate(input_ids=rows, max_new_tokens=2_000_000, eos_token_id=ends, do_sample=False)
+    inputs = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
+    found = model.generate(**inputs, max_new_tokens=2_000_000, eos_token_id=ends, do_sample=False)
     assert found.shape == (4096, 2)
     assert torch.cuda.max_memory_allocated() < free / 4
 
