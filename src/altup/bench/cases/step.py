@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from altup.bench.agreement import distance
 from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work
-from altup.bench.products import product_work
+from altup.bench.products import extra_shapes, product_shapes, product_work
 from altup.bench.timing import copy_bytes, copy_work
 from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.models.accounting import INPUTS, TARGETS, list_layers
@@ -35,11 +35,12 @@ METHODS = {
     "sequence-altup": ("sequence-altup", None),
     "stride-and-skip": ("stride-and-skip", None),
 }
-# Methods with a wide state, and whose matrix products are theirs.
-WIDENED = {"altup k2": "altup k2", "altup k4": "altup k4", "recycled k2": "dense"}
+WIDENED = ("altup k2", "altup k4", "recycled k2")  # methods with a wide state
+WIDE_OUTPUT = ("altup k2", "altup k4")  # of these, those whose head and cross-attention read it whole
 FEW = ("dense", "altup k2", "recycled k2")  # of the sizes above base
 EAGER = ("dense", "altup k2")  # also timed without the compiler
 BASELINE = "hf sdpa compiled"
+PRODUCTS = "products of dense"
 # The reference works on this many sequences at a time: float64 takes four times the room of bf16.
 REFERENCE_ROWS = 4
 # bf16 rounds every activation of 24 to 48 layers, which shows as 0.02 to 0.04; a wrong kernel is off by far more.
@@ -70,8 +71,10 @@ def problem(setup: Setup, models: Models) -> Problem:
             providers.append(Provider(f"{name} eager", partial(models.ours, name, compiled=False)))
         providers.append(Provider(name, partial(models.ours, name), compiled=True))
     providers.append(Provider("copy", partial(copy_work, setup.device, setup.quick), "floor"))
-    for name in sorted({WIDENED.get(name, "dense") for name in methods}, key=methods.index):
-        providers.append(Provider(f"products of {name}", partial(models.products, name), "floor"))
+    providers.append(Provider(PRODUCTS, models.products, "floor"))
+    for name in methods:
+        if name in WIDE_OUTPUT:
+            providers.append(Provider(extra_products(name), partial(models.extra_products, name), "floor"))
     return Problem(
         "step",
         {"size": models.size, "batch": batch.rows, "inputs": batch.inputs, "targets": batch.targets},
@@ -94,19 +97,24 @@ def compare_methods(timings: Timings, models: Models) -> Iterable[Fact]:
         name = provider.removesuffix(" eager")
         if name not in METHODS:
             continue
-        dense, dense_products = whole.get(provider.replace(name, "dense")), whole.get("products of dense")
-        products = whole.get(f"products of {WIDENED.get(name, name)}")
-        if products is not None:
-            yield Fact(provider, "fraction", products / whole[provider], "matrix products alone over the step")
+        dense, products = whole.get(provider.replace(name, "dense")), whole.get(PRODUCTS)
+        extra = whole.get(extra_products(name)) if name in WIDE_OUTPUT else 0.0
+        if (name == "dense" or name in WIDENED) and products is not None and extra is not None:
+            share = (products + extra) / whole[provider]
+            yield Fact(provider, "fraction", share, "matrix products alone over the step")
         if dense is None or name == "dense":
             continue
         yield Fact(provider, "overhead", whole[provider] / dense - 1, "over our dense")
-        if name in WIDENED and copied is not None and products is not None and dense_products is not None:
-            floor = products - dense_products + models.rule_bytes(name) * copied / copy_bytes(models.setup.quick)
+        if name in WIDENED and copied is not None and extra is not None:
+            floor = extra + models.rule_bytes(name) * copied / copy_bytes(models.setup.quick)
             yield Fact(
                 provider, "floor", floor / dense, "extra products and (5K + 3) blocks a layer at copy speed"
             )
             yield Fact(provider, "overhead/floor", (whole[provider] - dense) / floor, "overhead over its floor")
+
+
+def extra_products(name: str) -> str:
+    return f"extra products of {name}"
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,10 @@ class Batch:
     @property
     def targets(self) -> int:
         return self.labels.shape[1]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.rows, self.inputs, self.targets
 
     def parts(self) -> Iterator[dict[str, Tensor]]:
         for start in range(0, self.rows, REFERENCE_ROWS):
@@ -203,8 +215,11 @@ class Models:
         run: Any = torch.compile(model, dynamic=False) if compiled else model
         return self._work(model, partial(run, use_cache=False), hugging_face_name, "dense")
 
-    def products(self, name: str) -> Work:
-        return product_work(self.configs[name], self.batch.rows, self.batch.inputs, self.batch.targets, self.setup)
+    def products(self) -> Work:
+        return product_work(product_shapes(self.configs["dense"], *self.batch.shape), self.setup)
+
+    def extra_products(self, name: str) -> Work:
+        return product_work(extra_shapes(self.configs[name], *self.batch.shape), self.setup)
 
     def rule_bytes(self, name: str) -> int:
         """(5K + 3) blocks of the state for every layer."""
