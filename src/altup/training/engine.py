@@ -69,11 +69,9 @@ class Engine:
                 inputs = {name: t.to(self.mine.device, non_blocking=True) for name, t in micro.items()}
                 with gradient_sync(self.model, i == last):
                     sums += self._forward_backward(inputs, scale)
-        if replays:
-            norm, skip = self._graphs.update()  # type: ignore[union-attr]
-        else:
-            norm, skip = self._update()
-            self.optimizer.zero_grad(set_to_none=True)
+        norm, skip = self._graphs.update() if replays else self._update()  # type: ignore[union-attr]
+        # Graphs keep their gradients in places of their own: left here, a launched step would add to them.
+        self.optimizer.zero_grad(set_to_none=True)
         self.meter.add(sums, norm, skip)
 
     def _update(self, frozen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
