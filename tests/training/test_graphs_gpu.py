@@ -87,6 +87,18 @@ def test_a_launched_step_behind_a_replayed_one_takes_none_of_its_gradient(optimi
     assert_alike(train(False, alter, **changes), train(True, alter, **changes))
 
 
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "adamw-rms"])
+def test_steps_of_many_shapes_share_memory_and_nothing_else(optimizer: str) -> None:
+    """Three shapes in turn, each recorded for itself; the first is replayed again when the others were recorded."""
+
+    def alter(step: int, batch: StepBatch) -> StepBatch:
+        micro = [{name: tensor[: 8 - step % 3] for name, tensor in part.items()} for part in batch.micro]
+        return StepBatch(micro, sum(int((part["labels"] != -100).sum()) for part in micro), batch.inputs)
+
+    changes: dict[str, Any] = {"micro_batch": 8, "batch_size": 8, "optimizer": optimizer}
+    assert_alike(train(False, alter, **changes), train(True, alter, **changes))
+
+
 @pytest.mark.parametrize("method", ["sequence-altup", "stride-and-skip", "average-pooling"])
 def test_strided_models_with_padding_are_replayed(method: str) -> None:
     """They refuse padding on the left; while a graph is recorded nobody can wait for what a mask holds."""
