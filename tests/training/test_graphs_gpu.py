@@ -89,7 +89,7 @@ def test_a_launched_step_behind_a_replayed_one_takes_none_of_its_gradient(optimi
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "adamw-rms"])
 def test_steps_of_many_shapes_share_memory_and_nothing_else(optimizer: str) -> None:
-    """Three shapes in turn, each recorded for itself; the first is replayed again when the others were recorded."""
+    """Three shapes in turn, each recorded for itself; all are replayed when the last of them has been recorded."""
 
     def alter(step: int, batch: StepBatch) -> StepBatch:
         micro = [{name: tensor[: 8 - step % 3] for name, tensor in part.items()} for part in batch.micro]
