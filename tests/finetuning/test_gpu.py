@@ -85,7 +85,9 @@ def test_a_step_keeps_the_speed_of_pretraining_for_each_token() -> None:
         begun = time.perf_counter()
         runs = [Run(TrainConfig(batch_size=64, **shared), 0.0, pretraining, mine)]
         middle = time.perf_counter()
-        runs.append(Run(FinetuneConfig(batch_size=160, **shared), 0.1, packed, mine))
+        runs.append(
+            Run(FinetuneConfig(model="made up", tasks=["squad"], batch_size=160, **shared), 0.1, packed, mine)
+        )
         end = time.perf_counter()
         speeds = np.median([[run.work(STEPS) for run in runs] for _ in range(ROUNDS)], axis=0)
     print(
