@@ -24,6 +24,7 @@ from altup.studies.results import read_results, read_run_record
 from altup.studies.run import StudyRun
 from altup.studies.scale import Scale, find_scale, with_settings
 from altup.studies.study import Study, read_study, shipped
+from altup.studies.study_report import StudyReport
 from tests.training.compare import records, weights
 from tests.training.verbs import altup, prepare_text, start
 
@@ -305,6 +306,19 @@ def test_one_failure_does_not_stop_the_others(scale: Scale, data: Path, tmp_path
     outcome = run.run(said.append)
     assert (outcome.finished, outcome.failed) == (1, [dense.key])
     assert any("someone-elses-file" in line for line in said)
+
+
+def test_a_model_that_diverged_is_told_without_its_loss(scale: Scale, data: Path, tmp_path: Path) -> None:
+    wild = with_settings(scale, {"lr": 1e30})
+    run = study_run(tmp_path / "out", wild, data)
+    outcome = run.run(lambda text: None)
+    assert (outcome.finished, outcome.failed) == (2, [])
+    told = {r.metric for r in read_results(run.results)}
+    assert "accuracy" in told
+    assert "loss" not in told
+    own = tmp_path / "two.yaml"
+    own.write_text(TEXT)
+    StudyReport([run.results], names=[str(own)]).write(tmp_path / "report.html")
 
 
 def test_what_needs_a_failed_model_is_left_out(tmp_path: Path) -> None:
