@@ -115,7 +115,7 @@ def test_a_failure_changes_nothing(odd):
         "odd", lambda model: altup.Structure(entries=["tones.weight"], example={"notes": NOTES})
     )
     before, expected = copy.deepcopy(odd.state_dict()), odd(NOTES)["logits"]
-    with pytest.raises(UserError, match=r"with \['tones.weight'\] widened it fails: The size of tensor"):
+    with pytest.raises(UserError, match=r"with tones.weight widened it fails: The size of tensor"):
         altup.widen(odd, "altup")
     assert odd.state_dict().keys() == before.keys()
     assert all(weight.equal(before[name]) for name, weight in odd.state_dict().items())

@@ -81,3 +81,17 @@ def _whisper(model: PreTrainedModel) -> Structure:
 
 
 register_handler("whisper", _whisper)
+
+
+def _deberta(model: PreTrainedModel) -> Structure:
+    """Its table of relative positions stands beside the stack, as wide as the state, and is no part of it."""
+    base: Any = getattr(model, model.base_model_prefix, model)
+    place = "" if base is model else f"{model.base_model_prefix}."
+    if getattr(base.embeddings, "embed_proj", None) is not None:
+        return Structure(entries=[f"{place}embeddings.embed_proj.weight"])
+    tables = [name for name, parameter in base.embeddings.named_parameters() if parameter.dim() == 2]
+    return Structure(entries=[f"{place}embeddings.{name}" for name in tables])
+
+
+register_handler("deberta", _deberta)
+register_handler("deberta-v2", _deberta)

@@ -40,8 +40,10 @@ class Call(NamedTuple):
     returned: Any
 
 
-def unrecognised(model: PreTrainedModel, why: str) -> UserError:
+def unrecognised(model: PreTrainedModel, why: str, recycle: bool = False) -> UserError:
     advice = HELP.format(model_type=model.config.model_type)
+    if recycle:
+        advice = f"method='recycled' leaves tables and heads as they are and may do. {advice}"
     return UserError(f"{type(model).__name__} cannot be widened: {why}. {advice}")
 
 
