@@ -3,6 +3,7 @@
 - FNet maps the embeddings by a square matrix before its layers: wide on both sides.
 - DeBERTa 2 and 3 read a table as wide as the state with the matrices that read the state.
 - Blenderbot's decoder takes the first part of whatever tuple a layer hands it.
+- GPT-OSS calls its attention by keywords, and all that it holds itself is a vector, as a norm does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import transformers as hf
 
 import altup
 from altup.errors import UserError
-from tests.models.families import ENCODER
+from tests.models.families import DECODER, ENCODER
 
 RELATIVE = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
 RELATIVE |= {"type_vocab_size": 0, "position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True}
@@ -32,6 +33,9 @@ ODD = {
     ),
     "blenderbot": lambda: hf.BlenderbotForConditionalGeneration(
         hf.BlenderbotConfig(vocab_size=ENCODER["vocab_size"], d_model=32, **SIZES)
+    ),
+    "gpt-oss": lambda: hf.GptOssForCausalLM(
+        hf.GptOssConfig(**DECODER, num_local_experts=4, num_experts_per_tok=2)
     ),
 }
 
