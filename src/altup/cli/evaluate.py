@@ -38,9 +38,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Decode the held-out examples greedily, score them, and keep every prediction as JSON lines."""
-    from altup.data.faults import Faults
+    from altup.data.faults import Faults, counted
     from altup.data.tasks import find_tasks
-    from altup.data.tasks.examples import counted
     from altup.data.tasks.registry import check_suite
     from altup.data.tasks.sources import open_tasks
     from altup.errors import UserError, check_choice, check_whole
