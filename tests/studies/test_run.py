@@ -205,6 +205,14 @@ def test_every_shared_run_is_planned_once(scale: Scale, data: Path) -> None:
     assert [len(job.settings["configs"]) for job in found.speed] == [5, 4]
 
 
+def test_speeds_are_compared_with_a_dense_model_trained_alike(scale: Scale, data: Path) -> None:
+    """Steps of another batch or length take another time, which says nothing of the model."""
+    text = TEXT.replace("k: 2}", "k: 2}\n  Larger batch: {method: altup, k: 2, batch_size: 8}")
+    jobs = plan([read_study("three", text, "three")], scale, data).speed
+    found = [[(c["method"], c["batch_size"]) for c in job.settings["configs"].values()] for job in jobs]
+    assert found == [[("dense", 4), ("altup", 4)], [("dense", 8), ("altup", 8)]]
+
+
 def test_equal_time_gives_steps_by_speed(scale: Scale, data: Path) -> None:
     """Dense 100 sequences a second, AltUp at 0.8 of it, 0.005 minutes, batches of 4: 7.5 and 6 steps."""
     study, config = shipped()["equal-time"], None
