@@ -73,6 +73,15 @@ def test_evaluate_prints_saves_and_marks_partial_data(data: Path, tmp_path: Path
     assert again["tasks"][0]["examples"] == {"validation": 2}
 
 
+def test_evaluate_finds_out_that_it_cannot_write_before_it_decodes(data: Path, tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model")
+    (model / "model.safetensors").write_bytes(b"not to be read")
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "x"
+    result = run.invoke(app, ["evaluate", str(model), "--task", "sst2", "--data", str(data), "--out", str(out)])
+    assert isinstance(result.exception, OSError)
+
+
 def test_evaluate_takes_a_users_own_file(tmp_path: Path) -> None:
     save_tiny(tmp_path / "model")
     (tmp_path / "sums.jsonl").write_text('{"input": "ab", "target": "c"}\n')

@@ -222,3 +222,8 @@ def test_gemma3n_is_refused():
     )
     with pytest.raises(UserError, match="Gemma3nForCausalLM cannot be widened"):
         altup.widen(Gemma3nForCausalLM(config))
+
+
+def test_an_example_that_is_no_dict_is_refused():
+    with pytest.raises(UserError, match="example is a Tensor; give a dict"):
+        altup.widen(build("llama"), example=torch.tensor([[1, 2]]))

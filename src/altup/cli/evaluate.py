@@ -62,6 +62,7 @@ def command(
     place, name, folder = _place(model)
     held_out = load_held_out(present, source, faults, limit)
     out = out or folder
+    out.mkdir(parents=True, exist_ok=True)  # or fail before hours of decoding
     network, tokenizer, autocast = _load(place, precision)
 
     from rich.console import Console
