@@ -18,6 +18,12 @@ from tests.training.tiny import SETTINGS, MadeUp, build
 pytestmark = pytest.mark.gpu
 
 
+class Varied(TrainConfig):
+    """A run whose batches come in many shapes, as fine-tuning's do."""
+
+    SHAPES_VARY = True
+
+
 def uneven(batch: StepBatch) -> StepBatch:
     """The same micro-batches, of which the last has lost a row: such a step is launched and not replayed."""
     *micro, last = batch.micro
@@ -37,12 +43,13 @@ def train(
     graphs: bool,
     alter: Callable[[int, StepBatch], StepBatch] = lambda step, batch: batch,
     model: dict[str, Any] | None = None,
+    config: type[TrainConfig] = TrainConfig,
     **changes: Any,
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     mine = Processes(0, 1, torch.device("cuda", 0))
     settings = {**SETTINGS, "precision": "bf16", "deterministic": False, "compile": True, **changes}
     torch.manual_seed(0)
-    engine = Engine(build(**model or {}), TrainConfig(**settings), mine)
+    engine = Engine(build(**model or {}), config(**settings), mine)
     if not graphs:
         engine._graphs = None
     else:
@@ -95,7 +102,7 @@ def test_steps_of_many_shapes_share_memory_and_nothing_else(optimizer: str) -> N
         micro = [{name: tensor[: 8 - step % 3] for name, tensor in part.items()} for part in batch.micro]
         return StepBatch(micro, sum(int((part["labels"] != -100).sum()) for part in micro), batch.inputs)
 
-    changes: dict[str, Any] = {"micro_batch": 8, "batch_size": 8, "optimizer": optimizer}
+    changes: dict[str, Any] = {"micro_batch": 8, "batch_size": 8, "optimizer": optimizer, "config": Varied}
     assert_alike(train(False, alter, **changes), train(True, alter, **changes))
 
 

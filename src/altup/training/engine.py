@@ -62,10 +62,11 @@ class Engine:
             group["lr"] = self._lr
         scale = torch.full((), self.mine.world / tokens, device=self.mine.device)
         replays = self._graphs is not None and len({_shapes(micro) for micro in batch.micro}) == 1
+        keeps = last > 0 or not self.config.SHAPES_VARY
         for i, micro in enumerate(batch.micro):
             seed_forward(self.config.seed, step, i, self.mine.rank)
             if replays:
-                sums += self._graphs(micro, scale, add=i > 0, keep=last > 0)  # type: ignore[misc]
+                sums += self._graphs(micro, scale, add=i > 0, keep=keeps)  # type: ignore[misc]
             else:
                 inputs = {name: t.to(self.mine.device, non_blocking=True) for name, t in micro.items()}
                 with gradient_sync(self.model, i == last):
