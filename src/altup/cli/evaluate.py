@@ -37,7 +37,10 @@ def command(
     on_error: Annotated[str, typer.Option(help="Bad records: stop, or skip and count them.")] = "stop",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Decode the held-out examples greedily, score them, and keep every prediction as JSON lines."""
+    """Decode the held-out examples greedily, score them, and keep every prediction as JSON lines.
+
+    Scores of other tasks that the same model has in the folder are kept.
+    """
     from altup.data.faults import Faults, counted
     from altup.data.tasks import find_tasks
     from altup.data.tasks.registry import check_suite
@@ -54,6 +57,7 @@ def command(
     source, faults = open_tasks(data), Faults(on_error)
 
     from altup.evaluation.evaluate import evaluate_tasks, has_held_out, load_held_out, summarise, write_scores
+    from altup.evaluation.stored import add_up, identity, other_limits, stored_scores
 
     # A suite may be there in part, which its score then says; a task that was asked for by name must be there.
     present = [found for found in tasks if found.name in named or has_held_out(found, source)]
@@ -64,6 +68,11 @@ def command(
     out = out or folder
     out.mkdir(parents=True, exist_ok=True)  # or fail before hours of decoding
     network, tokenizer, autocast = _load(place, precision)
+    checkpoint = identity(place, network)
+    before, replaced = stored_scores(out, place, checkpoint)
+    for note in (replaced, *other_limits(before, limit, [found.name for found in present])):
+        if note:
+            typer.secho(note, err=True, fg="yellow")
 
     from rich.console import Console
     from rich.progress import Progress
@@ -79,7 +88,8 @@ def command(
             autocast=autocast,
             progress=lambda done: bar.advance(line, done),
         )
-    summary = {**summarise(scores, name), "skipped": faults.state()}
+    scores = add_up(stored_scores(out, place, checkpoint)[0], scores)  # read anew: decoding takes long
+    summary = summarise(scores, name, checkpoint)
     path = write_scores(out, summary)
     if as_json:
         import json
@@ -103,7 +113,9 @@ def score_table(scores: list[TaskScore], title: str) -> Any:
     for score in scores:
         metrics = ", ".join(f"{name} {value:.2f}" for name, value in score.metrics.items())
         mark = "*" if score.partial else ""
-        table.add_row(score.task, metrics, f"{sum(score.examples.values()):,}", f"{score.score:.2f}{mark}")
+        limit = "" if score.limit is None else f" (--limit {score.limit})"
+        examples = f"{sum(score.examples.values()):,}{limit}"
+        table.add_row(score.task, metrics, examples, f"{score.score:.2f}{mark}")
         notes += [f"{score.task}: {part}" for part in score.missing]
     suites = score_suites(scores)
     if suites:
@@ -128,8 +140,15 @@ def _place(model: str) -> tuple[str, str, Path]:
     if not path.exists():
         return model, model, Path("evaluation") / path.name
     if place == path:
-        return str(place), str(place), Path("evaluation") / path.resolve().name
+        return str(place), str(place), Path("evaluation") / _own_name(path.resolve())
     return str(place), str(place), path / "evaluation" / place.name
+
+
+def _own_name(path: Path) -> str:
+    """A model folder's name, with that of its run where every run has one of this name."""
+    if path.parent.name == "checkpoints":
+        return f"{path.parent.parent.name}-{path.name}"
+    return f"{path.parent.name}-final" if path.name == "final" else path.name
 
 
 def _load(place: str, precision: str | None) -> tuple[Any, Any, Any]:

@@ -65,6 +65,13 @@ class Faults:
             return True
         return False
 
+    def add(self, state: dict[str, Any]) -> None:
+        """Count what another one counted too."""
+        for reason, seen in state.items():
+            mine = self._reasons.setdefault(reason, {"count": 0, "first": []})
+            mine["count"] += seen["count"]
+            mine["first"] = [*mine["first"], *seen["first"]][:PLACES_KEPT]
+
     def state(self) -> dict[str, Any]:
         """A JSON-able copy: `{reason: {"count", "first"}}`."""
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ SCORES = "scores.json"
 
 @dataclass(frozen=True)
 class HeldOutTask:
-    """A task and its held-out examples by split, those splits that there are."""
+    """A task and its held-out examples by split, those splits that there are, at most `limit` of each."""
 
     task: Task
     splits: dict[str, list[Example]]
+    limit: int | None = None
+    skipped: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(len(examples) for examples in self.splits.values())
@@ -43,8 +45,10 @@ def load_held_out(
         present = [split for split in task.held_out if source_of(task, source).has(task, split)]
         if not present:
             raise UserError(f"task {task.name}: no {' or '.join(task.held_out)} in the data; leave the task out")
-        splits = {split: load_examples(task, split, source, faults, limit, training=False) for split in present}
-        found.append(HeldOutTask(task, splits))
+        bad = Faults(faults.on_error, faults.limits)
+        splits = {split: load_examples(task, split, source, bad, limit, training=False) for split in present}
+        faults.add(bad.state())
+        found.append(HeldOutTask(task, splits, limit, bad.state()))
     return found
 
 
@@ -71,7 +75,7 @@ def evaluate_tasks(
             )
             for split, examples in held.splits.items()
         }
-        scores.append(score_task(task, predictions, held.splits))
+        scores.append(score_task(task, predictions, held.splits, held.limit, held.skipped))
         if out is not None:
             for split, examples in held.splits.items():
                 write_predictions(out / f"{task.name}.{split}.jsonl", predictions[split], examples)
@@ -90,10 +94,19 @@ def write_predictions(path: Path, predictions: Sequence[str], examples: Sequence
     _write(path, lambda temporary: temporary.write_text("".join(lines), encoding="utf-8"))
 
 
-def summarise(scores: Sequence[TaskScore], model: str) -> dict[str, Any]:
-    """JSON for programs: which model, every task, every suite."""
+def summarise(scores: Sequence[TaskScore], model: str, checkpoint: str | None = None) -> dict[str, Any]:
+    """JSON for programs: which model, every task, every suite. `checkpoint` tells its weights from others."""
     suites: list[SuiteScore] = score_suites(scores)
-    return {"model": model, "tasks": [s.to_json() for s in scores], "suites": [s.to_json() for s in suites]}
+    skipped = Faults()
+    for score in scores:
+        skipped.add(score.skipped)
+    return {
+        "model": model,
+        "checkpoint": checkpoint,
+        "tasks": [s.to_json() for s in scores],
+        "suites": [s.to_json() for s in suites],
+        "skipped": skipped.state(),
+    }
 
 
 def write_scores(folder: Path, summary: dict[str, Any]) -> Path:

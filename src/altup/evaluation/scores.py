@@ -12,13 +12,19 @@ from altup.evaluation.metrics import compute_metrics
 
 @dataclass(frozen=True)
 class TaskScore:
-    """A task's metrics in percent, averaged over its held-out splits. `missing` says what data was not there."""
+    """A task's metrics in percent, averaged over its held-out splits.
+
+    `missing` says what data was not there, `limit` how many examples of a split were asked for at most, and
+    `skipped` which records were none.
+    """
 
     task: str
     metrics: dict[str, float]
     examples: dict[str, int]
     splits: dict[str, dict[str, float]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    limit: int | None = None
+    skipped: dict[str, Any] = field(default_factory=dict)
 
     @property
     def score(self) -> float:
@@ -30,6 +36,16 @@ class TaskScore:
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "missing": list(self.missing), "score": self.score, "partial": self.partial}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> TaskScore:
+        known = {name: values[name] for name in ("task", "metrics", "examples", "splits")}
+        return cls(
+            **known,
+            missing=tuple(values["missing"]),
+            limit=values.get("limit"),
+            skipped=values.get("skipped", {}),
+        )
 
 
 @dataclass(frozen=True)
@@ -56,7 +72,11 @@ class SuiteScore:
 
 
 def score_task(
-    task: Task, predictions: Mapping[str, Sequence[str]], examples: Mapping[str, Sequence[Example]]
+    task: Task,
+    predictions: Mapping[str, Sequence[str]],
+    examples: Mapping[str, Sequence[Example]],
+    limit: int | None = None,
+    skipped: dict[str, Any] | None = None,
 ) -> TaskScore:
     """The score of predictions by split, against all splits the task should be scored on."""
     splits = {split: compute_metrics(task, predictions[split], examples[split]) for split in examples}
@@ -69,7 +89,7 @@ def score_task(
             missing.append(f"{split} is not there")
         elif wanted is not None and counts[split] != wanted:
             missing.append(f"{split} {counts[split]:,} of {wanted:,}")
-    return TaskScore(task.name, means, counts, splits, tuple(missing))
+    return TaskScore(task.name, means, counts, splits, tuple(missing), limit, skipped or {})
 
 
 def suites_of(names: Iterable[str]) -> list[str]:
