@@ -105,6 +105,27 @@ def test_resuming_a_finished_run_says_so(trained: Path, tmp_path: Path) -> None:
     assert_same_bits(before, weights(trained))
 
 
+def test_the_end_says_how_many_steps_were_skipped(data: Path, tmp_path: Path) -> None:
+    """Weights that one step with this rate has made infinite give no gradient again."""
+    arguments = ["--optimizer", "adamw", "--lr", "1e30", "--schedule", "constant", "--decay-fraction", "0"]
+    code, text = altup(tmp_path / "log", "pretrain", "--data", data, "--out", tmp_path / "run", *SMALL, *arguments)
+    assert code == 0, text
+    skipped = [record["skipped"] for record in records(tmp_path / "run") if record["split"] == "train"][-1]
+    assert skipped > 0
+    assert f"finished 6 steps ({skipped} skipped: gradients that are not finite); the model is in" in text
+    again = altup(tmp_path / "log2", "pretrain", "--out", tmp_path / "run", "--resume")
+    assert f"({skipped} skipped" in again[1]
+
+
+def test_one_step_is_one_step(data: Path, tmp_path: Path) -> None:
+    arguments = ["--data", data, "--out", tmp_path / "run", *SMALL, "--steps", "1", "--batch-size", "1"]
+    code, text = altup(tmp_path / "log", "pretrain", *arguments)
+    assert code == 0, text
+    assert "finished 1 step;" in text
+    assert "1 step of 1 sequence," in text
+    assert "for 1 step at batch 1" in (tmp_path / "run" / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

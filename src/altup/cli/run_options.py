@@ -10,6 +10,7 @@ import typer
 import yaml
 
 from altup.errors import UserError
+from altup.words import number_of
 
 if TYPE_CHECKING:
     from altup.training.loop import Outcome
@@ -162,10 +163,13 @@ def tell(outcome: Outcome, verb: str, out: Path, finished: str) -> None:
     """How the run ended, once, however many processes there are; one that was stopped exits with STOPPED."""
     from altup.training.card import resume_command
 
-    stopped = (
-        f"stopped after step {outcome.step:,}; everything is saved. Go on with:\n  {resume_command(verb, out)}"
-    )
+    skipped = f" ({outcome.skipped:,} skipped: gradients that are not finite)" if outcome.skipped else ""
+    if outcome.finished:
+        text = f"finished {number_of(outcome.step, 'step')}{skipped}; {finished}"
+    else:
+        again = f"Go on with:\n  {resume_command(verb, out)}"
+        text = f"stopped after step {outcome.step:,}{skipped}; everything is saved. {again}"
     if os.environ.get("RANK", "0") == "0":
-        typer.echo(f"finished {outcome.step:,} steps; {finished}" if outcome.finished else stopped)
+        typer.echo(text)
     if not outcome.finished:
         raise typer.Exit(STOPPED)

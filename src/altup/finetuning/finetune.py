@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from altup.errors import UserError
 from altup.finetuning.config import FinetuneConfig
+from altup.words import number_of
 
 if TYPE_CHECKING:
     import torch
@@ -68,8 +69,8 @@ def finetune(
         ).run(resume)
         if mine.is_first:
             described = (
-                f"{config.model} fine-tuned for {outcome.step:,} steps at batch {config.batch_size} on "
-                f"{', '.join(config.tasks)} ({data.mixture.sequences_per_epoch:,} examples)."
+                f"{config.model} fine-tuned for {number_of(outcome.step, 'step')} at batch {config.batch_size} "
+                f"on {', '.join(config.tasks)} ({number_of(data.mixture.sequences_per_epoch, 'example')})."
             )
             example = shlex.join(["altup", "evaluate", str(folder.path), "--task", (names or config.tasks)[0]])
             title = f"{Path(config.model).name} on {', '.join(config.tasks)}"
@@ -197,6 +198,7 @@ def _introduce(config: FinetuneConfig, mixture: Any, say: Callable[[str], None])
     )
     epochs = config.steps * config.batch_size / mixture.sequences_per_epoch
     say(
-        f"{config.model}: {config.steps:,} steps of {config.batch_size} examples, {epochs:.2f} epochs of "
-        f"{mixture.sequences_per_epoch:,}{', packed' if config.pack else ''}; {parts}; {config.precision}"
+        f"{config.model}: {number_of(config.steps, 'step')} of {number_of(config.batch_size, 'example')}, "
+        f"{epochs:.2f} epochs of {mixture.sequences_per_epoch:,}{', packed' if config.pack else ''}; "
+        f"{parts}; {config.precision}"
     )

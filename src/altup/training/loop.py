@@ -27,17 +27,22 @@ from altup.training.progress import Clock, Console, Sink, tracker
 from altup.training.run import RunFolder, disk_errors, read_state
 from altup.training.signals import StopRequest
 from altup.training.state import load_optimizer, save_checkpoint, save_final
+from altup.words import number_of
 
 AnySink = TypeVar("AnySink", bound=Sink)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `finished`, or stopped on request after `step` steps with everything saved."""
+    """How a run ended: `finished`, or stopped on request after `step` steps with everything saved.
+
+    `skipped` of the steps changed nothing, because their gradients were not finite.
+    """
 
     step: int
     finished: bool
     evaluation: dict[str, float] | None
+    skipped: int
 
 
 def lowest_loss(evaluation: dict[str, float]) -> float:
@@ -81,7 +86,8 @@ class Loop:
             finished = done and checkpoints.same_model(checkpoint, self.folder.final)
             if not finished:
                 finished = self._run(checkpoint)
-        return Outcome(self.state["step"], finished, self.state.get("evaluation"))
+        skipped = int(self.state["meter"]["skipped"])
+        return Outcome(self.state["step"], finished, self.state.get("evaluation"), skipped)
 
     def _run(self, checkpoint: Path | None) -> bool:
         with (
@@ -161,8 +167,8 @@ class Loop:
         values = self.engine.meter.read(self.mine)
         if values["longest"] >= self.config.max_skipped:
             raise UserError(
-                f"{int(values['longest'])} steps in a row had a gradient that is not finite (max_skipped="
-                f"{self.config.max_skipped}), the last of them by step {done:,}; none of them changed a weight. "
+                f"{number_of(int(values['longest']), 'step')} in a row had a gradient that is not finite "
+                f"(max_skipped={self.config.max_skipped}), the last of them by step {done:,}; none of them changed a weight. "
                 "Start again with a lower lr or with clip_norm"
             )
         seconds = self.clock.lap()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from altup.errors import UserError, check_choice, check_range, check_whole
 from altup.models.families import family
 from altup.training.config import TrainConfig
+from altup.words import number_of
 
 if TYPE_CHECKING:
     import torch
@@ -182,8 +183,8 @@ def _describe(config: PretrainConfig, cost: Accounting, objective: str, steps: i
     learnt = "span corruption" if objective == "span-corruption" else f"{objective} language modelling"
     return (
         f"{family(config.model).title} of size {config.size} ({cost.total:,} parameters, method {config.method}), "
-        f"pretrained by {learnt} for {steps:,} steps at batch {config.batch_size} on {len(text):,} tokens "
-        f"(SHA-256 of the shards {text.sha256[:16]}…)."
+        f"pretrained by {learnt} for {number_of(steps, 'step')} at batch {config.batch_size} on "
+        f"{len(text):,} tokens (SHA-256 of the shards {text.sha256[:16]}…)."
     )
 
 
@@ -198,8 +199,9 @@ def _introduce(config: PretrainConfig, cost: Accounting, batches: ShardBatches, 
     epochs = config.steps * config.batch_size / batches.sequences_per_epoch
     where = f"{mine.world} × {mine.device.type}" if mine.world > 1 else mine.device.type
     print(
-        f"{config.method} {config.size} {config.model}: {cost.total:,} parameters; {config.steps:,} steps of "
-        f"{config.batch_size} sequences, {epochs:.2f} epochs; {config.precision} on {where}",
+        f"{config.method} {config.size} {config.model}: {cost.total:,} parameters; "
+        f"{number_of(config.steps, 'step')} of {number_of(config.batch_size, 'sequence')}, "
+        f"{epochs:.2f} epochs; {config.precision} on {where}",
         file=sys.stderr,
         flush=True,
     )
