@@ -134,6 +134,26 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     assert process.wait(timeout=10) == -signal.SIGTERM
 
 
+def test_signals_during_the_save_are_answered_once(data: Path, tmp_path: Path) -> None:
+    """From the moment that a checkpoint is begun to the end of the process."""
+    out = tmp_path / "run"
+    running = start(tmp_path / "log", *command(data, out, 100_000), "--save-every", "100000")
+    running.wait_for("step 3/")
+    running.signal(signal.SIGINT)
+    while not any((out / "checkpoints").iterdir()):
+        time.sleep(0.0005)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+        running.signal(number)
+        time.sleep(0.01)
+    assert running.wait() == 75, running.text
+    assert running.text.count("saving; please wait") == 1
+    assert "everything is saved" in running.text
+    assert "KeyboardInterrupt" not in running.text
+    assert "Aborted" not in running.text
+    (checkpoint,) = checkpoints.steps(out / "checkpoints")
+    assert checkpoints.damage(checkpoint) is None
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
     """Four megabytes of disk."""

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 import altup
+from altup.cli.run_options import STOPPED
 from altup.errors import UserError
 
 # In the order of a model's life. Each module has a function `command`, or an `app` of several; heavy imports
@@ -64,6 +65,10 @@ for _verb in VERBS:
 
 def main() -> None:
     code = _run()
+    if code == STOPPED:
+        from altup.training.signals import ignore_signals
+
+        ignore_signals()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from altup.training.parallel import leave
 

@@ -36,7 +36,7 @@ def finetune(
     from altup.training.hub import create_repository, upload
     from altup.training.loop import Loop
     from altup.training.parallel import processes
-    from altup.training.run import RunFolder, disk_errors
+    from altup.training.run import RunFolder
 
     with processes() as mine:
         folder = RunFolder(Path(out))
@@ -55,6 +55,16 @@ def finetune(
         config = replace(config, batches=data.mixture.describe())
         _introduce(config, data.mixture, say)
         names = [held.task.name for held in data.held_out]
+
+        def afterwards(outcome: Outcome) -> None:
+            described = (
+                f"{config.model} fine-tuned for {number_of(outcome.step, 'step')} at batch {config.batch_size} "
+                f"on {', '.join(config.tasks)} ({number_of(data.mixture.sequences_per_epoch, 'example')})."
+            )
+            example = shlex.join(["altup", "evaluate", str(folder.path), "--task", (names or config.tasks)[0]])
+            title = f"{Path(config.model).name} on {', '.join(config.tasks)}"
+            write_card(folder, config, title=title, data=described, verb="finetune", example=example)
+
         # The loop is not kept: DDP must be gone before its process group is, or their ends wait for each other.
         outcome = Loop(
             config=config,
@@ -66,16 +76,8 @@ def finetune(
             tokenizer=tokenizer,
             score=lambda values: values["score"],
             also_best=[*suites_of(names), *names],
+            afterwards=afterwards,
         ).run(resume)
-        if mine.is_first:
-            described = (
-                f"{config.model} fine-tuned for {number_of(outcome.step, 'step')} at batch {config.batch_size} "
-                f"on {', '.join(config.tasks)} ({number_of(data.mixture.sequences_per_epoch, 'example')})."
-            )
-            example = shlex.join(["altup", "evaluate", str(folder.path), "--task", (names or config.tasks)[0]])
-            title = f"{Path(config.model).name} on {', '.join(config.tasks)}"
-            with disk_errors(folder):
-                write_card(folder, config, title=title, data=described, verb="finetune", example=example)
         if mine.is_first and push_to_hub and outcome.finished:
             upload(folder, push_to_hub)
     return outcome

@@ -57,7 +57,8 @@ class Loop:
     gives the callback that measures it on held-out data, called on every process; the checkpoint with the
     highest `score` of what it returns is the best, and so is, each for itself, the one with the highest value of
     every name in `also_best`. `flops` is the cost of one training example, for the share
-    of the device's peak.
+    of the device's peak. `afterwards` writes what belongs to the folder of a run that has ended, on the first
+    process.
     """
 
     config: TrainConfig
@@ -71,6 +72,7 @@ class Loop:
     sinks: Sequence[Sink] = ()
     score: Callable[[dict[str, float]], float] = lowest_loss
     also_best: Sequence[str] = ()
+    afterwards: Callable[[Outcome], None] | None = None
 
     def run(self, resume: bool = False) -> Outcome:
         """Train to the end, or until a signal asks to stop."""
@@ -78,7 +80,7 @@ class Loop:
         check_share(self.config.micro_batch, self.mine.world)
         if self.mine.is_first:
             self.folder.refuse_foreign(type(self.config))
-        with disk_errors(self.folder), self.folder.lock(self.mine):
+        with disk_errors(self.folder), self.folder.lock(self.mine), StopRequest() as self._stop:
             checkpoint = self.folder.open(self.config, resume, self.mine)
             self.state: dict[str, Any] = read_state(checkpoint) if checkpoint else {"step": 0, "best": None}
             self._saved_at = self.state["step"] if checkpoint else None
@@ -86,18 +88,21 @@ class Loop:
             finished = done and checkpoints.same_model(checkpoint, self.folder.final)
             if not finished:
                 finished = self._run(checkpoint)
-        skipped = int(self.state["meter"]["skipped"])
-        return Outcome(self.state["step"], finished, self.state.get("evaluation"), skipped)
+            skipped = int(self.state["meter"]["skipped"])
+            outcome = Outcome(self.state["step"], finished, self.state.get("evaluation"), skipped)
+            if self.afterwards and self.mine.is_first:
+                with self._stop.while_saving():
+                    self.afterwards(outcome)
+        return outcome
 
     def _run(self, checkpoint: Path | None) -> bool:
         with (
             numerics(self.config.deterministic, self.config.precision == "bf16"),
             contextlib.ExitStack() as self._open,
-            StopRequest() as stop,
         ):
             self._build(checkpoint)
             self._open_sinks(checkpoint)
-            return self._train(stop)
+            return self._train()
 
     def _build(self, checkpoint: Path | None) -> None:
         torch.manual_seed(self.config.seed)
@@ -127,7 +132,7 @@ class Loop:
         self._open.callback(sink.close)
         return sink
 
-    def _train(self, stop: StopRequest) -> bool:
+    def _train(self) -> bool:
         config, mine = self.config, self.mine
         first = self.state["step"]
         assert config.micro_batch is not None
@@ -136,9 +141,10 @@ class Loop:
         try:
             for step, batch in enumerate(data, start=first):
                 # One small message between hosts: the processes agree on the numbers of tokens and on stopping.
-                mine_here = [batch.tokens, batch.inputs, stop.requested]
+                mine_here = [batch.tokens, batch.inputs, self._stop.requested]
                 tokens, inputs, asked = mine.add_up(torch.tensor(mine_here, dtype=torch.float64)).tolist()
                 if asked:
+                    self._stop.saving = True  # to the end: trackers are closed after it
                     self._save()
                     return False
                 self.engine.step(step, batch, max(tokens, 1.0))
@@ -146,6 +152,7 @@ class Loop:
                 self._after_step(step + 1)
         finally:
             data.close()
+        self._stop.saving = True
         save_final(self.engine, self.folder, self.tokenizer)
         return True
 
@@ -168,8 +175,8 @@ class Loop:
         if values["longest"] >= self.config.max_skipped:
             raise UserError(
                 f"{number_of(int(values['longest']), 'step')} in a row had a gradient that is not finite "
-                f"(max_skipped={self.config.max_skipped}), the last of them by step {done:,}; none of them changed a weight. "
-                "Start again with a lower lr or with clip_norm"
+                f"(max_skipped={self.config.max_skipped}), the last of them by step {done:,}; none of them "
+                "changed a weight. Start again with a lower lr or with clip_norm"
             )
         seconds = self.clock.lap()
         per_second = (done - self._logged_at) * self.config.batch_size / seconds
@@ -208,7 +215,7 @@ class Loop:
         """Publish a checkpoint of the present step, and remove those that nobody asked to keep."""
         if self._saved_at == self.state["step"]:
             return
-        with self.clock.paused():
+        with self.clock.paused(), self._stop.while_saving():
             self.state["meter"] = self.engine.meter.read(self.mine)
             self._choose_best()
             if self.mine.is_first:

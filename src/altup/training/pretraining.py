@@ -131,7 +131,7 @@ def pretrain(
     from altup.training.hub import create_repository, upload
     from altup.training.loop import Loop
     from altup.training.parallel import processes
-    from altup.training.run import RunFolder, disk_errors
+    from altup.training.run import RunFolder
 
     with processes() as mine:
         data, folder = Path(config.data), RunFolder(Path(out))
@@ -150,6 +150,18 @@ def pretrain(
         cost = account(model_config, config.inputs_length, objective.targets)
         if mine.is_first:
             _introduce(config, cost, batches, mine)
+
+        def afterwards(outcome: Outcome) -> None:
+            write_card(
+                folder,
+                config,
+                title=f"{config.method} {config.size}",
+                data=_describe(config, cost, name, outcome.step, text),
+                verb="pretrain",
+                example=example_command(config.model, folder.path),
+                model=config.model,
+            )
+
         outcome = Loop(
             config=config,
             folder=folder,
@@ -161,18 +173,8 @@ def pretrain(
             ),
             tokenizer=AutoTokenizer.from_pretrained(data / TOKENIZER),
             flops=cost.flops_train,
+            afterwards=afterwards,
         ).run(resume)
-        if mine.is_first:
-            with disk_errors(folder):
-                write_card(
-                    folder,
-                    config,
-                    title=f"{config.method} {config.size}",
-                    data=_describe(config, cost, name, outcome.step, text),
-                    verb="pretrain",
-                    example=example_command(config.model, folder.path),
-                    model=config.model,
-                )
         if mine.is_first and push_to_hub and outcome.finished:
             upload(folder, push_to_hub)
     return outcome
