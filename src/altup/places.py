@@ -8,41 +8,78 @@ from pathlib import Path
 from altup.errors import UserError
 
 TIMEOUT = 10.0  # seconds that the hub has to answer whether it knows a name
+MODEL = "give a run or a model folder"
+TOKENIZER = "give a folder with a tokenizer, a tokenizer.json, or a name on the hub"
 
 
 def find_place(name: str) -> str:
-    """The folder `name`, or the hub's repository of this name: one that was downloaded before, or that is there.
-
-    What can only be a path is not looked up on the hub. The rest is asked for once, as the libraries would try to
-    connect for half a minute, in many lines, before they give up.
-    """
-    path = Path(name).expanduser()
+    """The folder `name`, or the hub's repository of this name: downloaded before, or to be had there."""
+    path = _path(name, MODEL)
     if path.exists():
         return str(path)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise missing(path)
+    if not downloaded(name, "config.json") and (problem := hub_problem(name)):
+        raise missing(path, f"and {problem}")
+    return name
 
+
+def find_tokenizer(name: str) -> str:
+    """The file or folder `name`, or the hub's repository, or the folder to which it was downloaded before."""
+    path = _path(name, TOKENIZER)
+    if path.exists():
+        return str(path)
+    if not (problem := hub_problem(name)):
+        return name
+    found = downloaded(name, "tokenizer.json") or downloaded(name, "tokenizer_config.json")
+    if not found:
+        raise missing(path, f"and {problem}", TOKENIZER)
+    return str(found.parent)
+
+
+def downloaded(name: str, file: str) -> Path | None:
+    """A file of a repository on the hub, if it was downloaded before."""
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = huggingface_hub.try_to_load_from_cache(name, file)
+    except HFValidationError:
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def hub_problem(name: str, kind: str = "model") -> str:
+    """Why the hub does not give a `model` or `dataset`; empty if it does.
+
+    It is asked once, as the libraries would try to connect for half a minute, in many lines, before they give up.
+    """
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 
     try:
-        if not isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-            huggingface_hub.HfApi().model_info(name, timeout=TIMEOUT)
+        huggingface_hub.HfApi().repo_info(name, repo_type=kind, timeout=TIMEOUT)
     except RepositoryNotFoundError:
-        raise missing(path, "nor is there a model of this name on the hub that you may read") from None
+        return f"there is no {kind} of this name on the hub that you may read"
     except HFValidationError:
-        raise missing(path, "and no model on the hub can have this name") from None
+        return f"no {kind} on the hub can have this name"
     except OfflineModeIsEnabled:
-        raise missing(path, "and the hub is not asked (HF_HUB_OFFLINE is set)") from None
+        return "the hub is not asked (HF_HUB_OFFLINE is set)"
     except Exception as error:  # whatever the library and the network raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise missing(path, f"and the hub cannot be reached ({reason})") from None
-    return name
+        return f"the hub cannot be reached ({reason})"
+    return ""
 
 
-def missing(path: Path, elsewhere: str = "") -> UserError:
+def _path(name: str, remedy: str) -> Path:
+    """What can only be a path must be there: it is not looked up on the hub."""
+    path = Path(name).expanduser()
+    if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise missing(path, remedy=remedy)
+    return path
+
+
+def missing(path: Path, elsewhere: str = "", remedy: str = MODEL) -> UserError:
     """The error for a folder that is not there, with names like it that are."""
     there = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
     near = [str(path.parent / name) for name in difflib.get_close_matches(path.name, there)]
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "give a run or a model folder"
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else remedy
     return UserError(f"{str(path)!r}: no such folder{f', {elsewhere}' if elsewhere else ''}; {hint}")

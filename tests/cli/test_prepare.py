@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,51 @@ def test_stop_names_the_line(corpus: Path, options: list[str], tmp_path: Path) -
         run(*options, "--out", tmp_path / "data", "--on-error", "stop")
 
 
+@pytest.mark.parametrize("size", [0, 50, 359])
+def test_a_vocabulary_that_is_too_small_is_refused_at_once(size: int, corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"vocab_size={size} .*at least 360"):
+        run(corpus, "--field", "body", "--vocab-size", str(size), "--out", tmp_path / "data")
+    assert not (tmp_path / "data").exists()  # nothing was begun
+
+
+def test_the_smallest_vocabulary_can_be_had(corpus: Path, tmp_path: Path) -> None:
+    done = run(corpus, "--field", "body", "--vocab-size", "360", "--workers", "1", "--out", tmp_path / "data")
+    assert "460 with the sentinels" in done.output
+
+
+def without_network(folder: Path, *arguments: str | Path) -> tuple[int, str]:
+    """A process whose hub is a port where nobody listens."""
+    offline = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(folder / "hub")}
+    command = [sys.executable, "-m", "altup", "prepare", *map(str, arguments), "--workers", "1"]
+    done = subprocess.run(command, env={**os.environ, **offline}, cwd=folder, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("what", [["hf:allenai/c4:en"], ["embedded", "--tokenizer", "google/t5-v1_1-small"]])
+def test_without_a_network_the_hub_is_asked_once(what: list[str], tmp_path: Path) -> None:
+    if what[0].startswith("hf:"):
+        pytest.importorskip("datasets")
+    begun = time.monotonic()
+    code, text = without_network(tmp_path, *what, "--out", tmp_path / "data")
+    assert code == 2, text
+    assert "the hub cannot be reached" in text
+    assert "Retry" not in text
+    assert len(text.splitlines()) <= 3
+    assert time.monotonic() - begun < 20  # the libraries try for half a minute
+
+
+def test_a_downloaded_tokenizer_is_taken_without_a_network(corpus: Path, out: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "hub" / "models--some--tokenizer"
+    shutil.copytree(out / "tokenizer", repository / "snapshots" / ("0" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    arguments = [corpus, "--field", "body", "--tokenizer", "some/tokenizer", "--out", tmp_path / "data"]
+    code, text = without_network(tmp_path, *arguments)
+    assert code == 0, text
+    assert "Retry" not in text
+    assert "800 with the sentinels" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -114,7 +160,7 @@ def test_stop_names_the_line(corpus: Path, options: list[str], tmp_path: Path) -
         (["embedded", "--on-error", "ask"], "on_error='ask' is not known"),
         (["embedded", "--validation-fraction", "1.5"], "validation_fraction=1.5"),
         (["embedded", "--workers", "0"], "workers=0"),
-        (["embedded", "--tokenizer", "nobody/nothing", "--workers", "1"], "cannot be loaded"),
+        (["embedded", "--tokenizer", "nobody/nothing", "--workers", "1"], "and the hub is not asked"),
     ],
 )
 def test_mistakes_get_one_clear_line(arguments: list[str], message: str, tmp_path: Path) -> None:

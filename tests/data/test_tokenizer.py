@@ -156,6 +156,8 @@ def test_a_damaged_config_is_named(folder: Path, tmp_path: Path, content: str) -
 
 def test_one_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{broken")
-    for name in (str(tmp_path / "tokenizer.json"), "nobody/nothing"):
-        with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match="cannot be loaded"):
+        tokenizers.take(str(tmp_path / "tokenizer.json"), tmp_path / "taken")
+    for name in ("nobody/nothing", "./nothing"):
+        with pytest.raises(UserError, match=r"nothing': no such folder.*; give a folder with a tokenizer"):
             tokenizers.take(name, tmp_path / "taken")

@@ -9,6 +9,7 @@ from typing import Any
 from altup.data.faults import Faults
 from altup.data.files import prints
 from altup.errors import UserError
+from altup.places import hub_problem
 
 
 class HubDataset:
@@ -45,6 +46,12 @@ class HubDataset:
                 f"dataset {self.name!r} needs the datasets library; pip install 'altup[hub]'"
             ) from None
         folder = Path(self.name)
+        if (
+            not folder.exists()
+            and not self._downloaded(datasets)
+            and (problem := hub_problem(self.name, "dataset"))
+        ):
+            raise self._refused(problem)
         try:
             if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
                 saved = datasets.load_from_disk(self.name)
@@ -52,10 +59,17 @@ class HubDataset:
                 return chosen.to_iterable_dataset()
             return datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
         except Exception as error:  # the library raises dozens of kinds, for names, splits, files and the network
-            raise UserError(
-                f"dataset {self.name!r}, config {self.config!r}, split {self.split!r} cannot be opened "
-                f"({type(error).__name__}: {error}); check the name (hf:NAME:CONFIG:SPLIT) and the network"
-            ) from error
+            raise self._refused(f"{type(error).__name__}: {error}") from error
+
+    def _downloaded(self, datasets: Any) -> bool:
+        """Whether the library has made it here before, and may do so again without the hub."""
+        return (Path(datasets.config.HF_DATASETS_CACHE) / self.name.replace("/", "___")).is_dir()
+
+    def _refused(self, reason: str) -> UserError:
+        return UserError(
+            f"dataset {self.name!r}, config {self.config!r}, split {self.split!r} cannot be opened ({reason}); "
+            "check the name (hf:NAME:CONFIG:SPLIT) and the network"
+        )
 
 
 class _HubReader:

@@ -42,7 +42,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_range("validation_fraction", self.validation_fraction, 0, 1)
-        for name in ("vocab_size", "sample_bytes", "shard_tokens"):
+        if not self.tokenizer:
+            check_whole("vocab_size", self.vocab_size, tokenizers.LEAST_VOCABULARY)
+        for name in ("sample_bytes", "shard_tokens"):
             check_whole(name, getattr(self, name), 1)
         Faults(self.on_error)
         if not self.sources:

@@ -19,6 +19,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from altup.errors import UserError, check_whole
+from altup.places import find_tokenizer
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 SENTINELS = [f"<extra_id_{i}>" for i in range(100)]
@@ -152,6 +153,7 @@ def take(name: str, folder: Path) -> None:
     """Save an existing tokenizer to `folder`: a folder (of prepared data too), a tokenizer.json or a hub name."""
     import transformers
 
+    name = find_tokenizer(name)
     path = Path(name)
     found: Any
     try:
