@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
     """Bad input, with a message that names what is wrong and what to do."""
+
+
+def may_not_write(error: BaseException) -> bool:
+    """Whether the system refuses because of rights or a read-only disk, which no free space would mend."""
+    return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def check_choice(field: str, value: object, choices: Iterable[object]) -> None:

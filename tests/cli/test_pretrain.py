@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,14 @@ def test_one_step_is_one_step(data: Path, tmp_path: Path) -> None:
         (["--size", "gigantic"], "size='gigantic' is not known; choose one of 'tiny'"),
         (["--set", "d_ff"], "expected NAME=VALUE"),
         (["--set", "wings=2"], "model_overrides='wings' is not known"),
-        (["--track", "abacus"], "trackers='abacus' is not known"),
+        (
+            ["--track", "abacus"],
+            "trackers='abacus' is not known; choose one of 'tensorboard', 'wandb', 'trackio', 'none'",
+        ),
+        (
+            ["--model", "decoder", "--inputs-length", "100000"],
+            "hold out a larger part (--validation-fraction), or give a smaller --inputs-length",
+        ),
         (["--data", "nowhere"], "nowhere holds no prepared data; make it with `altup prepare"),
     ],
 )
@@ -147,6 +155,40 @@ def test_mistakes_get_one_clear_line(
     assert code == 2
     assert message in text
     assert "Traceback" not in text
+
+
+def test_only_fields_of_a_model_are_offered(data: Path, tmp_path: Path) -> None:
+    code, text = altup(tmp_path / "log", "pretrain", "--data", data, "--out", tmp_path / "run", "--set", "nope=3")
+    assert code == 2
+    offered = text.split("choose one of ")[1]
+    assert all(f"'{name}'" in offered for name in ("d_ff", "num_layers", "num_blocks", "tie_word_embeddings"))
+    for name in ("id2label", "problem_type", "return_dict", "transformers_version", "pad_token_id"):
+        assert name not in offered
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which nothing may be written; of root only a disk can ask that."""
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    if os.geteuid():
+        folder.chmod(0o555)
+        yield folder
+        return
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)], capture_output=True)
+    if made.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {made.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_folder_that_may_not_be_written_is_told_as_that(data: Path, read_only: Path, tmp_path: Path) -> None:
+    verbs = {"pretrain": ["--data", data, *SMALL], "prepare": [data.parent / "text.txt", "--workers", "1"]}
+    for verb, arguments in verbs.items():
+        code, text = altup(tmp_path / verb, verb, *arguments, "--out", read_only / "new")
+        assert code == 2, text
+        assert "give a folder that you may write to (--out)" in text
+        assert "free space" not in text
 
 
 def test_a_tracker_that_is_not_installed(data: Path, tmp_path: Path) -> None:

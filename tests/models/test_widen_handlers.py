@@ -104,7 +104,7 @@ def test_registered_handler(odd, method, tmp_path):
 @pytest.mark.usefixtures("clean_handlers")
 def test_a_handler_that_names_no_list_of_layers(odd):
     altup.register_handler("odd", lambda model: altup.Structure(stacks=["voicez"], example={"notes": NOTES}))
-    with pytest.raises(UserError, match="no list of layers named 'voicez'"):
+    with pytest.raises(UserError, match="no list of layers named 'voicez'; name one or more of voices"):
         altup.widen(odd)
 
 
@@ -135,7 +135,8 @@ class Meddling(OddModel):
 
 
 def test_a_model_that_takes_a_block_out_of_the_state_is_refused():
-    with pytest.raises(UserError, match="does not hand the widened state from layer to layer"):
+    told = r"Meddling cannot be widened: it does not hand the widened state from layer to layer.*register_handler"
+    with pytest.raises(UserError, match=told):
         altup.widen(Meddling(OddConfig()), example={"notes": NOTES})
 
 

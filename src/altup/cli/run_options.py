@@ -142,7 +142,7 @@ def read_trackers(names: list[str] | None) -> list[str]:
         from importlib.util import find_spec
 
         return ["tensorboard"] if find_spec("tensorboard") else []
-    return [name for name in names if name != "none"]
+    return names
 
 
 def settings(out: Path, resume: bool, file: Path | None, flags: dict[str, Any]) -> list[dict[str, Any]]:

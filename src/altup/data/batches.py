@@ -94,7 +94,8 @@ def _sequences(stream: TokenStream, objective: Objective) -> int:
     if not count:
         raise UserError(
             f"split {stream.split!r} of {stream.folder} has {len(stream)} tokens, fewer than one sequence of "
-            f"{objective.raw_length}; prepare more text, hold out a larger part, or shorten the input"
+            f"{objective.raw_length}; prepare more text, hold out a larger part (--validation-fraction), "
+            "or give a smaller --inputs-length"
         )
     return count
 

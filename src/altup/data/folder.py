@@ -14,7 +14,7 @@ from typing import Any
 from altup.data import tokenizer as tokenizers
 from altup.data.disk import TEMPORARY
 from altup.data.shards import MANIFEST, SPLITS, TOKENIZER, Manifest, damage, token_type, tokenizer_damage
-from altup.errors import UserError
+from altup.errors import UserError, may_not_write
 
 SHARD_FILE = rf"({'|'.join(SPLITS)})-\d{{5,}}\.bin"
 UNFINISHED = re.compile(rf"({re.escape(MANIFEST)}|{TOKENIZER}|{SHARD_FILE}){re.escape(TEMPORARY)}")
@@ -31,6 +31,11 @@ def refusals(out: Path) -> Iterator[None]:
     except Exception as error:
         # Libraries in Rust (tokenizers) raise a bare Exception where the system refuses.
         if isinstance(error, OSError) or "(os error " in str(error):
+            if may_not_write(error):
+                raise UserError(
+                    f"preparing {out} failed: {error}; give a folder that you may write to (--out), or make this "
+                    "one writable"
+                ) from error
             raise UserError(
                 f"preparing {out} failed: {error}; free space or mend what it says, then run the same command "
                 "again to go on, or give another --out"

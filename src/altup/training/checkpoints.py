@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from altup.errors import UserError, check_whole
+from altup.errors import UserError, check_whole, may_not_write
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,9 +56,9 @@ def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
             remove_leftovers(folder)
         # Libraries in Rust (tokenizers) raise a bare Exception where the system refuses.
         if isinstance(error, OSError | SafetensorError) or "(os error " in str(error):
+            remedy = "make the folder writable" if may_not_write(error) else "free space or mend the disk"
             raise UserError(
-                f"could not save {target}: {error}. The checkpoints before it are untouched; "
-                "free space or mend the disk, then resume"
+                f"could not save {target}: {error}. The checkpoints before it are untouched; {remedy}, then resume"
             ) from error
         raise
     return target

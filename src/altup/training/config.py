@@ -102,7 +102,8 @@ class TrainConfig:
         for name in ("max_skipped", "log_every", "eval_every", "save_every", "keep_last"):
             check_whole(name, getattr(self, name), 1)
         for tracker in self.trackers:
-            check_choice("trackers", tracker, ("tensorboard", "wandb", "trackio"))
+            check_choice("trackers", tracker, ("tensorboard", "wandb", "trackio", "none"))
+        self.trackers = [tracker for tracker in self.trackers if tracker != "none"]
 
     def _fill_in_schedule(self) -> None:
         """Defaults that depend on the optimizer: T5's lr = 1/√max(step, 10000) for Adafactor."""

@@ -75,9 +75,16 @@ class PretrainConfig(TrainConfig):
 
     def _check_model(self) -> None:
         """A model that cannot be is refused here, before data is read."""
-        known = {f.name for f in fields(family(self.model).config_class)} - FROM_THE_DATA
+        from altup.models.config import AltUpConfig
+
+        config_class = family(self.model).config_class
+        known = {f.name for f in fields(config_class)} - FROM_THE_DATA
+        ours = {
+            name for cls in config_class.__mro__ if issubclass(cls, AltUpConfig) for name in cls.__annotations__
+        }
         for name in self.model_overrides:
-            check_choice("model_overrides", name, sorted(known))
+            if name not in known:  # of Transformers' own fields few concern a model's shape: they are not listed
+                check_choice("model_overrides", name, sorted(known & ours))
         self._from_preset()
 
     def _from_preset(self, **of_the_data: int) -> AltUpConfig:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from altup.errors import UserError
+from altup.errors import UserError, may_not_write
 from altup.places import missing
 from altup.training import checkpoints
 from altup.training.config import TrainConfig, read_yaml
@@ -152,6 +152,10 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if may_not_write(error):
+            raise UserError(
+                f"{folder.path}: {error}; give a folder that you may write to (--out), or make this one writable"
+            ) from error
         raise UserError(
             f"{folder.path}: {error}. Published checkpoints are whole; free space or mend the disk, then resume"
         ) from error

@@ -68,7 +68,7 @@ class SpanCorruption:
         if self.spans > len(sentinels):
             raise UserError(
                 f"input_length={input_length} needs {self.spans} sentinels, the tokenizer has {len(sentinels)}; "
-                "shorten the input, raise mean_span, or lower noise_density"
+                "shorten the input (--inputs-length), raise mean_span, or lower noise_density"
                 + (
                     f"; a vocabulary made with `altup prepare --vocab-size` has {OURS}"
                     if self.spans <= OURS

@@ -15,6 +15,10 @@ from altup.errors import UserError
 Blocks = list[Tensor] | tuple[Tensor, ...]
 
 
+class UnfitError(UserError):
+    """A model does between its layers what a widened state cannot follow."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a layer stands in its stack: what reaches it, which block is its own, and what it hands on."""
@@ -30,8 +34,8 @@ class Place:
     def lift(self, hidden: Any) -> Blocks:
         """The first layer receives [batch, tokens, d] (recycled) or [batch, tokens, K·d], the others K blocks."""
         if isinstance(hidden, Tensor) != self.first:
-            raise UserError(
-                "the model does not hand the widened state from layer to layer untouched, so it cannot be widened"
+            raise UnfitError(
+                "it does not hand the widened state from layer to layer untouched, as a widened stack must"
             )
         if not self.first:
             return hidden
@@ -103,7 +107,9 @@ def first_argument(layer: nn.Module) -> str:
 def widen_layer(layer: nn.Module, update: nn.Module, place: Place) -> None:
     """Give `layer` its coefficients and its new class."""
     if hasattr(layer, "altup"):
-        raise UserError(f"{type(layer).__name__} has a part named 'altup' already: the model is widened")
+        raise UserError(
+            f"{type(layer).__name__} has a part named 'altup' already: the model is widened; narrow it first"
+        )
     patched = "_old_forward" in vars(layer)
     if "forward" in vars(layer) and not patched:
         raise UserError(

@@ -100,7 +100,10 @@ def find_stacks(model: PreTrainedModel, structure: Structure) -> tuple[list[Stac
     if structure.stacks is not None:
         unknown = set(structure.stacks) - lists.keys()
         if unknown:
-            raise UserError(f"{type(model).__name__} has no list of layers named {sorted(unknown)[0]!r}")
+            raise UserError(
+                f"{type(model).__name__} has no list of layers named {sorted(unknown)[0]!r}; name one or more of "
+                f"{', '.join(sorted(lists))}"
+            )
         lists = {name: lists[name] for name in structure.stacks}
     found = [stack for name, m in lists.items() if (stack := _as_stack(name, len(m), calls))]
     outer = [s for s in found if not any(s.name.startswith(f"{other.name}.") for other in found)]

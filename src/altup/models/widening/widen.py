@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from altup.errors import UserError
 from altup.models.config import AltUpConfig
 from altup.models.widening.handlers import structure_of
-from altup.models.widening.layer import Place, first_argument, narrow_layer, widen_layer
+from altup.models.widening.layer import Place, UnfitError, first_argument, narrow_layer, widen_layer
 from altup.models.widening.parameters import (
     forget_ties,
     names_of,
@@ -59,9 +59,11 @@ def widen(
         with widening_readers(model, plan, {stack.width for stack in stacks}):
             run(model, structure.example or {})
         # Once more: a matrix widened in the middle of a run may have read a narrow tensor before.
-        _compare(before, run(model, structure.example or {}))
+        _compare(model, plan, before, run(model, structure.example or {}))
     except Exception as error:
         _undo(model, plan)
+        if isinstance(error, UnfitError):
+            raise unrecognised(model, str(error)) from error
         if isinstance(error, UserError):
             raise
         raise unrecognised(
@@ -191,15 +193,17 @@ def _widen_entries(model: PreTrainedModel, plan: Plan, entries: dict[str, int]) 
             widen_parameter(model, plan, name, dim)
 
 
-def _compare(before: Tensor, after: Tensor) -> None:
+def _compare(model: PreTrainedModel, plan: Plan, before: Tensor, after: Tensor) -> None:
     """Refuse a model that computes something else, for whatever reason, once widened."""
     copies = after.shape[-1] // before.shape[-1]
     expected = torch.cat([before] * copies, dim=-1).float()
     error = (after.float() - expected).norm() / expected.norm().clamp(min=1e-30)
     bound = 1e-3 if before.dtype == torch.float32 else 0.05
     if expected.shape != after.shape or not error <= bound:
-        raise UserError(
-            f"widened, the model computes something else (relative error {error:.2g}); nothing was changed"
+        raise unrecognised(
+            model,
+            f"widened, it computes something else (relative error {error:.2g}); nothing was changed",
+            recycle=not plan.recycled,
         )
 
 
