@@ -224,9 +224,7 @@ def test_missing_parts_of_a_suite_are_told_and_of_a_task_refused(
     told = capsys.readouterr().err
     assert "glue/mnli: no training examples" in told
     assert "glue/cola 50.0%, glue/sst2 50.0%" in told
-    with pytest.raises(
-        UserError, match=r"super_glue/cb: no training .* into .*super_glue/cb"
-    ):
+    with pytest.raises(UserError, match=r"super_glue/cb: no training .* into .*super_glue/cb"):
         finetune(config(model, data, tasks=["cb"]), tmp_path / "other")
     with pytest.raises(UserError, match="none of the tasks"):
         finetune(config(model, data, tasks=["super_glue"]), tmp_path / "other")
@@ -292,3 +290,15 @@ def test_the_verb_trains_goes_on_and_is_evaluated(model: Path, data: Path, tmp_p
     assert [t["score"] for t in found["tasks"]] == pytest.approx([last["glue/cola"], last["glue/sst2"]])
     assert found["suites"][0]["score"] == pytest.approx(last["glue"])
     assert found["suites"][0]["partial"] is True
+
+
+def test_one_example_is_one_example(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text('{"input": "a", "target": "b"}\n')
+    arguments = ["finetune", str(model), "--task", str(tmp_path / "own.jsonl"), "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, [*arguments, "--steps", "1", "--batch-size", "1", "--track", "none"])
+    assert done.exit_code == 0, done.output
+    assert "1 step of 1 example, 1.00 epochs of 1" in done.output
+    assert "finished 1 step;" in done.output
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "fine-tuned for 1 step at batch 1" in card
+    assert "(1 example)" in card

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from altup.words import number_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -131,7 +133,7 @@ def _display() -> Iterator[Watch]:
                 bar,
                 total=None if fraction is None else 1.0,
                 completed=fraction or 0.0,
-                counts=f"{documents:,} documents, {tokens / 1e6:,.1f} M tokens",
+                counts=f"{number_of(documents, 'document')}, {tokens / 1e6:,.1f} M tokens",
             )
 
         yield watch
@@ -150,7 +152,7 @@ def _log_lines() -> Watch:
         last = now
         left = f", {(now - began) * (1 - fraction) / fraction:.0f} s left" if fraction and now > began else ""
         done = "" if fraction is None else f" {fraction:.0%}{left}"
-        typer.echo(f"{stage}{done}: {documents:,} documents, {tokens:,} tokens", err=True)
+        typer.echo(f"{stage}{done}: {number_of(documents, 'document')}, {number_of(tokens, 'token')}", err=True)
 
     return watch
 
