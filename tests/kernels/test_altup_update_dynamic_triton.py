@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from altup.kernels.altup_update_dynamic import altup_update_dynamic, mix_blocks
 from altup.kernels.altup_update_dynamic_op import mix, mix_backward
@@ -20,10 +19,13 @@ from tests.kernels.interpreter import (
     pass_in_the_interpreter,
     runs_kernel,
 )
-
-# One rounding of the result, and sums in float32.
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
-SUM_TOLERANCE = 2e-5  # coefficients' gradients: long sums
+from tests.kernels.updates import (
+    SUM_TOLERANCE,
+    TOLERANCE,
+    assert_autocast_rounds_nothing,
+    assert_same_backward,
+    checkpointed,
+)
 
 
 @pytest.fixture
@@ -210,26 +212,16 @@ def test_compiles_as_one_graph(stacked):
 @runs_kernel
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_under_activation_checkpointing(reentrant):
-    def run(blocks, *rest):
-        return checkpoint(lambda *args: fused(args[:2], *args[2:]), *blocks, *rest, use_reentrant=reentrant)
-
-    if reentrant:  # does not give gradients through autograd.grad
-        blocks, y, P, g = problem(2)
-        inputs = [*blocks, y, P, g]
-        want = torch.autograd.grad(sum((x**2).sum() for x in fused(blocks, y, P, g, 0)), inputs)
-        sum((x**2).sum() for x in run(blocks, y, P, g, 0)).backward()
-        assert all(torch.equal(t.grad, w) for t, w in zip(inputs, want, strict=True))
+    run = checkpointed(fused, reentrant)
+    if reentrant:
+        assert_same_backward(fused, run, *problem(2), 0)
     else:
         compare(*problem(2), 0, run=run)
 
 
 @runs_kernel
 def test_autocast_rounds_nothing():
-    blocks, y, P, g = problem(2)
-    want = fused(blocks, y, P, g, 0)
-    with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        got = fused(blocks, y, P, g, 0)
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert_autocast_rounds_nothing(fused, *problem(2), 0)
 
 
 @runs_kernel

@@ -19,9 +19,7 @@ from tests.kernels.interpreter import (
     pass_in_the_interpreter,
     runs_kernel,
 )
-
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
-SUM_TOLERANCE = 2e-5  # coefficients' gradients: long sums
+from tests.kernels.updates import SUM_TOLERANCE, TOLERANCE
 
 
 @pytest.fixture

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, library
+
+from altup.kernels.altup_update_op import blocks, like
 
 _GIVEN = "Tensor[] state, Tensor? y, Tensor M, Tensor? g"
 
 
-@torch.library.custom_op("altup::mix", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
+@library.custom_op("altup::mix", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
 def mix(state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None) -> list[Tensor]:
     """state: K tensors [..., d] or one [K, ..., d]; y: [..., d]; M: [..., K, K], g: [..., K], float32.
 
@@ -23,12 +24,12 @@ def mix(state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None) 
     """
     from altup.kernels import altup_update_dynamic_triton as kernels
 
-    new = _like(state)
-    kernels.forward(_blocks(new, M), _blocks(state, M), y, M, g)
+    new = like(state)
+    kernels.forward(blocks(new, M.dim() - 1), blocks(state, M.dim() - 1), y, M, g)
     return new
 
 
-@torch.library.custom_op("altup::mix_backward", mutates_args=(), schema=f"(Tensor[] grads, {_GIVEN}) -> Tensor[]")
+@library.custom_op("altup::mix_backward", mutates_args=(), schema=f"(Tensor[] grads, {_GIVEN}) -> Tensor[]")
 def mix_backward(
     grads: Sequence[Tensor], state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None
 ) -> list[Tensor]:
@@ -37,14 +38,14 @@ def mix_backward(
 
     gradients = _gradients(state, y, M, g)
     d_state, dM, dy, dg = _apart(gradients, state)
-    d_blocks, new_grads, blocks = (_blocks(tensors, M) for tensors in (d_state, grads, state))
-    kernels.backward(d_blocks, dy, dM, dg, new_grads, blocks, y, M, g)
+    d_blocks, new_grads, old = (blocks(tensors, M.dim() - 1) for tensors in (d_state, grads, state))
+    kernels.backward(d_blocks, dy, dM, dg, new_grads, old, y, M, g)
     return gradients
 
 
 @mix.register_fake
 def _(state: Sequence[Tensor], *_: Any) -> list[Tensor]:
-    return _like(state)
+    return like(state)
 
 
 @mix_backward.register_fake
@@ -68,12 +69,8 @@ def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple:
 mix.register_autograd(_differentiate, setup_context=_save)
 
 
-def _like(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
-
-
 def _gradients(state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None) -> list[Tensor]:
-    return _like([*state, M, *(tensor for tensor in (y, g) if tensor is not None)])
+    return like([*state, M, *(tensor for tensor in (y, g) if tensor is not None)])
 
 
 def _apart(
@@ -83,8 +80,3 @@ def _apart(
     d_state, (dM, *others) = gradients[: len(state)], gradients[len(state) :]
     dy, dg = others or (None, None)
     return d_state, dM, dy, dg
-
-
-def _blocks(state: Sequence[Tensor], M: Tensor) -> Sequence[Tensor]:
-    """The K blocks of either kind of state."""
-    return state[0].unbind(0) if state[0].dim() == M.dim() else state

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.triton_config import Config
+from altup.kernels.triton_config import Config, flat, vector_width
 
 # A single warp adds up a token's K² + K sums without waiting for others.
 FORWARD = Config(warps=2, vectors=1)
@@ -125,9 +125,9 @@ def _backward_kernel(
 
 def forward(outs: Sequence[Tensor], xs: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None) -> None:
     """Fill `outs`, which are contiguous, with the new blocks. M and g are float32."""
-    xs, (y, M, g) = _flat(xs), _flat((y, M, g))
+    xs, (y, M, g) = flat(xs), flat((y, M, g))
     K, tokens, d = _sizes(xs, M)
-    block = _width(xs[0], y) * 32 * FORWARD.warps * FORWARD.vectors
+    block = vector_width(xs[0], y) * 32 * FORWARD.warps * FORWARD.vectors
     if tokens:
         with torch.cuda.device_of(M):
             _forward_kernel[(tokens,)](tuple(outs), xs, y, M, g, d, K=K, BLOCK=block, num_warps=FORWARD.warps)
@@ -145,9 +145,9 @@ def backward(
     g: Tensor | None,
 ) -> None:
     """Fill the gradients `dxs`, `dy`, `dM` and `dg`, which are contiguous, from the upstream `grads`."""
-    grads, xs, (y, M, g) = _flat(grads), _flat(xs), _flat((y, M, g))
+    grads, xs, (y, M, g) = flat(grads), flat(xs), flat((y, M, g))
     K, tokens, d = _sizes(xs, M)
-    width = _width(xs[0], y)
+    width = vector_width(xs[0], y)
     block = width * 32 * BACKWARD.warps * BACKWARD.vectors
     if tokens:
         with torch.cuda.device_of(M):
@@ -169,16 +169,7 @@ def backward(
             )
 
 
-def _flat(tensors: Sequence[Tensor | None]) -> tuple:
-    return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
-
-
 def _sizes(xs: Sequence[Tensor], M: Tensor) -> tuple[int, int, int]:
     """Blocks, tokens, and columns of a block."""
     K = len(xs)
     return K, M.numel() // (K * K), xs[0].shape[-1]
-
-
-def _width(block: Tensor, y: Tensor | None) -> int:
-    """Elements in a 16-byte vector of the widest dtype."""
-    return 16 // max(block.element_size(), 0 if y is None else y.element_size())

@@ -10,26 +10,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 _GIVEN = "Tensor[] state, Tensor y, Tensor? residual, Tensor P, Tensor g, int active"
 
 
-@torch.library.custom_op("altup::update", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
+@library.custom_op("altup::update", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
 def update(
     state: Sequence[Tensor], y: Tensor, residual: Tensor | None, P: Tensor, g: Tensor, active: int
 ) -> list[Tensor]:
     """state: K tensors [..., d] or one [K, ..., d]; y, residual: [..., d]; P: [K, K], g: [K], float32."""
     from altup.kernels import altup_update_triton as kernels
 
-    new = _like(state)
-    kernels.forward(_blocks(new, y), _blocks(state, y), y, residual, P, g, active)
+    new = like(state)
+    kernels.forward(blocks(new, y.dim()), blocks(state, y.dim()), y, residual, P, g, active)
     return new
 
 
-@torch.library.custom_op(
-    "altup::update_backward", mutates_args=(), schema=f"(Tensor[] grads, {_GIVEN}) -> Tensor[]"
-)
+@library.custom_op("altup::update_backward", mutates_args=(), schema=f"(Tensor[] grads, {_GIVEN}) -> Tensor[]")
 def update_backward(
     grads: Sequence[Tensor],
     state: Sequence[Tensor],
@@ -44,14 +42,14 @@ def update_backward(
 
     gradients = _gradients(state, y, P, g)
     *d_state, dy, dP, dg = gradients
-    d_blocks, new_grads, blocks = (_blocks(tensors, y) for tensors in (d_state, grads, state))
-    kernels.backward(d_blocks, dy, dP, dg, new_grads, blocks, y, residual, P, g, active)
+    d_blocks, new_grads, old = (blocks(tensors, y.dim()) for tensors in (d_state, grads, state))
+    kernels.backward(d_blocks, dy, dP, dg, new_grads, old, y, residual, P, g, active)
     return gradients
 
 
 @update.register_fake
 def _(state: Sequence[Tensor], *_: Any) -> list[Tensor]:
-    return _like(state)
+    return like(state)
 
 
 @update_backward.register_fake
@@ -75,14 +73,14 @@ def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple:
 update.register_autograd(_differentiate, setup_context=_save)
 
 
-def _like(tensors: Sequence[Tensor]) -> list[Tensor]:
+def like(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
 
 
 def _gradients(state: Sequence[Tensor], y: Tensor, P: Tensor, g: Tensor) -> list[Tensor]:
-    return _like([*state, y, P, g])
+    return like([*state, y, P, g])
 
 
-def _blocks(state: Sequence[Tensor], y: Tensor) -> Sequence[Tensor]:
-    """The K blocks of either kind of state."""
-    return state[0].unbind(0) if state[0].dim() > y.dim() else state
+def blocks(state: Sequence[Tensor], dim: int) -> Sequence[Tensor]:
+    """The K blocks of either kind of state, which have `dim` dimensions."""
+    return state[0].unbind(0) if state[0].dim() > dim else state

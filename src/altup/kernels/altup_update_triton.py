@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.triton_config import Config, multiprocessors
+from altup.kernels.triton_config import Config, flat, multiprocessors, vector_width
 
 # By K; the backward kernel holds K² + K sums, so a larger K leaves room for fewer programs. As many as fit at once
 # is best: a program that starts after the others have ended has the GPU nearly to itself.
@@ -179,11 +179,11 @@ def forward(
     active: int,
 ) -> None:
     """Fill `outs`, which are contiguous, with the new blocks. P and g are float32."""
-    xs, (y, P, g) = _flat(xs), _flat((y, P, g))
+    xs, (y, P, g) = flat(xs), flat((y, P, g))
     residual = None if residual is None else residual.contiguous()
     K, n = len(xs), y.numel()
     config = FORWARD[K]
-    block = _width(xs[0], y) * 32 * config.warps * config.vectors
+    block = vector_width(xs[0], y) * 32 * config.warps * config.vectors
     if n:
         with torch.cuda.device_of(y):
             _forward_kernel[(triton.cdiv(n, block),)](
@@ -205,11 +205,11 @@ def backward(
     active: int,
 ) -> None:
     """Fill the gradients `dxs`, `dy` (that of `residual` too), `dP` and `dg` from the upstream `grads`."""
-    grads, xs, (y, P, g) = _flat(grads), _flat(xs), _flat((y, P, g))
+    grads, xs, (y, P, g) = flat(grads), flat(xs), flat((y, P, g))
     residual = None if residual is None else residual.contiguous()
     K, n = len(xs), y.numel()
     config = BACKWARD[K]
-    width = _width(xs[0], y)
+    width = vector_width(xs[0], y)
     block = width * 32 * config.warps * config.vectors
     programs = max(1, min(triton.cdiv(n, block), config.programs_per_sm * multiprocessors(y.device)))
     partials = torch.empty(K, K + 1, programs, device=y.device, dtype=torch.float32)
@@ -247,12 +247,3 @@ def backward(
             CHUNK=COEFFICIENTS.vectors * 4 * 32 * COEFFICIENTS.warps // (rows * columns),
             num_warps=COEFFICIENTS.warps,
         )
-
-
-def _flat(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(tensor.contiguous() for tensor in tensors)
-
-
-def _width(*tensors: Tensor) -> int:
-    """Elements in a 16-byte vector of the widest dtype."""
-    return 16 // max(tensor.element_size() for tensor in tensors)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 _GIVEN = "Tensor x, Tensor computed, Tensor a, Tensor b, int stride"
 
 
-@torch.library.custom_op("altup::sequence_update", mutates_args=(), schema=f"({_GIVEN}) -> Tensor")
+@library.custom_op("altup::sequence_update", mutates_args=(), schema=f"({_GIVEN}) -> Tensor")
 def sequence_update_op(x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride: int) -> Tensor:
     """x: [batch, T, d], computed: [batch, ⌈T/stride⌉, d], a: [2] and b: [1] in float32."""
     from altup.kernels import sequence_update_triton as kernels
@@ -20,7 +20,7 @@ def sequence_update_op(x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride
     return out
 
 
-@torch.library.custom_op(
+@library.custom_op(
     "altup::sequence_update_backward", mutates_args=(), schema=f"(Tensor grad, {_GIVEN}) -> Tensor[]"
 )
 def sequence_update_backward(

@@ -1,10 +1,12 @@
-"""What the Triton kernels of both updates share: how they are cut."""
+"""What the Triton kernels of the updates share: how they are cut, and what they are given."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 
 class Config(NamedTuple):
@@ -19,3 +21,13 @@ class Config(NamedTuple):
 def multiprocessors(device: torch.device) -> int:
     """One where Triton's interpreter stands in for a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def flat(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """Contiguous, as the kernels walk through them; what is not given stays so."""
+    return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
+
+
+def vector_width(*tensors: Tensor | None) -> int:
+    """Elements in a 16-byte vector of the widest dtype."""
+    return 16 // max(tensor.element_size() for tensor in tensors if tensor is not None)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 
-@torch.library.custom_op("altup::attention", mutates_args=())
+@library.custom_op("altup::attention", mutates_args=())
 def attend(
     q: Tensor,
     k: Tensor,
@@ -41,7 +41,7 @@ def attend(
     )
 
 
-@torch.library.custom_op("altup::attention_backward", mutates_args=())
+@library.custom_op("altup::attention_backward", mutates_args=())
 def attend_backward(
     d_out: Tensor,
     out: Tensor,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 CHUNK_BYTES = 512 * 2**20  # of several chunks the products have to be added in float32
 
@@ -23,7 +23,7 @@ def chunk_rows(tokens: int, vocabulary: int, itemsize: int) -> int:
     return -(-tokens // parts)
 
 
-@torch.library.custom_op("altup::fused_head", mutates_args=())
+@library.custom_op("altup::fused_head", mutates_args=())
 def fused_head(
     hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, hidden_grad: bool, weight_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

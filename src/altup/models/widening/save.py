@@ -47,7 +47,7 @@ def load_widened(
     builder = type(cls.__name__, (cls,), {"__init__": build, **names})
     fixed = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}  # told below
     try:
-        model, info = builder.from_pretrained(place, config=config, **{**options, **fixed})  # type: ignore
+        model, info = builder.from_pretrained(place, config=config, **{**options, **fixed})  # type: ignore[attr-defined]
     except (OSError, SafetensorError) as error:
         raise UserError(f"{str(place)!r}: the weights cannot be read as safetensors: {error}") from error
     model.__class__ = cls
