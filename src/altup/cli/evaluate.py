@@ -134,9 +134,9 @@ def _place(model: str) -> tuple[str, str, Path]:
 
     A checkpoint is sealed with hashes, so nothing is written into a model's folder itself.
     """
-    from altup.finetuning.finetune import starting_point
+    from altup.training.run import find_model
 
-    place, path = Path(starting_point(model)), Path(model).expanduser()
+    place, path = Path(find_model(model)), Path(model).expanduser()
     if not path.exists():
         return model, model, Path("evaluation") / path.name
     if place == path:

@@ -33,12 +33,12 @@ def command(
     from transformers.utils import logging
 
     from altup.errors import UserError
-    from altup.finetuning.finetune import starting_point
     from altup.models.upcycling import load_pretrained, upcycle
+    from altup.training.run import find_model
 
     logging.disable_progress_bar()
     console = Console()
-    model = starting_point(model)
+    model = find_model(model)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -36,14 +36,14 @@ def finetune(
     from altup.training.hub import create_repository, upload
     from altup.training.loop import Loop
     from altup.training.parallel import processes
-    from altup.training.run import RunFolder
+    from altup.training.run import RunFolder, find_model
 
     with processes() as mine:
         folder = RunFolder(Path(out))
         say = _say if mine.is_first else lambda text: None
         if mine.is_first and push_to_hub:
             create_repository(push_to_hub)
-        place = _newest_checkpoint(folder) or starting_point(config.model)
+        place = _newest_checkpoint(folder) or find_model(config.model)
         tokenizer = load_tokenizer(place)
         faults = Faults(config.on_error)
         if config.pack and not can_pack(place):
@@ -83,15 +83,6 @@ def finetune(
     return outcome
 
 
-def starting_point(model: str) -> str:
-    """The model folder that a run or folder means; any other name is one on the hub."""
-    from altup.places import find_place
-    from altup.training.run import newest_model
-
-    place = find_place(model)
-    return str(newest_model(Path(place))) if Path(place).exists() else place
-
-
 def load_tokenizer(place: str) -> Any:
     from transformers import AutoTokenizer
 
@@ -110,11 +101,12 @@ def build_model(config: FinetuneConfig, checkpoint: Path | None) -> torch.nn.Mod
     from altup.models.t5.convert import from_hugging_face
     from altup.models.t5.model import AltUpT5ForConditionalGeneration
     from altup.models.upcycling import T5S, load_pretrained
+    from altup.training.run import find_model
 
     logging.disable_progress_bar()
     if checkpoint is not None:
         return AltUpT5ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
-    found: Any = load_pretrained(starting_point(config.model), only=T5S)
+    found: Any = load_pretrained(find_model(config.model), only=T5S)
     if not isinstance(found, AltUpT5ForConditionalGeneration):
         found = from_hugging_face(found)
     fields = {**found.config.to_dict(), "dropout_rate": config.dropout, "z_loss": config.z_loss}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from altup.errors import UserError, may_not_write
-from altup.places import missing
+from altup.places import find_place, missing
 from altup.training import checkpoints
 from altup.training.config import TrainConfig, read_yaml
 from altup.training.parallel import Processes
@@ -182,3 +182,9 @@ def newest_model(path: Path) -> Path:
             f"{path}: neither a model folder (config.json) nor a run with a checkpoint (checkpoints/step-N)"
         )
     return found
+
+
+def find_model(name: str) -> str:
+    """The model folder that a run or a folder means; any other name is one on the hub."""
+    place = find_place(name)
+    return str(newest_model(Path(place))) if Path(place).exists() else place
