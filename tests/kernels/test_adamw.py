@@ -107,6 +107,15 @@ def test_other_decays_of_the_moments(betas):
 
 
 @runs_kernel
+def test_more_parts_than_are_added_at_a_time(monkeypatch):
+    from altup.kernels import adamw as kernels
+
+    monkeypatch.setattr(kernels, "BLOCK", 128)
+    monkeypatch.setattr(kernels, "PARTS", 16)
+    compare_steps(parameters([(4097,), (4097,)]), steps=2)
+
+
+@runs_kernel
 def test_what_the_kernels_cannot_read_is_updated_beside_the_others():
     whole = torch.randn(8, 9, device=DEVICE)
     weights = [nn.Parameter(whole.t()), nn.Parameter(torch.randn(72, device=DEVICE)[3:]), *parameters([(8, 9)])]
