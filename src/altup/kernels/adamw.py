@@ -42,12 +42,14 @@ def _count_kernel(
     if tl.load(skip) != 0:
         return
     n = tl.program_id(0)
+    step = (
+        tl.load(pointer(steps, step_like, n)) + 1
+    )  # by all threads, before the sum makes them wait for each other
     total = tl.zeros([PARTS], tl.float32)
     for start in range(0, count, PARTS):
         j = start + tl.arange(0, PARTS)
         total += tl.load(parts + n * count + j, mask=j < count, other=0.0)
     size = tl.maximum(tl.sqrt(tl.sum(total) / numel), smallest)
-    step = tl.load(pointer(steps, step_like, n)) + 1
     tl.store(pointer(steps, step_like, n), step)
     # In float64, because 1 - 0.999 has lost digits in float32.
     correction1 = 1 - tl.exp(step.to(tl.float64) * log_beta1)
