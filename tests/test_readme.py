@@ -22,9 +22,21 @@ def test_snippet_runs(number, tmp_path, monkeypatch):
     exec(compile(SNIPPETS[number], f"README snippet {number}", "exec"), {})
 
 
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\(((?!http)[^)]+)\)", README):
-        assert (ROOT / target).exists(), target
+def anchors(text):
+    """The names that GitHub gives to headings."""
+    return {
+        re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)
+    }
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_links_lead_somewhere(page):
+    here = ROOT / page
+    for link in re.findall(r"\]\(((?!http)[^)\s]+)\)", here.read_text()):
+        path, _, anchor = link.partition("#")
+        there = (here.parent / path) if path else here
+        assert there.exists(), link
+        assert not anchor or anchor in anchors(there.read_text()), link
 
 
 def test_verbs_exist():

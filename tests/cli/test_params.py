@@ -91,6 +91,9 @@ def test_a_saved_model_counts_as_the_flags_that_made_it(tmp_path: Path) -> None:
     made.save_pretrained(tmp_path)
     assert count("--config", str(tmp_path)) == account(made).to_json()
     assert count("--config", str(tmp_path / "config.json"))["total"] == account(made).total
+    made.save_pretrained(tmp_path / "run" / "final")
+    (tmp_path / "run" / "config.yaml").write_text("size: small\n")
+    assert count("--config", str(tmp_path / "run")) == account(made).to_json()
 
     wider = count("--config", str(tmp_path), "--k", "4")["config"]
     assert (wider["num_blocks"], wider["sequence"], wider["vocab_size"]) == (4, "altup", 999)

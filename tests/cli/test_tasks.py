@@ -45,6 +45,13 @@ def test_show_prints_real_examples(data: Path) -> None:
     assert "nyu-mll/glue" in run.invoke(app, ["tasks", "show", "sst2"]).output
 
 
+def test_show_tells_which_lines_it_left_out(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text('{"input": "a", "tar\n{"input": "b", "target": "c"}\n')
+    result = run.invoke(app, ["tasks", "show", str(tmp_path / "own.jsonl")])
+    assert result.exit_code == 0
+    assert "left out: 1 × broken JSON" in result.output
+
+
 def test_show_explains_a_wrong_name_or_split(data: Path) -> None:
     for arguments, words in ((["sst3"], "sst2"), (["sst2", "--data", str(data), "--split", "test"], "validation")):
         error = run.invoke(app, ["tasks", "show", *arguments]).exception
@@ -64,6 +71,15 @@ def test_evaluate_prints_saves_and_marks_partial_data(data: Path, tmp_path: Path
     assert len(lines) == 3
     again = json.loads(run.invoke(app, [*arguments, "--json", "--limit", "2"]).stdout)
     assert again["tasks"][0]["examples"] == {"validation": 2}
+
+
+def test_evaluate_finds_out_that_it_cannot_write_before_it_decodes(data: Path, tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model")
+    (model / "model.safetensors").write_bytes(b"not to be read")
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "x"
+    result = run.invoke(app, ["evaluate", str(model), "--task", "sst2", "--data", str(data), "--out", str(out)])
+    assert isinstance(result.exception, OSError)
 
 
 def test_evaluate_takes_a_users_own_file(tmp_path: Path) -> None:

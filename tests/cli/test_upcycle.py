@@ -21,7 +21,8 @@ def run_altup(*arguments):
 def test_folder_to_folder(tmp_path):
     original = hugging_face_t5()
     original.save_pretrained(tmp_path / "t5")
-    done = run_altup("upcycle", tmp_path / "t5", "--method", "altup", "--k", 2, "--out", tmp_path / "wide")
+    original.save_pretrained(tmp_path / "run" / "final")
+    done = run_altup("upcycle", tmp_path / "run", "--method", "altup", "--k", 2, "--out", tmp_path / "wide")
     assert done.returncode == 0, done.stderr
     assert "largest difference" in done.stdout
     assert "no tokenizer found" in done.stdout.replace("\n", " ")

@@ -146,6 +146,15 @@ def test_held_out_examples_are_always_the_same_and_spread(prepared: Path) -> Non
     assert len(HeldOut(stream, objective, limit=10**6)) == len(whole)
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_behind_the_last_held_out_example_there_are_none(prepared: Path, name: str) -> None:
+    """Of several processes the later ones may have no share of the last batch."""
+    stream = TokenStream(prepared, "validation")
+    held_out = HeldOut(stream, build_objective(name, stream.vocabulary, LENGTH), limit=5)
+    some, none = held_out.examples(4, 8), held_out.examples(8, 12)
+    assert {key: array.shape for key, array in none.items()} == {k: (0, *a.shape[1:]) for k, a in some.items()}
+
+
 def test_too_little_text_is_an_error(stream: TokenStream) -> None:
     with pytest.raises(UserError, match="fewer than one sequence"):
         ShardBatches(stream, Causal(1, 10**7), 4)

@@ -8,6 +8,7 @@ import pytest
 from altup.data.files import LocalFiles
 from altup.data.prepare import Recipe
 from altup.data.sample import sample
+from altup.errors import UserError
 
 
 def folder_of(path: Path, files: int, documents: int, characters: int) -> list[str]:
@@ -76,3 +77,14 @@ def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
             most, sum(str(tmp_path) in str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.exists())
         )
     assert 1 < most <= 33
+
+
+def test_sources_without_text_are_told_from_bad_ones(tmp_path: Path) -> None:
+    """The commonest mistake: the text stands in another field."""
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"content": "some text"}\n' * 2)
+    with pytest.raises(UserError, match=r"2 × no text field \(first: .*other.jsonl, line 1\).*--on-error stop"):
+        list(sample(Recipe([LocalFiles(path)])))
+    path.write_text("")
+    with pytest.raises(UserError, match="no text to train a vocabulary on: empty"):
+        list(sample(Recipe([LocalFiles(path)])))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -118,7 +119,9 @@ def test_too_little_text_gets_a_clear_error() -> None:
 
 def test_an_existing_one_is_taken_by_folder_and_by_file(folder: Path, prose: list[str], tmp_path: Path) -> None:
     expected = tokenizers.load(folder).encode(prose[0], add_special_tokens=False).ids
-    for number, name in enumerate([folder, folder / "tokenizer.json"]):
+    prepared = tmp_path / "prepared"
+    shutil.copytree(folder, prepared / "tokenizer")
+    for number, name in enumerate([folder, folder / "tokenizer.json", prepared]):
         taken = tmp_path / str(number)
         tokenizers.take(str(name), taken)
         found, source = tokenizers.vocabulary(taken), tokenizers.vocabulary(folder)

@@ -120,7 +120,7 @@ def test_similarity_by_hand() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [("3.8", 3.8), (" 2 ", 2), ("-0.5", -0.5), (".5", 0.5)]
-    + [(text, -1) for text in ("", "nan", "inf", "1e3", "3.8 of 5", "1_0", "٣")],
+    + [(text, -1) for text in ("", "nan", "inf", "1e3", "3.8 of 5", "1_0", "٣", "1" + "0" * 400)],
 )
 def test_numbers_in_predictions(text: str, value: float) -> None:
     assert parse_score(text) == value

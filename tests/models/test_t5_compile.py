@@ -39,6 +39,36 @@ def test_layers_are_compiled_once_whatever_the_depth(method):
     assert graphs[0] == graphs[1] >= 3  # encoder layer, decoder layer, final norm
 
 
+def packed(rows, inputs, targets):
+    """Three examples to a row, as fine-tuning packs them."""
+    torch.manual_seed(rows)
+
+    def segments(length):
+        return (torch.arange(length) * 3 // length + 1).expand(rows, length)
+
+    ids, labels = (torch.randint(3, 40, (rows, length)) for length in (inputs, targets))
+    return {
+        "input_ids": ids, "segments": segments(inputs), "labels": labels, "decoder_segments": segments(targets)
+    }  # fmt: skip
+
+
+def test_batches_of_many_shapes_need_few_compilations():
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    model = tiny_t5("altup", num_layers=2, num_decoder_layers=2, dropout_rate=0.0).train()
+    shapes = [(6, 32, 8), (7, 32, 8), (5, 32, 16), (7, 32, 24), (9, 32, 16), (4, 32, 8)]
+    wants = [model(**packed(*shape)).loss for shape in shapes]
+    compile_layers(model, backend=counter, fullgraph=True, dynamic=None)
+    counts = []
+    for shape, want in zip(shapes, wants, strict=True):
+        got = model(**packed(*shape)).loss
+        got.backward()
+        torch.testing.assert_close(got, want)
+        counts.append(counter.frame_count)
+    assert counts[-1] == counts[3]  # once each size was seen to vary
+    assert counts[-1] <= 3 * counts[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dense", "altup", "altup+sequence-altup+moe"])
 def test_compiled_code_agrees(method):

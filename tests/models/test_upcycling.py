@@ -75,8 +75,10 @@ def test_bfloat16_checkpoint_stays_bfloat16_with_float32_coefficients():
     assert model.encoder.rule.updates[0].P.dtype == torch.float32
 
 
-def test_noise_comes_from_the_seed():
-    a, b, c = (upcycle(hugging_face_t5(), "sameup", 4, seed=seed) for seed in (1, 1, 2))
+@pytest.mark.parametrize(("method", "num_blocks"), [("sameup", 4), ("recycled", 5)])
+def test_noise_comes_from_the_seed(method, num_blocks):
+    original = hugging_face_t5()
+    a, b, c = (upcycle(original, method, num_blocks, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(a.encoder.rule.updates[0].P, b.encoder.rule.updates[0].P)
     assert not torch.equal(a.encoder.rule.updates[0].P, c.encoder.rule.updates[0].P)
 

@@ -204,3 +204,26 @@ def test_load_errors(tmp_path):
     wide.save_pretrained(tmp_path / "broken", state_dict=weights)
     with pytest.raises(UserError, match=r"not whole: 1 weights.*layers.2.altup.g"):
         load_widened(tmp_path / "broken")
+
+
+def test_damaged_folders_are_told_and_no_pickle_is_read(tmp_path):
+    wide = widen(build("llama"), "altup")
+    wide.save_pretrained(tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    plan = json.loads(config.read_text())
+
+    weights.write_bytes(weights.read_bytes()[:2000])
+    with pytest.raises(UserError, match="cannot be read as safetensors"):
+        load_widened(tmp_path)
+    weights.unlink()
+    torch.save(wide.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="cannot be read as safetensors"):
+        load_widened(tmp_path)
+
+    wide.save_pretrained(tmp_path)
+    config.write_text(json.dumps({**plan, "altup": {**plan["altup"], "num_blocks": 3}}))
+    with pytest.raises(UserError, match=r"is not whole: \d+ weights are missing or misshapen"):
+        load_widened(tmp_path)
+    config.write_text(json.dumps({**plan, "altup": {**plan["altup"], "later": 1}}))
+    with pytest.raises(UserError, match=r"not of this altup version.*later"):
+        load_widened(tmp_path)

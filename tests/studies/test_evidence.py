@@ -78,6 +78,15 @@ def test_a_shared_run_counts_once_in_the_noise_of_its_size() -> None:
     assert evidence.noise("accuracy", "small") == choose_evidence(SEEDS).noise("accuracy", "small")
 
 
+def test_studies_that_show_different_seeds_of_a_model_share_its_noise() -> None:
+    """Seeds 0, 1, 2 here and 1, 2, 3 there are four runs of one model: three degrees of freedom, not four."""
+    values = (40.0, 41.0, 43.0, 44.0)  # variance 10 / 3
+    runs = [result("Dense", v, str(i), run=f"d{i}") for i, v in enumerate(values)]
+    there = [result("Dense", v, str(i), study="recycled", run=f"d{i}") for i, v in enumerate(values)]
+    evidence = choose_evidence([*runs[:3], *there[1:]])
+    assert evidence.noise("accuracy", "small") == (pytest.approx(math.sqrt(10 / 3)), 3)
+
+
 def test_the_newest_run_of_a_seed_counts() -> None:
     newer = result("Dense", 50.0, "0", run="other", date="2025-02-01")
     found = choose_evidence([newer, *SEEDS]).get("varying-k", "Dense", "small", "accuracy")

@@ -24,6 +24,7 @@ from altup.studies.results import read_results, read_run_record
 from altup.studies.run import StudyRun
 from altup.studies.scale import Scale, find_scale, with_settings
 from altup.studies.study import Study, read_study, shipped
+from altup.studies.study_report import StudyReport
 from tests.training.compare import records, weights
 from tests.training.verbs import altup, prepare_text, start
 
@@ -204,6 +205,14 @@ def test_every_shared_run_is_planned_once(scale: Scale, data: Path) -> None:
     assert [len(job.settings["configs"]) for job in found.speed] == [5, 4]
 
 
+def test_speeds_are_compared_with_a_dense_model_trained_alike(scale: Scale, data: Path) -> None:
+    """Steps of another batch or length take another time, which says nothing of the model."""
+    text = TEXT.replace("k: 2}", "k: 2}\n  Larger batch: {method: altup, k: 2, batch_size: 8}")
+    jobs = plan([read_study("three", text, "three")], scale, data).speed
+    found = [[(c["method"], c["batch_size"]) for c in job.settings["configs"].values()] for job in jobs]
+    assert found == [[("dense", 4), ("altup", 4)], [("dense", 8), ("altup", 8)]]
+
+
 def test_equal_time_gives_steps_by_speed(scale: Scale, data: Path) -> None:
     """Dense 100 sequences a second, AltUp at 0.8 of it, 0.005 minutes, batches of 4: 7.5 and 6 steps."""
     study, config = shipped()["equal-time"], None
@@ -305,6 +314,19 @@ def test_one_failure_does_not_stop_the_others(scale: Scale, data: Path, tmp_path
     outcome = run.run(said.append)
     assert (outcome.finished, outcome.failed) == (1, [dense.key])
     assert any("someone-elses-file" in line for line in said)
+
+
+def test_a_model_that_diverged_is_told_without_its_loss(scale: Scale, data: Path, tmp_path: Path) -> None:
+    wild = with_settings(scale, {"lr": 1e30})
+    run = study_run(tmp_path / "out", wild, data)
+    outcome = run.run(lambda text: None)
+    assert (outcome.finished, outcome.failed) == (2, [])
+    told = {r.metric for r in read_results(run.results)}
+    assert "accuracy" in told
+    assert "loss" not in told
+    own = tmp_path / "two.yaml"
+    own.write_text(TEXT)
+    StudyReport([run.results], names=[str(own)]).write(tmp_path / "report.html")
 
 
 def test_what_needs_a_failed_model_is_left_out(tmp_path: Path) -> None:

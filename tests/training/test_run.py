@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from altup.errors import UserError
-from altup.training.run import newest_model
+from altup.training.pretraining import PretrainConfig
+from altup.training.run import RunFolder, newest_model
 from tests.training.compare import records
 from tests.training.tiny import run, tiny_loop
 
@@ -21,6 +22,15 @@ def test_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
             run(tmp_path, resume=resume, steps=3, lr=0.5)
         assert "seed" not in str(caught.value)
     assert (tmp_path / "config.yaml").read_text() == before
+
+
+def test_of_changed_data_only_the_changed_part_is_told(tmp_path: Path) -> None:
+    there = PretrainConfig(
+        data="data", batches={"tasks": {"cola": {"sha256": "a" * 64, "examples": 9}}, "seed": 0}
+    )
+    now = PretrainConfig(data="data", batches={"tasks": {"cola": {"sha256": "a" * 64, "examples": 8}}, "seed": 0})
+    with pytest.raises(UserError, match=r"config:\n  batches.tasks.cola.examples: 9 there, 8 now\nchoose"):
+        RunFolder(tmp_path)._check_same(there, now, resume=True)
 
 
 def test_the_same_config_needs_resume(tmp_path: Path) -> None:

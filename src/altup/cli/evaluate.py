@@ -38,9 +38,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Decode the held-out examples greedily, score them, and keep every prediction as JSON lines."""
-    from altup.data.faults import Faults
+    from altup.data.faults import Faults, counted
     from altup.data.tasks import find_tasks
-    from altup.data.tasks.examples import counted
     from altup.data.tasks.registry import check_suite
     from altup.data.tasks.sources import open_tasks
     from altup.errors import UserError, check_choice, check_whole
@@ -63,6 +62,7 @@ def command(
     place, name, folder = _place(model)
     held_out = load_held_out(present, source, faults, limit)
     out = out or folder
+    out.mkdir(parents=True, exist_ok=True)  # or fail before hours of decoding
     network, tokenizer, autocast = _load(place, precision)
 
     from rich.console import Console

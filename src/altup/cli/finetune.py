@@ -105,7 +105,10 @@ def command(
     if task or suite:
         given["tasks"] = [*map(check_suite, suite or ()), *(task or ())]
     outcome = finetune(merged_config(out, resume, config, given), out, resume, push_to_hub)
-    run.tell(outcome, "finetune", out, f"the model is in {out / 'final'}, scores are in {out / 'README.md'}")
+    scores = (
+        f"scores are in {out / 'README.md'}" if (out / "evaluation").exists() else "nothing was held out to score"
+    )
+    run.tell(outcome, "finetune", out, f"the model is in {out / 'final'}, {scores}")
 
 
 def merged_config(out: Path, resume: bool, file: Path | None, flags: dict[str, Any]) -> FinetuneConfig:

@@ -47,7 +47,7 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="A run's YAML file, or a model folder or its config.json. Flags win over it.",
+        help="A run or model folder, its config.json, or a YAML file. Flags win over it.",
         rich_help_panel="Model",
     ),
 ]
@@ -82,7 +82,7 @@ def model_config(
     }
     if config is None:
         return _from_names(family(model or "t5").config_class, flags)
-    path = config / "config.json" if config.is_dir() else config
+    path = _model_folder(config) / "config.json" if config.is_dir() else config
     values = _read(path)
     if path.suffix == ".json":
         of_file = family_name(values.get("model_type"))
@@ -160,6 +160,13 @@ def _refuse_unknown(path: Path, values: dict[str, Any], known: Collection[str]) 
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "remove it"
             raise UserError(f"{path}: unknown key {name!r}; {hint}")
+
+
+def _model_folder(path: Path) -> Path:
+    """Of a run its model, which knows its vocabulary."""
+    from altup.training.run import newest_model
+
+    return newest_model(path)
 
 
 def _read(path: Path) -> dict[str, Any]:

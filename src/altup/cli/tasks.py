@@ -73,7 +73,7 @@ def show(
     from rich.console import Console
     from rich.text import Text
 
-    from altup.data.faults import Faults
+    from altup.data.faults import Faults, counted
     from altup.data.tasks import find_task
     from altup.data.tasks.examples import load_examples
     from altup.data.tasks.sources import open_tasks
@@ -95,14 +95,16 @@ def show(
     split = split or task.held_out[0]
     if split != "train" and split not in task.held_out:
         raise UserError(f"split={split!r}; {task.name} has train and {', '.join(task.held_out)}")
-    examples = load_examples(task, split, open_tasks(data), Faults("stop"), count)
-    for example in examples:
+    faults = Faults("skip")
+    for example in load_examples(task, split, open_tasks(data), faults, count):
         console.print()
         console.print(Text.assemble(("input   ", "dim"), example.input))
         console.print(Text.assemble(("target  ", "dim"), (example.target, "bold green")))
         if example.references != (example.target,):
             wanted = " | ".join(str(reference) for reference in dict.fromkeys(example.references))
             console.print(Text.assemble(("compared with  ", "dim"), wanted))
+    if left_out := counted(faults):
+        console.print(Text(f"\nleft out: {left_out}", "yellow"))
 
 
 def _sizes(task: Task, source: TaskSource | None) -> dict[str, int]:

@@ -13,7 +13,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "t
 
 def command(
     model: Annotated[
-        str, typer.Argument(help="A folder or hub name: T5 1.1, Flan-T5, BERT, Llama, or a dense model of ours.")
+        str,
+        typer.Argument(help="A run, folder or hub name: T5 1.1, Flan-T5, BERT, Llama, a dense model of ours."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the wider model to.")],
     method: Annotated[
@@ -29,11 +30,15 @@ def command(
     import torch
     from rich.console import Console
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
     from altup.errors import UserError
+    from altup.finetuning.finetune import starting_point
     from altup.models.upcycling import load_pretrained, upcycle
 
+    logging.disable_progress_bar()
     console = Console()
+    model = starting_point(model)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -73,6 +73,13 @@ class Faults:
         }
 
 
+def counted(faults: Faults) -> str:
+    """What was left out, for people: `3 × missing field (first: FILE, line 7)`; empty if nothing was."""
+    return "; ".join(
+        f"{seen['count']:,} × {reason} (first: {seen['first'][0]})" for reason, seen in faults.state().items()
+    )
+
+
 def _is_unicode(text: str) -> bool:
     """JSON can spell half of a surrogate pair, which no UTF-8 file and no tokenizer can hold."""
     try:

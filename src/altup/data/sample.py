@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from altup.data.faults import Faults
+from altup.data.faults import Faults, counted
 from altup.data.sources import Chain
+from altup.errors import UserError
 
 if TYPE_CHECKING:
     from altup.data.prepare import Recipe
@@ -46,3 +47,6 @@ def sample(recipe: Recipe) -> Iterator[str]:
                 yield text
                 if left <= 0:
                     return
+    if left == recipe.sample_bytes:
+        reasons = f"{counted(faults)}; --on-error stop says more" if faults.state() else "empty, or all held out"
+        raise UserError(f"the sources hold no text to train a vocabulary on: {reasons}")

@@ -149,7 +149,7 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def take(name: str, folder: Path) -> None:
-    """Save an existing tokenizer to `folder`: a folder, a tokenizer.json or a name on the Hugging Face hub."""
+    """Save an existing tokenizer to `folder`: a folder (of prepared data too), a tokenizer.json or a hub name."""
     import transformers
 
     path = Path(name)
@@ -158,6 +158,8 @@ def take(name: str, folder: Path) -> None:
         if path.is_file():
             found = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **_guess_special(path))
         else:
+            prepared = path / "tokenizer"  # of a folder that `altup prepare` made
+            name = str(prepared) if (prepared / "tokenizer.json").is_file() else name
             found = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # whatever a foreign file or the network makes the library raise
         raise UserError(

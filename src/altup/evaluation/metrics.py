@@ -6,6 +6,7 @@ never counts as any label, and in a binary F1 it counts as the wrong one of the 
 
 from __future__ import annotations
 
+import math
 import re
 import string
 import warnings
@@ -99,9 +100,9 @@ def _correlation(correlate: Callable, predictions: Sequence[str], examples: Sequ
 
 
 def parse_score(text: str) -> float:
-    """The number a prediction says; −1 where it says none."""
+    """The number a prediction says; −1 where it says none, or one that is too large to be a number here."""
     found = re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)\s*", text, re.ASCII)
-    return float(text) if found else -1.0
+    return float(text) if found and math.isfinite(float(text)) else -1.0
 
 
 def referent_accuracy(task: Task, predictions: Sequence[str], examples: Sequence[Example]) -> float:

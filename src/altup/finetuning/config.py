@@ -37,6 +37,8 @@ class FinetuneConfig(TrainConfig):
     on_error: str = "stop"
     batches: dict[str, Any] = field(default_factory=dict)
 
+    SHAPES_VARY: ClassVar[bool] = True
+
     # The data may be moved: what counts is what `batches` says of its contents.
     MAY_CHANGE: ClassVar[frozenset[str]] = TrainConfig.MAY_CHANGE | {
         "data",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from altup.data.faults import Faults
@@ -36,7 +37,10 @@ def load_data(config: FinetuneConfig, tokenizer: Any, faults: Faults, say: Calla
         for task in found:
             if task not in present:
                 if name not in SUITES:
-                    raise UserError(f"task {task.name}: no training examples in the data; leave the task out")
+                    place = Path(config.data, task.folder or task.name) if config.data else "its folder"
+                    raise UserError(
+                        f"task {task.name}: no training examples; put train.jsonl into {place}, or leave it out"
+                    )
                 say(f"{task.name}: no training examples in the data; it is not trained")
         loaded = [_load_training(task, source, tokenizer, config.inputs_length, faults, say) for task in present]
         training += loaded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,8 +28,7 @@ def finetune(
     config: FinetuneConfig, out: str | Path, resume: bool = False, push_to_hub: str | None = None
 ) -> Outcome:
     """Train as `config` says in the folder `out`, under `torchrun` with the other processes."""
-    from altup.data.faults import Faults
-    from altup.data.tasks.examples import counted
+    from altup.data.faults import Faults, counted
     from altup.evaluation.scores import suites_of
     from altup.finetuning.data import load_data
     from altup.training.card import write_card
@@ -71,7 +71,7 @@ def finetune(
                 f"{config.model} fine-tuned for {outcome.step:,} steps at batch {config.batch_size} on "
                 f"{', '.join(config.tasks)} ({data.mixture.sequences_per_epoch:,} examples)."
             )
-            example = f"altup evaluate {folder.path} --task {(names or config.tasks)[0]}"
+            example = shlex.join(["altup", "evaluate", str(folder.path), "--task", (names or config.tasks)[0]])
             title = f"{Path(config.model).name} on {', '.join(config.tasks)}"
             with disk_errors(folder):
                 write_card(folder, config, title=title, data=described, verb="finetune", example=example)
@@ -101,12 +101,14 @@ def load_tokenizer(place: str) -> Any:
 def build_model(config: FinetuneConfig, checkpoint: Path | None) -> torch.nn.Module:
     """The model to begin with, ours or converted to ours, or that of a checkpoint; float32, with dropout."""
     import torch
+    from transformers.utils import logging
 
     from altup.models.t5.config import AltUpT5Config
     from altup.models.t5.convert import from_hugging_face
     from altup.models.t5.model import AltUpT5ForConditionalGeneration
     from altup.models.upcycling import T5S, load_pretrained
 
+    logging.disable_progress_bar()
     if checkpoint is not None:
         return AltUpT5ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
     found: Any = load_pretrained(starting_point(config.model), only=T5S)

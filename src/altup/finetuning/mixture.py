@@ -28,7 +28,7 @@ from altup.finetuning.packing import IGNORED, pack, round_up, target_widths
 
 MIX, ROWS = 4, 5  # first coordinates of keys, beside those of altup.data.batches
 ROUND = 10_000  # examples of a round of weighted tasks: weights are kept to 1/10,000
-WIDTHS = (32, 64, 128, 192, 256, 384)  # of inputs, below the longest: few, because each is compiled for itself
+WIDTHS = (32, 64, 128, 192, 256, 384)  # of inputs, below the longest: few, because each is recorded for itself
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def pack(
 ) -> dict[str, np.ndarray]:
     """input_ids, segments: [rows, width]; labels (−100 behind the end), decoder_segments: [rows, target_width].
 
-    Empty rows fill up to a multiple of `quantum`: few shapes, because each is compiled for itself.
+    Empty rows fill up to a multiple of `quantum`: few shapes, because each is recorded as a graph of its own.
     """
     rows = fit_rows([len(x) for x in inputs], [len(y) for y in targets], width, target_width)
     number = max(1, -(-len(rows) // quantum)) * quantum

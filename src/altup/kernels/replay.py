@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +28,15 @@ class Replay:
         return self.result
 
 
+@functools.cache
+def _beside(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all warm-ups: for each stream that multiplies matrices, cuBLAS keeps memory for ever."""
+    return torch.cuda.Stream(device)
+
+
 def warm_up(run: Callable[[], Any], device: torch.device) -> None:
-    """Run a few times on a stream of its own, as a recording demands."""
-    stream = torch.cuda.Stream(device)
+    """Run a few times beside the current stream, as a recording demands."""
+    stream = _beside(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         for _ in range(WARM_UPS):

@@ -18,7 +18,8 @@ RECOMPILE_LIMIT = 64
 def compile_layers(model: nn.Module, **options: object) -> nn.Module:
     """Compile the layers of `model` in place, and what few operations stand between them.
 
-    The static update rule is a kernel already and stays outside. `options` go to `torch.compile`.
+    The static update rule is a kernel already and stays outside. `options` go to `torch.compile`; with
+    `dynamic=None` a size that is seen to vary is compiled once for all its values, instead of once for each.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
     layers = set(getattr(model, "_no_split_modules", None) or ())

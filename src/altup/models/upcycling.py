@@ -68,7 +68,8 @@ def upcycle(
                 parameter.copy_(_replicate(weights[name], parameter.shape, num_blocks if divided else 1))
         generator = torch.Generator().manual_seed(seed)
         for rule in (m for m in wide.modules() if isinstance(m, AltUp)):
-            rule.reset_parameters()
+            for update in rule.updates:  # not the rule itself, which would part twins by chance and not by `seed`
+                update.reset_parameters()  # type: ignore[operator]
             if rule.has_twins:
                 rule.part_twins(generator=generator)
     if wide.can_generate():

@@ -16,12 +16,12 @@ def refuse_left_padding(mask: Tensor) -> None:
     """Stop if a row of `mask` [batch, tokens] has padding before a real token.
 
     A real token would then have padding for an anchor, and the result would depend on the padding.
-    Inside a compiled graph the check runs on the device.
+    Inside a compiled or recorded graph, where the host cannot wait for an answer, the check runs on the device.
     """
     real = mask.bool()
     only_right = (real[:, 1:] <= real[:, :-1]).all()
     message = "strided and pooled sequences need padding on the right; set tokenizer.padding_side = 'right'"
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
         torch._assert_async(only_right, message)
     elif not bool(only_right):
         raise UserError(f"attention_mask has padding before real tokens; {message}")

@@ -52,7 +52,9 @@ def _pretrain_record(job: Job, folder: Path, alone: bool) -> dict[str, Any]:
     held_out = [r for r in records if r["split"] == "validation"]
     train = [r for r in records if r["split"] == "train"]
     last = held_out[-1]
-    measures = {"accuracy": 100 * last["accuracy"], "loss": last["loss"], "steps": last["step"]}
+    measures = {"accuracy": 100 * last["accuracy"], "steps": last["step"]}
+    if last["loss"] is not None:  # metrics.jsonl has null for a number that is not finite
+        measures["loss"] = last["loss"]
     if alone:
         measures["train_seconds"] = sum(r["seconds"] for r in train)
     return {
@@ -62,7 +64,11 @@ def _pretrain_record(job: Job, folder: Path, alone: bool) -> dict[str, Any]:
         "step": last["step"],
         "measures": {**measures, **_costs(config)},
         "curves": {
-            "held_out": [[r["step"], round(r["loss"], 5), round(100 * r["accuracy"], 3)] for r in held_out],
+            "held_out": [
+                [r["step"], round(r["loss"], 5), round(100 * r["accuracy"], 3)]
+                for r in held_out
+                if r["loss"] is not None
+            ],
             "train": [[r["step"], round(r["loss"], 4)] for r in _thinned([r for r in train if r.get("loss")])],
         },
         "coefficients": read_coefficients(folder / "final"),

@@ -83,15 +83,19 @@ class Evidence:
 
     def noise(self, metric: str, size: str) -> tuple[float, int] | None:
         """Pooled standard deviation between seeds of models of a size, and its degrees of freedom."""
-        groups = {
-            frozenset(r.run for r in by_seed.values()): [r.value for r in by_seed.values()]
-            for (_, _, *place), by_seed in self._values.items()
-            if place == [size, metric] and len(by_seed) > 1
-        }
-        freedom = sum(len(values) - 1 for values in groups.values())
+        models: list[dict[str, float]] = []  # run → value
+        for (_, _, *place), by_seed in self._values.items():
+            if place == [size, metric] and len(by_seed) > 1:
+                runs = {r.run: r.value for r in by_seed.values()}
+                # Studies share models, but need not show the same seeds of them: a run must count once.
+                for same in [model for model in models if model.keys() & runs.keys()]:
+                    models.remove(same)
+                    runs = {**same, **runs}
+                models.append(runs)
+        freedom = sum(len(runs) - 1 for runs in models)
         if not freedom:
             return None
-        squares = sum((len(values) - 1) * statistics.variance(values) for values in groups.values())
+        squares = sum((len(runs) - 1) * statistics.variance(runs.values()) for runs in models)
         return math.sqrt(squares / freedom), freedom
 
     def sizes(self, study: str, label: str) -> list[str]:

@@ -245,17 +245,16 @@ def _speed_jobs(
     vocabulary: int,
     machine: str,
 ) -> list[Job]:
-    """Comparisons of speed in turns: the dense model of a size with others that are not measured yet."""
-    groups: dict[tuple[Any, ...], dict[str, PretrainConfig]] = {}
+    """Comparisons of speed in turns: the dense model of a size, trained in the same way (batch, length and so on),
+    with others that are not measured yet."""
+    groups: dict[str, tuple[PretrainConfig, dict[str, PretrainConfig]]] = {}
     for key, config in configs.items():
-        groups.setdefault((config.model, config.size), {})[key] = config
+        dense = narrow(config, scale)
+        groups.setdefault(speed_key(dense, vocabulary, machine), (dense, {}))[1][key] = config
     timing = dict(scale.speed)
     together = timing.pop("together", TOGETHER)
     jobs = []
-    for (_, size), group in groups.items():
-        first = next(iter(group.values()))
-        dense = narrow(first, scale)
-        base = speed_key(dense, vocabulary, machine)
+    for base, (dense, group) in groups.items():
         others = [key for key in group if key != base and key not in known_speeds]
         least = 0 if base in known_speeds else 1
         for begin in range(0, max(len(others), least), together):
@@ -264,7 +263,7 @@ def _speed_jobs(
             jobs.append(
                 Job(
                     "speed", key_of("speed", chunk, timing),
-                    f"speed of {size}: {', '.join(describe_model(known[key], {}) for key in chunk)}",
+                    f"speed of {dense.size}: {', '.join(describe_model(known[key], {}) for key in chunk)}",
                     {"configs": {key: asdict(known[key]) for key in chunk}, **timing},
                 )
             )  # fmt: skip

@@ -6,6 +6,7 @@ for a while slows all of them down.
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -57,8 +58,10 @@ def measure_speed(
         sizes = {name: config.batch_size for name, config in configs.items()}
         train = take_turns({name: s.train for name, s in subjects.items()}, rounds, steps)
         forward = take_turns({name: s.forward for name, s in subjects.items()}, rounds, steps)
-        writers = {name: s.writer(generate_batch, generate_tokens) for name, s in subjects.items()}
-        generate = take_turns(writers, rounds, 1) if all(s.can_generate for s in subjects.values()) else None
+        generate = None
+        if all(s.can_generate for s in subjects.values()):
+            writers = {name: s.writer(generate_batch, generate_tokens) for name, s in subjects.items()}
+            generate = take_turns(writers, rounds, 1)
     trained, passed = _speeds(train, sizes), _speeds(forward, sizes)
     written = _speeds(generate, dict.fromkeys(configs, generate_batch)) if generate else {}
     return {
@@ -176,6 +179,9 @@ class _Subject:
         import torch
 
         model: Any = self._engine.plain
+        model.generation_config = copy.deepcopy(model.generation_config)
+        # Not `min_new_tokens`, with which a GPU would not take the fast way that users' greedy decoding goes.
+        model.generation_config.eos_token_id = None
         inputs = self._batch.micro[0]["input_ids"][:batch].long().to(self._mine.device)
 
         def turn(steps: int) -> float:
@@ -185,7 +191,7 @@ class _Subject:
             # Compiled code would be compiled again for every length of the growing answer.
             with torch.compiler.set_stance("force_eager"), torch.inference_mode(), self._engine.autocast():
                 for _ in range(steps):
-                    model.generate(input_ids=inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+                    model.generate(input_ids=inputs, max_new_tokens=tokens, do_sample=False)
             self._wait()
             seconds = time.perf_counter() - begun
             model.train()

@@ -47,8 +47,7 @@ def _curves(study: Study, evidence: Evidence, record: Records, size: str) -> lis
     for row in study.rows:
         records = [r for key in evidence.runs(study.name, row.label, size) if (r := record(key))]
         curves = [r["curves"]["held_out"] for r in records]
-        if curves:
-            mean = _mean_curve(curves)
+        if curves and (mean := _mean_curve(curves)):
             loss.append(Series(row.label, [(step, l) for step, l, _ in mean], colour[row.label]))
             accuracy.append(Series(row.label, [(step, a) for step, _, a in mean], colour[row.label]))
     if not loss:

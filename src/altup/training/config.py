@@ -59,6 +59,8 @@ class TrainConfig:
     keep_best: bool = True
     trackers: list[str] = field(default_factory=list)
 
+    SHAPES_VARY: ClassVar[bool] = False  # from step to step
+
     # Fields that may differ when a run goes on: they change how it is run and watched. The weights stay the
     # same, to the last bit or, for the first line, up to the rounding of another order of summation.
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(

@@ -33,7 +33,8 @@ class Engine:
         model.train()
         compiles = config.compile and mine.device.type == "cuda"
         if compiles:
-            compile_layers(model)
+            # Code for any size is made once two have been seen, so what a step runs depends on the steps before.
+            compile_layers(model, dynamic=None if config.SHAPES_VARY and not config.deterministic else False)
         self.model = spread(model, config.parallel, config.precision == "bf16", mine)
         self.plain = unwrap(self.model)
         # Exchanges between processes and recomputed layers do not go into a graph.
@@ -64,16 +65,14 @@ class Engine:
         for i, micro in enumerate(batch.micro):
             seed_forward(self.config.seed, step, i, self.mine.rank)
             if replays:
-                sums += self._graphs(micro, scale, add=i > 0)  # type: ignore[misc]
+                sums += self._graphs(micro, scale, add=i > 0, keep=last > 0)  # type: ignore[misc]
             else:
                 inputs = {name: t.to(self.mine.device, non_blocking=True) for name, t in micro.items()}
                 with gradient_sync(self.model, i == last):
                     sums += self._forward_backward(inputs, scale)
-        if replays:
-            norm, skip = self._graphs.update()  # type: ignore[union-attr]
-        else:
-            norm, skip = self._update()
-            self.optimizer.zero_grad(set_to_none=True)
+        norm, skip = self._graphs.update() if replays else self._update()  # type: ignore[union-attr]
+        # Graphs keep their gradients in places of their own: left here, a launched step would add to them.
+        self.optimizer.zero_grad(set_to_none=True)
         self.meter.add(sums, norm, skip)
 
     def _update(self, frozen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:

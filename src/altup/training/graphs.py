@@ -33,7 +33,8 @@ class Graphs:
     """Runs `run(inputs, scale)`, a forward and backward pass over `model` that gives a tensor, as recorded graphs.
 
     After a call `p.grad` of every parameter holds this pass's gradient, or with `add=True` that added to what the
-    last call of the same shapes left there. Gradients must not be replaced in between.
+    last call of the same shapes left there. Gradients must not be replaced in between. With `keep=False` nothing
+    but `update` may follow, and `p.grad` is None: graphs of other shapes use the same memory for their gradients.
 
     `update(frozen)` uses the gradients and gives tensors; where the bool tensor `frozen` is true it must leave
     everything as it is, so that it can be tried before it is recorded.
@@ -47,10 +48,10 @@ class Graphs:
         self._latest: Recorded | None = None  # the pass that began the step
         self._pool: Any = None  # memory that the graphs share, since they never run at once
 
-    def __call__(self, inputs: dict[str, Tensor], scale: Tensor, add: bool = False) -> Tensor:
-        key = (add, *((name, tensor.shape, tensor.dtype) for name, tensor in sorted(inputs.items())))
+    def __call__(self, inputs: dict[str, Tensor], scale: Tensor, add: bool = False, keep: bool = True) -> Tensor:
+        key = (add, keep, *((name, tensor.shape, tensor.dtype) for name, tensor in sorted(inputs.items())))
         if key not in self._recorded:
-            self._recorded[key] = self._record(inputs, scale, add)
+            self._recorded[key] = self._record(inputs, scale, add, keep)
         recorded = self._recorded[key]
         if not add:
             self._latest = recorded
@@ -67,7 +68,7 @@ class Graphs:
         assert self._latest.update is not None
         return self._latest.update()
 
-    def _record(self, inputs: dict[str, Tensor], scale: Tensor, add: bool) -> Recorded:
+    def _record(self, inputs: dict[str, Tensor], scale: Tensor, add: bool, keep: bool) -> Recorded:
         device = scale.device
         inputs = {name: tensor.to(device, copy=True) for name, tensor in inputs.items()}
         scale = scale.clone()
@@ -93,7 +94,7 @@ class Graphs:
             recorded = recorded._replace(update=record(lambda: update(frozen), self._pool))
             frozen.fill_(False)
         torch.cuda.set_rng_state(random, device)
-        return recorded
+        return recorded if keep else recorded._replace(gradients=[None] * len(self._parameters))
 
     def _set_gradients(self, gradients: list[Tensor | None] | None) -> None:
         for i, parameter in enumerate(self._parameters):

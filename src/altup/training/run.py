@@ -123,7 +123,8 @@ class RunFolder:
 
     def _check_same(self, before: TrainConfig, now: TrainConfig, resume: bool) -> None:
         difference = before.difference(now)
-        lines = "\n".join(f"  {name}: {old!r} there, {new!r} now" for name, (old, new) in difference.items())
+        leaves = (leaf for name, (old, new) in difference.items() for leaf in _leaves(name, old, new))
+        lines = "\n".join(f"  {name}: {old!r} there, {new!r} now" for name, old, new in leaves)
         if difference:
             raise UserError(
                 f"{self.path} holds a run with another config:\n{lines}\n"
@@ -133,6 +134,16 @@ class RunFolder:
             raise UserError(
                 f"{self.path} already holds this run; add --resume to go on with it, or choose another folder"
             )
+
+
+def _leaves(name: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Of two nested mappings what differs, named by its path: `batches.tasks.cola.examples`."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        yield name, old, new
+        return
+    for key in [*old, *(key for key in new if key not in old)]:
+        if old.get(key) != new.get(key):
+            yield from _leaves(f"{name}.{key}", old.get(key), new.get(key))
 
 
 @contextlib.contextmanager

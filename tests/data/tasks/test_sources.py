@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from altup.data import tokenizer as vocabularies
-from altup.data.faults import Faults
+from altup.data.faults import Faults, counted
 from altup.data.tasks import Task, find_task
-from altup.data.tasks.examples import counted, load_examples, pad, read_examples, tokenise
+from altup.data.tasks.examples import load_examples, pad, read_examples, tokenise
 from altup.data.tasks.formats import classification
 from altup.data.tasks.sources import TaskFolder, TaskHub, open_tasks
 from altup.errors import UserError

@@ -112,17 +112,20 @@ def replayed(optimizer: Any, device: torch.device) -> Callable[[], Any]:
 
 
 def agreement(build: Build, reference: Build, setup: Setup) -> float:
-    """How far two optimizers lead float64 weights apart in three steps, relative to how far they went."""
+    """How far `build` leads float32 weights in three steps from where `reference` leads float64 ones, relative to
+    how far they went."""
     torch.manual_seed(0)
     shapes = [(128, 130), (130, 256)]  # ours decays matrices alone, and factors those alone
     start = [torch.randn(shape, dtype=torch.float64, device=setup.device) for shape in shapes]
-    bags = [nn.ParameterList([nn.Parameter(t.clone()) for t in start]) for _ in range(2)]
+    bags = [
+        nn.ParameterList([nn.Parameter(t.to(dtype)) for t in start]) for dtype in (torch.float32, torch.float64)
+    ]
     optimizers = [make(bag) for make, bag in zip((build, reference), bags, strict=True)]
     for _ in range(3):
         gradients = [torch.randn_like(t) for t in start]
         for bag, optimizer in zip(bags, optimizers, strict=True):
             for parameter, gradient in zip(bag, gradients, strict=True):
-                parameter.grad = gradient.clone()
+                parameter.grad = gradient.to(parameter.dtype)
             optimizer.step()
     moved = [[p.detach() - t for p, t in zip(bag, start, strict=True)] for bag in bags]
     return distance(moved[0], moved[1])

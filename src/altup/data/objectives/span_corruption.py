@@ -105,7 +105,8 @@ class SpanCorruption:
         raw[rows, starts] = self._sentinels
         noise[rows, starts] = False
         inputs = np.full((n, self.input_length), self._eos, np.int32)
-        inputs[:, : self.raw_length - self.noise + self.spans] = raw[~noise].reshape(n, -1)
+        width = self.raw_length - self.noise + self.spans
+        inputs[:, :width] = raw[~noise].reshape(n, width)  # n may be 0, where -1 means nothing
 
         before = np.cumsum(noise_lengths, axis=1) - noise_lengths  # noise tokens before each span
         places = before + np.arange(self.spans)  # of the sentinels in the targets

@@ -48,13 +48,6 @@ def load_examples(
     return found
 
 
-def counted(faults: Faults) -> str:
-    """What was left out, for people: `3 × missing field (first: FILE, line 7)`; empty if nothing was."""
-    return "; ".join(
-        f"{seen['count']:,} × {reason} (first: {seen['first'][0]})" for reason, seen in faults.state().items()
-    )
-
-
 @dataclass(frozen=True)
 class Tokens:
     """Rows of tokens of different lengths: row i is `flat[ends[i-1]:ends[i]]`. `cut` counts shortened rows."""

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from altup.errors import UserError
+
 
 @dataclass
 class Structure:
@@ -44,6 +46,8 @@ def register_handler(model_type: str, handler: Handler) -> None:
 def structure_of(model: PreTrainedModel, example: dict[str, Any] | None = None) -> Structure:
     handler = _HANDLERS.get(model.config.model_type)
     structure = Structure() if handler is None else handler(model)
+    if not isinstance(example, dict | None):
+        raise UserError(f"example is a {type(example).__name__}; give a dict of arguments of the model's forward")
     if example is not None:
         structure.example = example
     if structure.example is None:
@@ -54,7 +58,7 @@ def structure_of(model: PreTrainedModel, example: dict[str, Any] | None = None) 
 def _example(model: PreTrainedModel) -> dict[str, Tensor]:
     """A small batch of the kind that the model's first input calls for."""
     config = model.config
-    if model.main_input_name == "pixel_values":
+    if model.main_input_name == "pixel_values" and hasattr(config, "image_size"):
         size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size,) * 2
         shape = (1, config.num_channels, *size)
         return {"pixel_values": torch.linspace(-1, 1, math.prod(shape)).reshape(shape).sin()}
@@ -81,3 +85,17 @@ def _whisper(model: PreTrainedModel) -> Structure:
 
 
 register_handler("whisper", _whisper)
+
+
+def _deberta(model: PreTrainedModel) -> Structure:
+    """Its table of relative positions stands beside the stack, as wide as the state, and is no part of it."""
+    base: Any = getattr(model, model.base_model_prefix, model)
+    place = "" if base is model else f"{model.base_model_prefix}."
+    if getattr(base.embeddings, "embed_proj", None) is not None:
+        return Structure(entries=[f"{place}embeddings.embed_proj.weight"])
+    tables = [name for name, parameter in base.embeddings.named_parameters() if parameter.dim() == 2]
+    return Structure(entries=[f"{place}embeddings.{name}" for name in tables])
+
+
+register_handler("deberta", _deberta)
+register_handler("deberta-v2", _deberta)

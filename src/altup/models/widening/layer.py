@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from altup.errors import UserError
 
-Blocks = tuple[Tensor, ...]
+Blocks = list[Tensor] | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,12 @@ class Place:
         return (hidden,) * self.num_blocks if self.recycled else hidden.chunk(self.num_blocks, dim=-1)
 
     def lower(self, blocks: Blocks) -> Blocks | Tensor:
-        """The last layer hands on the mean of the blocks (recycled) or all of them side by side."""
+        """The last layer hands on the mean of the blocks (recycled) or all of them side by side.
+
+        Between the layers it is a list: models that take either a tensor or a tuple take a tuple apart.
+        """
         if not self.last:
-            return blocks
+            return list(blocks)
         if not self.recycled:
             return torch.cat(blocks, dim=-1)
         return functools.reduce(torch.add, blocks) / self.num_blocks
@@ -49,7 +52,7 @@ class Place:
 class WidenedLayer(nn.Module):
     """Mixed into a layer's own class, so that its weights keep their names and its class keeps its meaning.
 
-    Between the layers the hidden state is a tuple of K tensors [batch, tokens, d]. `__call__` spreads them into
+    Between the layers the hidden state is a list of K tensors [batch, tokens, d]. `__call__` spreads them into
     positional arguments, so that checkpointing, sharding and hooks see nothing but ordinary tensors, and block 0
     where they expect the hidden state.
     """
@@ -64,7 +67,7 @@ class WidenedLayer(nn.Module):
         new = place.lower(outputs[: place.num_blocks])
         return (new, *outputs[place.num_blocks :]) if place.returns_tuple else new
 
-    def forward(self, *args: Any, **kwargs: Any) -> Blocks:
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         K = self.place.num_blocks
         blocks, args = args[:K], args[K:]
         outputs = super().forward(blocks[self.place.active], *args, **kwargs)

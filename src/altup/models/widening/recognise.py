@@ -40,8 +40,10 @@ class Call(NamedTuple):
     returned: Any
 
 
-def unrecognised(model: PreTrainedModel, why: str) -> UserError:
+def unrecognised(model: PreTrainedModel, why: str, recycle: bool = False) -> UserError:
     advice = HELP.format(model_type=model.config.model_type)
+    if recycle:
+        advice = f"method='recycled' leaves tables and heads as they are and may do. {advice}"
     return UserError(f"{type(model).__name__} cannot be widened: {why}. {advice}")
 
 
@@ -80,8 +82,7 @@ def find_stacks(model: PreTrainedModel, structure: Structure) -> tuple[list[Stac
     def note(name: str) -> Any:
         def hook(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
             order.append(name)
-            received = args[0] if args else next(iter(kwargs.values()), None)
-            calls.setdefault(name, []).append(Call(received, output))
+            calls.setdefault(name, []).append(Call(_first(args, kwargs), output))
 
         return hook
 
@@ -170,19 +171,20 @@ def widening_readers(model: PreTrainedModel, plan: Plan, widths: set[int]) -> It
     """While the model runs, widen each norm and each matrix that receives a state wider than it was made for."""
 
     def widen_norm(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple) -> None:
+        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            state = _first(args, kwargs)
             parameters = dict(module.named_parameters(recurse=False))
-            if any(_is_wide(args[0], parameter.shape[0], plan, widths) for parameter in parameters.values()):
+            if any(_is_wide(state, parameter.shape[0], plan, widths) for parameter in parameters.values()):
                 for own in parameters:
                     widen_parameter(model, plan, f"{name}.{own}", 0)
 
         return hook
 
     def widen_matrix(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple) -> None:
+        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             dim = 0 if isinstance(module, Conv1D) else 1
             weight = cast(Tensor, module.weight)
-            if weight.dim() == 2 and _is_wide(args[0], weight.shape[dim], plan, widths):
+            if weight.dim() == 2 and _is_wide(_first(args, kwargs), weight.shape[dim], plan, widths):
                 widen_parameter(model, plan, f"{name}.weight", dim, shared=True)
 
         return hook
@@ -191,14 +193,19 @@ def widening_readers(model: PreTrainedModel, plan: Plan, widths: set[int]) -> It
     for name, module in model.named_modules():
         parameters = list(module.parameters(recurse=False))
         if isinstance(module, nn.Linear | Conv1D):
-            handles.append(module.register_forward_pre_hook(widen_matrix(name)))
+            handles.append(module.register_forward_pre_hook(widen_matrix(name), with_kwargs=True))
         elif parameters and all(parameter.dim() == 1 for parameter in parameters):
-            handles.append(module.register_forward_pre_hook(widen_norm(name)))
+            handles.append(module.register_forward_pre_hook(widen_norm(name), with_kwargs=True))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _first(args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What a module was given first, by place or by name."""
+    return args[0] if args else next(iter(kwargs.values()), None)
 
 
 def _is_wide(state: Any, width: int, plan: Plan, widths: set[int]) -> bool:

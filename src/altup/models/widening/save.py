@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from altup.errors import UserError
@@ -32,7 +33,10 @@ def load_widened(
             "from_pretrained and give it to altup.widen"
         )
     cls = model_class or _named_class(config, place)
-    plan = Plan(**saved)
+    try:
+        plan = Plan(**saved)
+    except TypeError as error:
+        raise UserError(f"{str(place)!r}: 'altup' in its config is not of this altup version: {error}") from None
 
     def build(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         cls.__init__(self, config, *args, **kwargs)
@@ -41,7 +45,11 @@ def load_widened(
     # Hugging Face loads into what a class builds: for the time of loading, one that builds the model wide.
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     builder = type(cls.__name__, (cls,), {"__init__": build, **names})
-    model, info = builder.from_pretrained(place, config=config, output_loading_info=True, **options)  # type: ignore
+    fixed = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}  # told below
+    try:
+        model, info = builder.from_pretrained(place, config=config, **{**options, **fixed})  # type: ignore
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{str(place)!r}: the weights cannot be read as safetensors: {error}") from error
     model.__class__ = cls
     lost = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
     if lost:

@@ -45,7 +45,7 @@ def widen(
       A head that was tied to the table gets weights of its own.
 
     `selection` says which block each layer works on: `alternating`, `same`, or a list with one block a layer.
-    The model is run once before and once after with `example`, a small batch that is made up when not given.
+    The model is run before and after with `example`, a small batch that is made up when not given.
     """
     plan = Plan.choose(method, num_blocks, selection, seed)
     _check(model)
@@ -57,14 +57,17 @@ def widen(
             _widen_entries(model, plan, find_entries(model, structure, stacks, order))
         widen_layers(model, plan)
         with widening_readers(model, plan, {stack.width for stack in stacks}):
-            after = run(model, structure.example or {})
-        _compare(before, after)
+            run(model, structure.example or {})
+        # Once more: a matrix widened in the middle of a run may have read a narrow tensor before.
+        _compare(before, run(model, structure.example or {}))
     except Exception as error:
         _undo(model, plan)
         if isinstance(error, UserError):
             raise
         raise unrecognised(
-            model, f"with {list(plan.repeated) or 'its layers'} widened it fails: {error}"
+            model,
+            f"with {_some(plan.repeated) or 'its layers'} widened it fails: {error}",
+            recycle=not plan.recycled,
         ) from error
     plan.save(model)
     finish(model, plan)
@@ -94,7 +97,7 @@ def apply(model: PreTrainedModel, plan: Plan) -> None:
     forget_ties(model, plan)
     for names, shared in ((plan.repeated, False), (plan.shared, True)):
         for name, dim in names.items():
-            if name not in noted.repeated | noted.shared:
+            if name not in (noted.shared if shared else noted.repeated):
                 widen_parameter(model, noted, name, dim, shared)
     widen_layers(model, plan)
     finish(model, plan)
@@ -200,6 +203,11 @@ def _compare(before: Tensor, after: Tensor) -> None:
         )
 
 
+def _some(names: dict[str, int]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(list(names)[:3]) + more
+
+
 def _is_widened(model: PreTrainedModel, plan: Plan) -> bool:
     return all(hasattr(layer, "place") for stack in plan.stacks for layer in layers_of(model, stack))
 
@@ -218,7 +226,8 @@ def _check_coefficients(model: PreTrainedModel, plan: Plan) -> None:
 def _undo(model: PreTrainedModel, plan: Plan) -> None:
     """Everything back, or an error and nothing changed."""
     values = {n: unrepeat(n, model.get_parameter(n), dim, plan.num_blocks) for n, dim in plan.repeated.items()}
-    values |= {n: unshare(model.get_parameter(n), dim, plan.num_blocks) for n, dim in plan.shared.items()}
+    for name, dim in plan.shared.items():
+        values[name] = unshare(values.get(name, model.get_parameter(name)), dim, plan.num_blocks)
     for name, table in plan.untied.items():
         mine, its = (values.get(n, model.get_parameter(n)) for n in (name, table))
         if not torch.equal(mine, its):

@@ -52,7 +52,7 @@ class Adafactor(RelativeOptimizer):
         return {"row": what.zeros(rows), "column": everywhere}
 
     def _update(self, what: Kind, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
-        factors = len(what.shape) == 2 and "row" in self.state[parameters[0]]
+        factors = len(what.shape) == 2 and "row" in self.state[parameters[0]] and what.is_everywhere
         if factors and runs_triton(what.device) and what.dtype in FUSED_DTYPES:
             self._update_in_place(what, parameters, group, skip)
         else:

@@ -31,6 +31,16 @@ class Kind(NamedTuple):
     def working_dtype(self) -> torch.dtype:
         return torch.promote_types(self.dtype, torch.float32)
 
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether no process's piece is empty. All know it alike: they must choose the same way to update it,
+        because each way has messages of its own."""
+        if self.sharding is None:
+            return True
+        mesh, placements = self.sharding
+        counts = [mesh.size(i) for i, placement in enumerate(placements) if placement.is_shard()]
+        return len(counts) < 2 and all(no_piece_is_empty(self.shape[0], count) for count in counts)
+
     def zeros(self, *shape: int) -> Tensor:
         """Zeros whose first dimension is the parameter's and is sharded as it is."""
         if self.sharding is None:
@@ -55,6 +65,12 @@ class Kind(NamedTuple):
         norms = torch.stack(torch._foreach_norm(pieces, 2, dtype=self.working_dtype))
         (squares,) = self.total(norms.square())
         return (squares / self.shape.numel()).sqrt()
+
+
+def no_piece_is_empty(rows: int, count: int) -> bool:
+    """Whether `torch.chunk` leaves some of the rows in each of `count` pieces: all but the last are ⌈rows / count⌉
+    long, so that 768 rows are not enough for 40 processes."""
+    return -(-rows // count) * (count - 1) < rows
 
 
 def kind(parameter: Tensor) -> Kind:
