@@ -24,10 +24,11 @@ def problem(n, rows, columns, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_and_descent(n, rows, columns, dtype):
     from altup.kernels import adafactor as kernels
+    from altup.kernels.addresses import listed
 
     grads, weights, row, column = problem(n, rows, columns, dtype)
     wide = [torch.stack(tensors).double() for tensors in (grads, weights)]
-    G, W = kernels.matrices(grads), kernels.matrices(weights)
+    G, W = listed(grads), listed(weights)
     by_row, by_column, of_weights = kernels.squares(G, W)
     torch.testing.assert_close(by_row.double(), wide[0].square().sum(2), rtol=1e-5, atol=0)
     torch.testing.assert_close(by_column.double(), wide[0].square().sum(1), rtol=1e-5, atol=0)
@@ -51,11 +52,12 @@ def test_sums_and_descent(n, rows, columns, dtype):
 @runs_kernel
 def test_a_skipped_step_reads_no_bad_number_into_the_weights():
     from altup.kernels import adafactor as kernels
+    from altup.kernels.addresses import listed
 
     grads, weights, row, column = problem(2, 40, 20, torch.float32)
     grads[1].fill_(float("nan"))
     before = [weight.clone() for weight in weights]
-    args = kernels.matrices(weights), kernels.matrices(grads), row, column, torch.ones(2, device=DEVICE)
+    args = listed(weights), listed(grads), row, column, torch.ones(2, device=DEVICE)
     kernels.descend(*args, torch.tensor(True, device=DEVICE))
     assert all(torch.equal(a, b) for a, b in zip(weights, before, strict=True))
 

@@ -1,64 +1,26 @@
 """Adafactor's work on many matrices of one shape at a time, in Triton: three passes over the gradients in all.
 
-The matrices stand where they are: kernels are given a list of addresses. What each program adds up it writes once,
-and the parts are added in a fixed order, so that results are the same bit for bit from run to run.
+What each program adds up it writes once, and the parts are added in a fixed order, so that results are the same
+bit for bit from run to run.
 """
 
 from __future__ import annotations
-
-import functools
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from altup.kernels.addresses import Listed, pointer
+
 ROWS = 32  # rows of a program's piece
 ELEMENTS = 4096  # numbers that a program holds at a time
-
-
-class Matrices(NamedTuple):
-    """Matrices [rows, columns] of one dtype and device, as the kernels take them."""
-
-    addresses: Tensor
-    like: Tensor
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        return len(self.addresses), triton.cdiv(self.like.shape[0], ROWS)
-
-
-def matrices(tensors: Sequence[Tensor]) -> Matrices:
-    """`tensors` must fit (see `fits`) and outlive the kernels that read them."""
-    table = _table(tuple(tensor.data_ptr() for tensor in tensors), tensors[0].device)
-    if table.is_cuda and torch.cuda.is_current_stream_capturing():
-        _RECORDED.append(table)
-    return Matrices(table, tensors[0])
-
-
-_RECORDED: list[Tensor] = []  # tables that CUDA graphs read, which must stay where they are
-
-
-@functools.lru_cache(maxsize=1024)
-def _table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    """Kept, because most matrices stay where they are; nor can one be made while a graph is recorded."""
-    table = torch.tensor(addresses)
-    if device.type == "cuda":  # pinned, so that the host does not wait for the copy
-        table = table.pin_memory().to(device, non_blocking=True)
-    return table
-
-
-def fits(tensors: Sequence[Tensor]) -> bool:
-    """Whether the kernels can read these: not empty, contiguous, placed as PyTorch places what it allocates."""
-    return all(t.numel() and t.is_contiguous() and t.data_ptr() % 16 == 0 for t in tensors)
 
 
 @triton.jit
 def _piece(addresses, like, rows, columns, start, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Places and mask of the program's rows, from column `start` on."""
-    matrix = tl.multiple_of(tl.load(addresses + tl.program_id(0)).to(like.dtype), 16)
+    matrix = pointer(addresses, like, tl.program_id(0))
     i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     j = start + tl.arange(0, COLUMNS)
     inside = (i < rows)[:, None] & (j < columns)[None, :]
@@ -122,41 +84,45 @@ def _descend_kernel(
         tl.store(places, (w - step * u).to(weight_like.dtype.element_ty), mask=inside)
 
 
-def squares(grads: Matrices, weights: Matrices) -> tuple[Tensor, Tensor, Tensor]:
+def squares(grads: Listed, weights: Listed) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of the gradients' squares along rows [n, rows] and columns [n, columns], and of the weights' [n]."""
-    (rows, columns), (n, parts) = grads.like.shape, grads.grid
+    (rows, columns), (n, parts) = grads.like.shape, _grid(grads)
     new = grads.addresses.new_empty
     by_row = new(n, rows, dtype=torch.float32)
     by_column = new(n, parts, columns, dtype=torch.float32)
     of_weights = new(n, parts, dtype=torch.float32)
     with torch.cuda.device_of(by_row):
-        _squares_kernel[grads.grid](
+        _squares_kernel[_grid(grads)](
             *grads, *weights, by_row, by_column, of_weights, rows, columns, ROWS=ROWS, COLUMNS=_columns(columns)
         )
     return by_row, by_column.sum(1), of_weights.sum(1)
 
 
-def update_squares(grads: Matrices, row_factor: Tensor, column_factor: Tensor) -> Tensor:
+def update_squares(grads: Listed, row_factor: Tensor, column_factor: Tensor) -> Tensor:
     """[n]: sums of squares of U = G · (row_factor ⊗ column_factor), for factors [n, rows] and [n, columns]."""
-    (rows, columns), (n, parts) = grads.like.shape, grads.grid
+    (rows, columns), (n, parts) = grads.like.shape, _grid(grads)
     sizes = row_factor.new_empty(n, parts)
     with torch.cuda.device_of(sizes):
-        _size_kernel[grads.grid](
+        _size_kernel[_grid(grads)](
             *grads, row_factor, column_factor, sizes, rows, columns, ROWS=ROWS, COLUMNS=_columns(columns)
         )
     return sizes.sum(1)
 
 
 def descend(
-    weights: Matrices, grads: Matrices, row_factor: Tensor, column_factor: Tensor, scale: Tensor, skip: Tensor
+    weights: Listed, grads: Listed, row_factor: Tensor, column_factor: Tensor, scale: Tensor, skip: Tensor
 ) -> None:
     """W ← W − scale · U in place; nothing where the bool scalar `skip` is true."""
     rows, columns = grads.like.shape
     with torch.cuda.device_of(scale):
-        _descend_kernel[grads.grid](
+        _descend_kernel[_grid(grads)](
             *weights, *grads, row_factor, column_factor, scale, skip.to(torch.int32), rows, columns,
             ROWS=ROWS, COLUMNS=_columns(columns),
         )  # fmt: skip
+
+
+def _grid(matrices: Listed) -> tuple[int, int]:
+    return len(matrices.addresses), triton.cdiv(matrices.like.shape[0], ROWS)
 
 
 def _columns(columns: int) -> int:

@@ -63,15 +63,16 @@ class Adafactor(RelativeOptimizer):
     ) -> None:
         """The same update by kernels that read each gradient three times and write nothing but the weights."""
         from altup.kernels import adafactor as kernels
+        from altup.kernels.addresses import fits, listed
 
         states = [self.state[p] for p in parameters]
         stored = {name: [local(state[name]) for state in states] for name in states[0]}
         old = {name: torch.stack(tensors) for name, tensors in stored.items()}
         kept = [local(p.grad) for p in parameters if p.grad is not None]
-        if not kernels.fits([*kept, *map(local, parameters)]):
+        if not fits([*kept, *map(local, parameters)]):
             super()._update(what, parameters, group, skip)
             return
-        grads, weights = kernels.matrices(kept), kernels.matrices([local(p) for p in parameters])
+        grads, weights = listed(kept), listed([local(p) for p in parameters])
         by_row, by_column, of_weights = kernels.squares(grads, weights)
 
         step = old["step"] + 1

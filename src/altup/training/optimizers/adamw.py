@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from altup.training.optimizers.relative import RelativeOptimizer, along
+from altup.kernels.availability import FUSED_DTYPES, interprets_triton, runs_triton
+from altup.training.optimizers.relative import SMALLEST_RMS, RelativeOptimizer, along
 from altup.training.optimizers.sharding import Kind
 
 
@@ -39,6 +42,46 @@ class RelativeAdamW(RelativeOptimizer):
 
     def initial_moments(self, what: Kind) -> dict[str, Tensor]:
         return {"exp_avg": what.zeros(*what.shape), "exp_avg_sq": what.zeros(*what.shape)}
+
+    def _update_all(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
+        """By kernels, many tensors at once, where they can; shapes do not matter to them."""
+        alike, others = defaultdict(list), []
+        for p in parameters:
+            if p.grad is not None and self._runs_kernels(p, p.grad):
+                alike[p.numel(), p.dtype, p.grad.dtype, p.device].append(p)
+            else:
+                others.append(p)
+        for same in alike.values():
+            self._update_in_place(same, group, skip)
+        super()._update_all(others, group, skip)
+
+    def _runs_kernels(self, p: Tensor, grad: Tensor) -> bool:
+        if isinstance(p, DTensor) or p.dtype not in FUSED_DTYPES:
+            return False
+        if not (runs_triton(p.device) or interprets_triton()):
+            return False
+        from altup.kernels.addresses import fits
+
+        return fits([p, grad, *self.state[p].values()])
+
+    def _update_in_place(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
+        """The same update by kernels that read each weight twice and all else once."""
+        from altup.kernels.adamw import update
+        from altup.kernels.addresses import listed
+
+        device, lr = parameters[0].device, group["lr"]
+        states = [self.state[p] for p in parameters]
+        update(
+            listed(parameters),
+            listed([p.grad for p in parameters if p.grad is not None]),
+            *(listed([state[name] for state in states]) for name in ("exp_avg", "exp_avg_sq", "step")),
+            lr=lr if isinstance(lr, Tensor) and lr.device == device else torch.full((), float(lr), device=device),
+            skip=torch.zeros((), dtype=torch.bool, device=device) if skip is None else skip,
+            betas=group["betas"],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            smallest=SMALLEST_RMS,
+        )
 
     def direction(
         self, what: Kind, state: dict[str, Tensor], grad: Tensor, group: dict[str, Any]

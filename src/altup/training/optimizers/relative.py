@@ -43,8 +43,11 @@ class RelativeOptimizer(torch.optim.Optimizer):
     def step(self, skip: Tensor | None = None) -> None:  # type: ignore[override]
         """One update; where the bool scalar `skip` is true, none of weights and state."""
         for group in self.param_groups:
-            for what, parameters in stacks(group["params"]):
-                self._update(what, parameters, group, skip)
+            self._update_all(group["params"], group, skip)
+
+    def _update_all(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
+        for what, alike in stacks(parameters):
+            self._update(what, alike, group, skip)
 
     def _update(self, what: Kind, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         states = [self.state[p] for p in parameters]

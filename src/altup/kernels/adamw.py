@@ -1,0 +1,106 @@
+"""AdamW with updates relative to the size of the weights, for many tensors of one size at a time, in Triton.
+
+At step t, with gradient g, means m and v of g and g², and learning rate lr, a tensor's weights w become
+
+    m ← β₁·m + (1 - β₁)·g
+    v ← β₂·v + (1 - β₂)·g²
+    w ← w - lr·decay·w - lr · max(smallest, RMS(w)) · m/(1 - β₁ᵗ) / (√(v/(1 - β₂ᵗ)) + eps)
+
+in two passes, of which the first reads w for its RMS. What a program adds up it writes once, and the parts are
+added in a fixed order, so that results are the same bit for bit from run to run. Nothing waits for the host.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from altup.kernels.addresses import Listed, pointer
+
+BLOCK = 2048  # numbers of a tensor that a program works on
+PARTS = 1024  # sums that are added at a time
+
+
+@triton.jit
+def _squares_kernel(weights, weight_like, parts, numel, BLOCK: tl.constexpr):
+    """A program for every (part of a tensor, tensor), because a grid may be long in its first dimension alone."""
+    part, n = tl.program_id(0), tl.program_id(1)
+    i = part.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    w = tl.load(pointer(weights, weight_like, n) + i, mask=i < numel, other=0.0).to(tl.float32)
+    tl.store(parts + n * tl.num_programs(0) + part, tl.sum(w * w))
+
+
+@triton.jit
+def _count_kernel(
+    steps, step_like, parts, factors, lr, skip, numel, count, log_beta1, log_beta2, smallest, PARTS: tl.constexpr
+):
+    """Of a tensor: t, lr · max(smallest, RMS(w)) / (1 - β₁ᵗ) and 1 / (1 - β₂ᵗ)."""
+    if tl.load(skip) != 0:
+        return
+    n = tl.program_id(0)
+    step = tl.load(pointer(steps, step_like, n)) + 1  # by all threads, before the sum has them wait for each other
+    total = tl.zeros([PARTS], tl.float32)
+    for start in range(0, count, PARTS):
+        j = start + tl.arange(0, PARTS)
+        total += tl.load(parts + n * count + j, mask=j < count, other=0.0)
+    size = tl.maximum(tl.sqrt(tl.sum(total) / numel), smallest)
+    tl.store(pointer(steps, step_like, n), step)
+    # In float64, because 1 - 0.999 has lost digits in float32.
+    correction1 = 1 - tl.exp(step.to(tl.float64) * log_beta1)
+    correction2 = 1 - tl.exp(step.to(tl.float64) * log_beta2)
+    tl.store(factors + 2 * n, tl.load(lr).to(tl.float32) * size / correction1.to(tl.float32))
+    tl.store(factors + 2 * n + 1, 1 / correction2.to(tl.float32))
+
+
+@triton.jit
+def _descend_kernel(
+    weights, weight_like, grads, grad_like, means, mean_like, squares, square_like, factors, lr, skip, numel,
+    fresh1, fresh2, eps, decay, BLOCK: tl.constexpr,
+):  # fmt: skip
+    if tl.load(skip) != 0:
+        return
+    n = tl.program_id(1)
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < numel
+    at_w, at_m = pointer(weights, weight_like, n) + i, pointer(means, mean_like, n) + i
+    at_v, at_g = pointer(squares, square_like, n) + i, pointer(grads, grad_like, n) + i
+    w = tl.load(at_w, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(at_g, mask=inside, other=0.0).to(tl.float32)
+    m = tl.load(at_m, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(at_v, mask=inside, other=0.0).to(tl.float32)
+    m = m - fresh1 * m + fresh1 * g  # from g - m a small gradient after a large one would lose its digits
+    v = v - fresh2 * v + fresh2 * g * g
+    u = m / (tl.sqrt(v * tl.load(factors + 2 * n + 1)) + eps)
+    w -= tl.load(lr).to(tl.float32) * decay * w + tl.load(factors + 2 * n) * u
+    tl.store(at_w, w.to(weight_like.dtype.element_ty), mask=inside)
+    tl.store(at_m, m.to(mean_like.dtype.element_ty), mask=inside)
+    tl.store(at_v, v.to(square_like.dtype.element_ty), mask=inside)
+
+
+def update(
+    weights: Listed, grads: Listed, means: Listed, squares: Listed, steps: Listed, *, lr: Tensor, skip: Tensor,
+    betas: tuple[float, float], eps: float, weight_decay: float, smallest: float,
+) -> None:  # fmt: skip
+    """One step in place, counted in `steps`, which are scalars; nothing where the bool scalar `skip` is true.
+
+    `lr` and `skip` are on the weights' device.
+    """
+    n, numel = len(weights.addresses), weights.like.numel()
+    count = triton.cdiv(numel, BLOCK)
+    parts = weights.addresses.new_empty(n, count, dtype=torch.float32)
+    factors = parts.new_empty(n, 2)
+    skip = skip.view(torch.uint8)
+    log_beta1, log_beta2 = (math.log(beta) if beta else -math.inf for beta in betas)
+    with torch.cuda.device_of(parts):
+        _squares_kernel[count, n](*weights, parts, numel, BLOCK=BLOCK)
+        _count_kernel[n,](
+            *steps, parts, factors, lr, skip, numel, count, log_beta1, log_beta2, smallest, PARTS=PARTS
+        )
+        _descend_kernel[count, n](
+            *weights, *grads, *means, *squares, factors, lr, skip, numel,
+            1 - betas[0], 1 - betas[1], eps, weight_decay, BLOCK=BLOCK,
+        )  # fmt: skip

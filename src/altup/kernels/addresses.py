@@ -1,0 +1,51 @@
+"""Many tensors as one kernel takes them: they stay where they are, and the kernel is given a list of addresses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Listed(NamedTuple):
+    """Tensors of one dtype, device and number of elements; `like` is one of them."""
+
+    addresses: Tensor
+    like: Tensor
+
+
+def listed(tensors: Sequence[Tensor]) -> Listed:
+    """`tensors` must fit (see `fits`) and outlive the kernels that read them."""
+    table = _table(tuple(tensor.data_ptr() for tensor in tensors), tensors[0].device)
+    if table.is_cuda and torch.cuda.is_current_stream_capturing():
+        _RECORDED.append(table)
+    return Listed(table, tensors[0])
+
+
+_RECORDED: list[Tensor] = []  # tables that CUDA graphs read, which must stay where they are
+
+
+@functools.lru_cache(maxsize=1024)
+def _table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
+    """Kept, because most tensors stay where they are; nor can one be made while a graph is recorded."""
+    table = torch.tensor(addresses)
+    if device.type == "cuda":  # pinned, so that the host does not wait for the copy
+        table = table.pin_memory().to(device, non_blocking=True)
+    return table
+
+
+def fits(tensors: Sequence[Tensor]) -> bool:
+    """Whether kernels can read these: not empty, contiguous, on one device, placed as PyTorch's allocators do."""
+    device = tensors[0].device
+    return all(t.numel() and t.is_contiguous() and t.device == device and t.data_ptr() % 16 == 0 for t in tensors)
+
+
+@triton.jit
+def pointer(addresses, like, n):
+    """To the first element of the n-th tensor of a list."""
+    return tl.multiple_of(tl.load(addresses + n).to(like.dtype), 16)

@@ -1,0 +1,187 @@
+"""The kernels of AdamW with relative updates against its plain expressions in float64.
+
+On a machine without a GPU they run in Triton's interpreter, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from altup.training.optimizers.adamw import RelativeAdamW
+from tests.kernels.interpreter import (
+    DEVICE,
+    needs_gpu,
+    outside_the_interpreter,
+    pass_in_the_interpreter,
+    runs_kernel,
+)
+
+SHAPES = {
+    "single numbers": [(), (1,), (1, 1)],
+    "of one size, not of one shape": [(17,), (17, 1), (1, 17)],
+    "many": [(5,)] * 12,
+    "of many sizes": [(4095,), (64, 64), (4097,), (2, 33, 65), (768,), (3,), (17,), ()],
+}
+SIZES = (1.0, 1e-5, 30.0)  # of weights; the second is below the smallest that counts
+
+
+def parameters(shapes, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(shape, generator=generator) * SIZES[n % 3] for n, shape in enumerate(shapes)]
+    return [nn.Parameter(weight.to(DEVICE, dtype)) for weight in made]
+
+
+def set_gradients(weights, step):
+    generator = torch.Generator().manual_seed(step + 1)
+    for n, p in enumerate(weights):
+        gradient = torch.randn(p.shape, generator=generator) * 10.0 ** ((step + n) % 4 - 2)
+        p.grad = gradient.to(p.device, p.dtype)
+
+
+def copies(weights):
+    """In float64, for which there is no kernel."""
+    return [nn.Parameter(p.detach().double()) for p in weights]
+
+
+def build(weights, betas=(0.9, 0.999), lr=0.02):
+    half = len(weights) // 2
+    groups = [{"params": weights[:half], "weight_decay": 0.1}, {"params": weights[half:], "weight_decay": 0.0}]
+    return RelativeAdamW([group for group in groups if group["params"]], lr=lr, betas=betas, eps=1e-8)
+
+
+def uses_kernels(optimizer):
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    return [optimizer._runs_kernels(p, p.grad) for p in held]
+
+
+def everything(weights, optimizer):
+    return [t.detach().clone() for p in weights for t in (p, *optimizer.state[p].values())]
+
+
+def compare_steps(weights, betas=(0.9, 0.999), lr=0.02, steps=3):
+    """Each from the same weights, because of what bfloat16 rounds away."""
+    plain = copies(weights)
+    optimizer, reference = build(weights, betas, lr), build(plain, betas)
+    for step in range(steps):
+        set_gradients(weights, step)
+        for p, wide in zip(weights, plain, strict=True):
+            wide.data.copy_(p.detach())
+            wide.grad = p.grad.double()
+        skip = torch.tensor(step == 1, device=DEVICE)
+        optimizer.step(skip=skip)
+        reference.step(skip=skip)
+        for p, wide in zip(weights, plain, strict=True):
+            kind = torch.finfo(p.dtype)
+            lost = max(kind.eps, 1e-6) * wide.abs().max() + kind.eps * kind.smallest_normal
+            assert (p - wide).abs().max() <= lost
+            for name, moment in optimizer.state[p].items():
+                assert moment.dtype == torch.float32
+                expected = reference.state[wide][name].double()
+                assert (moment - expected).abs().max() <= 1e-6 * expected.abs().max(), name
+    assert all(optimizer.state[p]["step"] == steps - 1 for p in weights)
+    return optimizer, reference
+
+
+@runs_kernel
+@pytest.mark.parametrize(
+    ("shapes", "dtype"),
+    [
+        *((name, torch.float32) for name in SHAPES),
+        ("of many sizes", torch.bfloat16),
+        ("of many sizes", torch.float16),
+    ],
+)
+def test_steps_equal_the_definition(shapes, dtype, poisoned):
+    weights = parameters(SHAPES[shapes], dtype)
+    optimizer, reference = compare_steps(weights, lr=torch.tensor(0.02, device=DEVICE))
+    assert all(uses_kernels(optimizer))
+    assert not any(uses_kernels(reference))
+
+
+@runs_kernel
+@pytest.mark.parametrize("betas", [(0.0, 0.99), (0.3, 0.0)])
+def test_other_decays_of_the_moments(betas):
+    compare_steps(parameters(SHAPES["of one size, not of one shape"]), betas)
+
+
+@runs_kernel
+def test_more_parts_than_are_added_at_a_time(monkeypatch):
+    from altup.kernels import adamw as kernels
+
+    monkeypatch.setattr(kernels, "BLOCK", 128)
+    monkeypatch.setattr(kernels, "PARTS", 16)
+    compare_steps(parameters([(4097,), (4097,)]), steps=2)
+
+
+@runs_kernel
+def test_what_the_kernels_cannot_read_is_updated_beside_the_others():
+    whole = torch.randn(8, 9, device=DEVICE)
+    weights = [nn.Parameter(whole.t()), nn.Parameter(torch.randn(72, device=DEVICE)[3:]), *parameters([(8, 9)])]
+    optimizer, _ = compare_steps(weights)
+    assert uses_kernels(optimizer) == [False, False, True]
+
+
+@runs_kernel
+def test_a_skipped_step_changes_no_bit_whatever_the_gradients_are():
+    weights = parameters([(4097,), (17,), (1, 17)])
+    optimizer = build(weights)
+    for step in range(2):  # before the first step that counts, too
+        before = everything(weights, optimizer)
+        for p in weights:
+            p.grad = torch.full_like(p, float("nan"))
+        optimizer.step(skip=torch.tensor(True, device=DEVICE))
+        after = everything(weights, optimizer)
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        set_gradients(weights, step)
+        optimizer.step(skip=torch.tensor(False, device=DEVICE))
+        assert all(optimizer.state[p]["step"] == step + 1 for p in weights)
+        assert all(p.isfinite().all() for p in weights)
+
+
+@runs_kernel
+def test_a_parameter_without_gradient_is_left_alone():
+    weights = parameters([(17,)] * 4)
+    optimizer = build(weights)
+    set_gradients(weights, 0)
+    weights[1].grad = None
+    before = everything(weights, optimizer)
+    optimizer.step()
+    changed = [not torch.equal(a, b) for a, b in zip(before, everything(weights, optimizer), strict=True)]
+    assert changed == [True] * 4 + [False] * 4 + [True] * 8
+
+
+@outside_the_interpreter
+def test_kernels_in_the_interpreter():
+    pass_in_the_interpreter(__file__)
+
+
+@needs_gpu
+def test_replayed_steps_are_the_launched_ones_bit_for_bit_and_nothing_waits():
+    from altup.kernels.replay import record, warm_up
+
+    shapes = [(300, 301)] * 3 + SHAPES["of many sizes"]
+
+    def train(replays):
+        weights, lr = parameters(shapes), torch.tensor(0.0, device=DEVICE)
+        optimizer, skip = build(weights, lr=lr), torch.tensor(True, device=DEVICE)
+        set_gradients(weights, 0)
+        warm_up(lambda: optimizer.step(skip=skip), lr.device)
+        step = record(lambda: optimizer.step(skip=skip)) if replays else lambda: optimizer.step(skip=skip)
+        gradients = [p.grad for p in weights]
+        for n in range(6):
+            set_gradients(weights, n)
+            for p, kept in zip(weights, gradients, strict=True):
+                p.grad = kept.copy_(p.grad)
+            lr.fill_(0.01 * (n + 1))
+            skip.fill_(n == 3)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                step()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return everything(weights, optimizer)
+
+    for got, want in zip(train(True), train(False), strict=True):
+        assert torch.equal(got, want)
