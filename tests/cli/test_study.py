@@ -165,8 +165,8 @@ def test_a_dry_run_says_what_it_would_cost(out: Path) -> None:
     arguments = ["study", "run", "varying-k", "equal-time", "--out", str(out), "--seeds", "0,7", "--dry-run"]
     result = CliRunner().invoke(app, [*arguments, "--device", "H200", "--price", "4"])
     assert result.exit_code == 0, result.output
-    assert result.output.count("finished") >= 6
-    assert result.output.count("new") >= 6
+    assert result.output.count("finished") >= 5  # both studies share one run
+    assert result.output.count("new") >= 5
     assert "at 4 an hour" in " ".join(result.output.split())
     assert not list(out.glob("runs/*seed-7*"))
     arguments = ["study", "run", "varying-k", "--scale", "paper", "--data", str(out / "data/text"), "--dry-run"]

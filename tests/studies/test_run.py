@@ -214,7 +214,8 @@ def test_speeds_are_compared_with_a_dense_model_trained_alike(scale: Scale, data
 
 
 def test_equal_time_gives_steps_by_speed(scale: Scale, data: Path) -> None:
-    """Dense 100 sequences a second, AltUp at 0.8 of it, 0.005 minutes, batches of 4: 7.5 and 6 steps."""
+    """Dense 100 sequences a second, AltUp at 0.8 of it, Recycled at 0.9, batches of 4. AltUp's own 4 steps take
+    0.2 seconds, in which dense does 5 and Recycled 4.5; in 0.005 minutes they do 7.5, 6 and 6.75."""
     study, config = shipped()["equal-time"], None
     speeds = {}
     vocabulary = 768
@@ -226,11 +227,15 @@ def test_equal_time_gives_steps_by_speed(scale: Scale, data: Path) -> None:
         vocabulary = TokenStream(data, "train").vocabulary.padded_size
         # The absolute speed of the others was taken at another time: only their ratio counts.
         speeds[speed_key(config, vocabulary, "here")] = SpeedFacts(100.0 if relative == 1 else 1e6, relative)
-    waiting = plan([study], scale, data)
-    assert all(cell.waits for cell in waiting.cells)
+    assert [cell.waits for cell in plan([study], scale, data).cells] == [True, False, True]
     known = plan([study], scale, data, speeds=speeds)
+    assert [cell.pretrain.steps for cell in known.cells] == [5, 4, 4]
+    assert [cell.seconds for cell in known.cells] == pytest.approx([0.2, 0.2, 4 * 4 / 90])
+    given = with_settings(scale, {}, minutes=0.005)
+    assert all(cell.waits for cell in plan([study], given, data).cells)
+    known = plan([study], given, data, speeds=speeds)
     assert [cell.pretrain.steps for cell in known.cells] == [8, 6, 7]
-    assert not any(cell.waits for cell in known.cells)
+    assert known.cells[1].seconds == pytest.approx(0.3)
     chosen = plan([study], scale, data, chosen_steps=lambda study, label, size: 11)
     assert [cell.pretrain.steps for cell in chosen.cells] == [11, 11, 11]
 

@@ -91,7 +91,10 @@ def run_studies(
         ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Minutes of each equal-time run.", show_default="the scale's")
+        float | None,
+        typer.Option(
+            help="Minutes of each equal-time run.", show_default="what AltUp takes for the scale's steps"
+        ),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Runs at a time, over the GPUs in turn.", show_default="one a GPU")
@@ -174,7 +177,8 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
             f"{job.steps:,}" if job.steps else "", duration(seconds) if pending else "",
         )  # fmt: skip
     for cell in waiting:
-        seconds = 60 * studies.scale.minutes + on.start
+        minutes, timed = studies.scale.minutes, cell.as_long_as
+        seconds = estimate(timed) if timed and not minutes else on.start + 60 * (minutes or 0)
         total += seconds
         table.add_row(
             f"{cell.study.name}: {cell.label}, seed {cell.seed}", "new", "by its speed", duration(seconds)

@@ -165,7 +165,7 @@ def collect(plan: Plan, out: Path, results: Path, command: str) -> list[Result]:
             "study": cell.study.name, "label": cell.label, "size": cell.size, "scale": plan.scale.name,
             "data": plan.data, "command": f"{command} --only {shlex.quote(cell.label)}",
         }  # fmt: skip
-        found += _run_rows(cell, plan, results, common)
+        found += _run_rows(cell, results, common)
         speed = read_speed(out, cell.speed_key)
         # What another study measured of the same model, on a machine of the same name, counts here too.
         found += _speed_rows(cell, speed, common) if speed else [
@@ -176,14 +176,14 @@ def collect(plan: Plan, out: Path, results: Path, command: str) -> list[Result]:
     return rows
 
 
-def _run_rows(cell: Cell, plan: Plan, results: Path, common: dict[str, Any]) -> Iterable[Result]:
+def _run_rows(cell: Cell, results: Path, common: dict[str, Any]) -> Iterable[Result]:
     for job in (cell.pretrain, *cell.finetune.values(), *cell.optional.values()):
         record = read_run_record(results, job.key) if job else None
         if record is None:
             continue
         measures = dict(record["measures"])
-        if cell.study.equal_time:
-            measures["planned_seconds"] = 60 * plan.scale.minutes
+        if cell.seconds is not None:
+            measures["planned_seconds"] = cell.seconds
         for metric, value in measures.items():
             if not math.isfinite(value):
                 continue  # of a model that diverged; its record tells

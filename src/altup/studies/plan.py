@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from altup.errors import check_choice
+from altup.errors import UserError, check_choice
 from altup.studies.inputs import Inputs, key_of
 from altup.studies.scale import Scale
 from altup.studies.study import Row, Study
@@ -47,8 +48,9 @@ class Job:
 class Cell:
     """One model of one study at one size and seed, and the jobs that measure it.
 
-    There is no job yet where the steps of an equal-time run wait for the speed (`waits`). `optional` are
-    fine-tuning jobs that this study does not ask for, but whose results it shows if another study ran them.
+    There is no job yet where the steps of an equal-time run wait for the speed (`waits`); `as_long_as` is then a
+    run of about the same time. `seconds` is what an equal-time run should take. `optional` are fine-tuning jobs
+    that this study does not ask for, but whose results it shows if another study ran them.
     """
 
     study: Study
@@ -57,6 +59,8 @@ class Cell:
     seed: int
     speed_key: str
     pretrain: Job | None = None
+    as_long_as: Job | None = None
+    seconds: float | None = None
     finetune: dict[str, Job] = field(default_factory=dict)
     optional: dict[str, Job] = field(default_factory=dict)
 
@@ -155,8 +159,17 @@ def make_plan(
             speed.setdefault(fast, config)
             steps: int | None = config.steps
             if study.equal_time:
-                dense = speed_key(narrow(config, scale), vocabulary, machine)
-                steps = chosen_steps(study, label, size) or _steps_in(scale, config, speeds, dense, fast)
+                speed_of = partial(_steps_a_second, speeds, scale, vocabulary, machine)
+                row = study.row(study.equal_time)
+                timed = resolve(study, row, size, scale, config.seed, inputs.data)
+                if timed is None:
+                    raise UserError(f"study {study.name}: equal_time row {row.label!r} has no {size} model here")
+                steps = chosen_steps(study, label, size) or _steps_in_time(config, timed, scale.minutes, speed_of)
+                own = speed_of(config)
+                cell = replace(
+                    cell, seconds=steps / own if steps and own else None,
+                    as_long_as=pretrain_job(timed, row, inputs),
+                )  # fmt: skip
             if steps is not None:
                 cell = _with_jobs(cell, replace(config, steps=steps), scale, inputs, wanted)
             cells.append(cell)
@@ -178,14 +191,29 @@ def _configs(
                     yield row.label, size, config
 
 
-def _steps_in(
-    scale: Scale, config: PretrainConfig, speeds: Mapping[str, SpeedFacts], dense: str, own: str
-) -> int | None:
-    """The steps that fit into the scale's minutes: the dense model's speed times the ratio measured in turns."""
+def _steps_a_second(
+    speeds: Mapping[str, SpeedFacts], scale: Scale, vocabulary: int, machine: str, config: PretrainConfig
+) -> float | None:
+    """The dense model's speed times the ratio measured in turns, where both are known."""
+    dense, own = (speed_key(c, vocabulary, machine) for c in (narrow(config, scale), config))
     if dense not in speeds or own not in speeds:
         return None
-    per_second = speeds[dense].seq_per_s * speeds[own].relative
-    return max(1, round(60 * scale.minutes * per_second / config.batch_size))
+    return speeds[dense].seq_per_s * speeds[own].relative / config.batch_size
+
+
+def _steps_in_time(
+    config: PretrainConfig,
+    timed: PretrainConfig,
+    minutes: float | None,
+    speed_of: Callable[[PretrainConfig], float | None],
+) -> int | None:
+    """The steps that fit into the minutes or, without any, into the time that `timed` takes for its own."""
+    if minutes is None and config == timed:
+        return config.steps
+    own, speed = speed_of(config), speed_of(timed)
+    if not own or not speed:
+        return None
+    return max(1, round(own * (timed.steps / speed if minutes is None else 60 * minutes)))
 
 
 def _with_jobs(cell: Cell, config: PretrainConfig, scale: Scale, inputs: Inputs, wanted: bool) -> Cell:

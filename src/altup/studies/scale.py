@@ -28,8 +28,8 @@ class Scale:
 
     `base` is the shipped scale whose exceptions in the studies count. `shapes` are fields of the model's config by
     size. `pretrain`, `by_size` and `given` are fields of `PretrainConfig`, the later ones stronger; a study's own
-    settings come before `given` (from `--set`). `experts` replaces the number of experts; `minutes` is what models
-    of an equal-time study train. `data` is "embedded" where the scale brings its own text.
+    settings come before `given` (from `--set`). `experts` replaces the number of experts; models of an
+    equal-time study train for `minutes`, if any are given. `data` is "embedded" where the scale brings its text.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Scale:
     by_size: dict[str, dict[str, Any]] = field(default_factory=dict)
     given: dict[str, Any] = field(default_factory=dict)
     experts: int | None = None
-    minutes: float = 1.0
+    minutes: float | None = None
     finetune: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, Column] = field(default_factory=dict)
     speed: dict[str, int] = field(default_factory=dict)

@@ -71,8 +71,9 @@ class Study:
     `table` names a table of the paper, of which the rows that agree with `where` belong to this study. `sizes` and
     `settings` are by scale; where a scale is not named its own sizes and settings count. `finetune` lists the
     columns that a model may be fine-tuned for, and `finetune_at` the scales at which that is done. With
-    `equal_time` every model trains for the same minutes. `frontier` names the dense rows between which the speedup
-    at equal accuracy is interpolated. `baseline` is what differences are taken to.
+    `equal_time` every model trains as long as the row of that label takes for the scale's steps. `frontier` names
+    the dense rows between which the speedup at equal accuracy is interpolated. `baseline` is what differences are
+    taken to.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Study:
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     finetune: tuple[str, ...] = ()
     finetune_at: tuple[str, ...] = ("paper",)
-    equal_time: bool = False
+    equal_time: str | None = None
     frontier: tuple[str, ...] = ()
     expect: tuple[Expectation, ...] = ()
     order: int = 100
@@ -174,7 +175,12 @@ def _check(study: Study, source: str) -> None:
     for metric in (*study.measures, *(e.metric for e in study.expect)):
         check_choice(f"{source}: measures", metric, METRICS)
     labels = [row.label for row in study.rows]
-    named = [study.baseline, *study.frontier, *(x for e in study.expect for x in (e.better, e.than))]
+    named = [
+        study.baseline,
+        *filter(None, [study.equal_time]),
+        *study.frontier,
+        *(x for e in study.expect for x in (e.better, e.than)),
+    ]
     for label in named:
         check_choice(f"{source}: label", label, labels)
     exceptions = [scale for row in study.rows for scale in row.at]
