@@ -13,6 +13,7 @@ where a model would mix them, sorted by length within a step, so that each micro
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from altup.errors import UserError, check_whole
 from altup.finetuning.packing import IGNORED, pack, round_up, target_widths
 
 MIX, ROWS = 4, 5  # first coordinates of keys, beside those of altup.data.batches
+TOGETHER = 32  # steps whose examples are drawn at once: hashing few numbers costs as much as hashing many
 ROUND = 10_000  # examples of a round of weighted tasks: weights are kept to 1/10,000
 WIDTHS = (32, 64, 128, 192, 256, 384)  # of inputs, below the longest: few, because each is recorded for itself
 
@@ -75,6 +77,7 @@ class Mixture:
         self.tasks, self.shares, self.batch_size, self.seed = list(tasks), list(shares), batch_size, seed
         self.sequences_per_epoch = sum(len(task) for task in tasks)
         self._pad = pad_id
+        self._draw_steps = functools.lru_cache(maxsize=2)(self._draw)
         self._ends = np.cumsum(shares)
         self._sizes = np.array([len(task) for task in tasks])
         longest, longest_target = (
@@ -102,7 +105,15 @@ class Mixture:
 
     def _drawn(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Task and row of a step's examples, as they are drawn."""
-        turn, place = np.divmod(step * self.batch_size + np.arange(self.batch_size), self._ends[-1])
+        block, number = divmod(step, TOGETHER)
+        mine = slice(number * self.batch_size, (number + 1) * self.batch_size)
+        task, row = self._draw_steps(block)
+        return task[mine], row[mine]
+
+    def _draw(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """The same of `TOGETHER` steps."""
+        examples = TOGETHER * self.batch_size
+        turn, place = np.divmod(block * examples + np.arange(examples), self._ends[-1])
         number = permute(place, int(self._ends[-1]), keys(self.seed, MIX, turn))
         task = np.searchsorted(self._ends, number, side="right")
         shares = np.array(self.shares)[task]

@@ -23,20 +23,18 @@ def fit_rows(inputs: Sequence[int], targets: Sequence[int], width: int, target_w
     room, which mixes lengths: a row of nothing but short inputs would have too many targets.
     """
     rows: list[list[int]] = [[] for _ in range(-(-sum(inputs) // width))]
-    free = np.tile((width, target_width), (len(rows), 1))
+    free, target_free = np.full(len(rows), width), np.full(len(rows), target_width)
     for example in np.argsort(-np.asarray(inputs, np.int64), kind="stable").tolist():
-        needs = (inputs[example], targets[example])
-        fits = (free >= needs).all(axis=1)
-        if not fits.any():
+        needs, target_needs = inputs[example], targets[example]
+        fits = (free >= needs) & (target_free >= target_needs)
+        row = int(fits.argmax() if needs > LONG * width else np.where(fits, free, -1).argmax()) if rows else 0
+        if not rows or not fits[row]:
             row = len(rows)
             rows.append([])
-            free = np.vstack([free, (width, target_width)])
-        elif inputs[example] > LONG * width:
-            row = int(fits.argmax())
-        else:
-            row = int(np.where(fits, free[:, 0], -1).argmax())
+            free, target_free = np.append(free, width), np.append(target_free, target_width)
         rows[row].append(example)
         free[row] -= needs
+        target_free[row] -= target_needs
     return rows
 
 
@@ -60,16 +58,27 @@ def pack(
         "labels": np.full((number, target_width), IGNORED, np.int32),
         "decoder_segments": np.zeros((number, target_width), np.int32),
     }
-    for row, examples in enumerate(rows):
-        at = target_at = 0
-        for segment, example in enumerate(examples, start=1):
-            end, target_end = at + len(inputs[example]), target_at + len(targets[example])
-            packed["input_ids"][row, at:end] = inputs[example]
-            packed["segments"][row, at:end] = segment
-            packed["labels"][row, target_at:target_end] = targets[example]
-            packed["decoder_segments"][row, target_at:target_end] = segment
-            at, target_at = end, target_end
+    _lay_out(rows, inputs, packed["input_ids"], packed["segments"])
+    _lay_out(rows, targets, packed["labels"], packed["decoder_segments"])
     return packed
+
+
+def _lay_out(
+    rows: Sequence[Sequence[int]], pieces: Sequence[np.ndarray], tokens: np.ndarray, segments: np.ndarray
+) -> None:
+    """Write the pieces of each row behind each other, and their numbers within the row, from 1."""
+    counts = np.array([len(row) for row in rows], np.int64)
+    if not counts.sum():
+        return
+    ordered = [pieces[example] for row in rows for example in row]
+    lengths = np.array([len(piece) for piece in ordered], np.int64)
+    begins = np.cumsum(lengths) - lengths  # of each piece among all tokens
+    first = np.cumsum(counts) - counts  # piece of each row
+    row_of = np.repeat(np.arange(len(rows)), counts)
+    within = begins - begins[np.minimum(first, len(begins) - 1)][row_of]
+    place = np.arange(lengths.sum()) + np.repeat(row_of * tokens.shape[1] + within - begins, lengths)
+    tokens.reshape(-1)[place] = np.concatenate(ordered)
+    segments.reshape(-1)[place] = np.repeat(np.arange(len(ordered)) - first[row_of] + 1, lengths)
 
 
 def target_widths(mean_input: float, mean_target: float, longest: int, width: int) -> list[int]:
