@@ -36,6 +36,10 @@ class Graphs:
     last call of the same shapes left there. Gradients must not be replaced in between. With `keep=False` nothing
     but `update` may follow, and `p.grad` is None: graphs of other shapes use the same memory for their gradients.
 
+    All graphs share one pool of memory, as they never run at once. A small one finds room in what a large one has
+    used, but not the other way round, so a graph larger than all before it replaces them: they are recorded again,
+    when they are wanted, in its memory.
+
     `update(frozen)` uses the gradients and gives tensors; where the bool tensor `frozen` is true it must leave
     everything as it is, so that it can be tried before it is recorded.
     """
@@ -46,11 +50,14 @@ class Graphs:
         self._update = update
         self._recorded: dict[tuple, Recorded] = {}
         self._latest: Recorded | None = None  # the pass that began the step
-        self._pool: Any = None  # memory that the graphs share, since they never run at once
+        self._pool: Any = None
+        self._largest = 0  # elements of inputs
 
     def __call__(self, inputs: dict[str, Tensor], scale: Tensor, add: bool = False, keep: bool = True) -> Tensor:
         key = (add, keep, *((name, tensor.shape, tensor.dtype) for name, tensor in sorted(inputs.items())))
         if key not in self._recorded:
+            if not add:  # in the middle of a step the graph that began it is needed
+                self._make_room(sum(tensor.numel() for tensor in inputs.values()))
             self._recorded[key] = self._record(inputs, scale, add, keep)
         recorded = self._recorded[key]
         if not add:
@@ -67,6 +74,14 @@ class Graphs:
         assert self._latest is not None
         assert self._latest.update is not None
         return self._latest.update()
+
+    def _make_room(self, size: int) -> None:
+        """Let all graphs go if the next is the largest."""
+        if self._recorded and size > self._largest:
+            self._recorded.clear()
+            self._latest = self._pool = None
+            torch.cuda.empty_cache()  # or their memory would stay theirs
+        self._largest = max(self._largest, size)
 
     def _record(self, inputs: dict[str, Tensor], scale: Tensor, add: bool, keep: bool) -> Recorded:
         device = scale.device
