@@ -47,13 +47,29 @@ def bf16() -> Any:
 
 
 @pytest.mark.parametrize("method", ["dense", "altup"])
-def test_rounded_weights_say_the_same(tokenizer: Any, method: str) -> None:
+def test_decoding_is_repeatable(tokenizer: Any, method: str) -> None:
     model = build("small", method, vocab_size=len(tokenizer))
     settings: Any = {"inputs_length": 512, "targets_length": 20, "batch_size": 32, "autocast": bf16}
-    before = decode(model, tokenizer, texts(64), **settings)
+    found = [decode(model, tokenizer, texts(64), **settings) for _ in range(2)]
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 1
+
+
+@pytest.mark.parametrize("method", ["dense", "altup"])
+def test_rounded_weights_give_the_same_logits(tokenizer: Any, method: str) -> None:
+    """Bit for bit where cuBLAS takes the same way for both; else less than one rounding to bf16 makes of a logit."""
+    model = build("small", method, vocab_size=len(tokenizer))
+    inputs = torch.randint(3, len(tokenizer), (32, 200), device="cuda")
+
+    def logits() -> torch.Tensor:
+        with torch.no_grad(), bf16():
+            return model(input_ids=inputs, decoder_input_ids=inputs[:, :20]).logits.float()
+
+    before = logits()
     round_weights(model, torch.bfloat16)
-    assert decode(model, tokenizer, texts(64), **settings) == before
-    assert len(set(before)) > 1
+    after = logits()
+    print(f"{method}: {(before != after).double().mean():.2%} of the logits differ")
+    torch.testing.assert_close(after, before, rtol=2**-7, atol=2**-7 * before.std().item())
 
 
 def test_a_base_model_answers_all_of_squad_in_three_minutes(tokenizer: Any) -> None:
