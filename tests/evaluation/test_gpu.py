@@ -57,7 +57,7 @@ def test_decoding_is_repeatable(tokenizer: Any, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["dense", "altup"])
 def test_rounded_weights_give_the_same_logits(tokenizer: Any, method: str) -> None:
-    """Bit for bit where cuBLAS takes the same way for both; else less than one rounding to bf16 makes of a logit."""
+    """Bit for bit where cuBLAS takes the same way for both; else within a rounding of a logit to bf16."""
     model = build("small", method, vocab_size=len(tokenizer))
     inputs = torch.randint(3, len(tokenizer), (32, 200), device="cuda")
 
