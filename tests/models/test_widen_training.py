@@ -166,17 +166,25 @@ def test_adapters_by_hand(method):
     assert all(torch.equal(p, frozen[n]) for n, p in wide.named_parameters() if n in frozen)
 
 
-def test_peft(tmp_path):
+@pytest.mark.parametrize("method", ["recycled", "altup"])
+def test_peft(method, tmp_path):
+    """LoRA beside trained coefficients: it learns, comes back from disk, and merges into a plain widened model."""
     peft = pytest.importorskip("peft")
-    wide = widen(build("llama"))
+    wide = widen(build("llama"), method)
+    batch = inputs(wide)
+    before = wide(**batch).logits
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], modules_to_save=["altup"])
     model = peft.get_peft_model(wide, config)
+    torch.testing.assert_close(model(**batch).logits, before, rtol=0, atol=1e-5)
     losses = train(model, 10)
     assert losses[-1] < losses[0]
+    trained = model(**batch).logits
     model.save_pretrained(tmp_path)
-    batch = inputs(wide)
-    again = peft.PeftModel.from_pretrained(widen(build("llama")), tmp_path)
-    torch.testing.assert_close(again(**batch).logits, model(**batch).logits)
+    again = peft.PeftModel.from_pretrained(widen(build("llama"), method), tmp_path)
+    torch.testing.assert_close(again(**batch).logits, trained)
+    merged = model.merge_and_unload()
+    torch.testing.assert_close(merged(**batch).logits, trained, rtol=1e-4, atol=1e-4)
+    assert not any("lora" in name for name, _ in merged.named_parameters())
 
 
 class Counting(torch.utils.data.Dataset):
