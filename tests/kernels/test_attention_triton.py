@@ -162,6 +162,35 @@ def test_segments(causal, dtype, poisoned, small):
     compare(problem(2, 1, 40, dtype=dtype), causal=causal, **segments(2, 40, 40))
 
 
+def packed(lengths, tokens, start=1):
+    """Rising segments of these lengths from `start` on, then padding."""
+    numbers = torch.arange(start, start + len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
+    return torch.cat([numbers, numbers.new_zeros(tokens - len(numbers))]).to(DEVICE)
+
+
+@runs_kernel
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("beyond", [None, 9, 20])
+def test_packed_rows_skip_tiles(causal, beyond, poisoned, small):
+    """Most tiles of these rows have no segment in common with a block, before, between and behind those that do;
+    in the last row segments come in no order, and meet in tiles that lie apart."""
+    small(32, 16)
+    rows = [packed([50, 3, 20, 17], 100), packed([5] * 20, 100), packed([99], 100), packed([], 100)]
+    mixed = torch.tensor([5, 1, 4, 1, 0, 9, 5, 2, 6, 5], device=DEVICE).repeat_interleave(10)
+    both = torch.stack([*rows, mixed])
+    options = {"query_segments": both, "key_segments": both}
+    compare(problem(5, 1, 100, beyond=beyond), causal=causal, constant_beyond=beyond, **options)
+
+
+@runs_kernel
+def test_packed_rows_of_two_sides_skip_tiles(poisoned, small):
+    """As a decoder reads its encoder; the last row's targets belong to no input."""
+    small(16, 16)
+    inputs = torch.stack([packed([40, 30, 20], 100), packed([10] * 10, 100), packed([60, 40], 100)])
+    targets = torch.stack([packed([3, 30, 3], 40), packed([4] * 10, 40), packed([20, 15], 40, start=7)])
+    compare(problem(3, 2, 40, 100), query_segments=targets, key_segments=inputs)
+
+
 @runs_kernel
 def test_padding_and_a_sequence_of_nothing_else(poisoned, small):
     small(16, 16)
@@ -344,6 +373,15 @@ def test_training_sizes(B, H, Q, K, D, options, beyond, dtype, poisoned):
 @pytest.mark.parametrize("causal", [False, True])
 def test_training_size_with_segments(causal, poisoned):
     compare(problem(4, 12, 512, D=64, dtype=torch.bfloat16), causal=causal, **segments(4, 512, 512))
+
+
+@needs_gpu
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("beyond", [None, 91])
+def test_training_size_of_packed_rows(beyond, dropout, poisoned):
+    rows = [packed([200, 150, 120], 512), packed([26] * 19, 512), packed([512], 512), packed([400, 30], 512)]
+    options = {"query_segments": torch.stack(rows), "key_segments": torch.stack(rows), "dropout": dropout}
+    compare(problem(4, 12, 512, D=64, dtype=torch.bfloat16, beyond=beyond), constant_beyond=beyond, **options)
 
 
 @needs_gpu

@@ -20,44 +20,47 @@ Attend = Callable[..., Tensor]
 
 
 def problems(setup: Setup) -> Iterator[Problem]:
-    """The encoder's and the decoder's self-attention of base: 64 sequences of 512 and 114 tokens, 12 heads."""
-    batch, heads, lengths, d = (2, 2, (24, 9), 16) if setup.quick else (64, 12, (512, 114), 64)
-    for length, causal in zip(lengths, (False, True), strict=True):
-        inputs = Inputs(setup, batch, heads, length, d, causal)
-        plain = partial(dense_bias, causal=causal)
+    """Base's self-attention with 12 heads, 64 sequences: the encoder's of 512 tokens, the decoder's of 114, and
+    the encoder's where each row holds examples of 205, 205 and 102 tokens, as fine-tuning packs them."""
+    batch, heads, d = (2, 2, 16) if setup.quick else (64, 12, 64)
+    long, short, examples = (24, 9, (10, 10, 4)) if setup.quick else (512, 114, (205, 205, 102))
+    for kind, length in {"full": long, "causal": short, "packed": long}.items():
+        inputs = Inputs(setup, batch, heads, length, d, kind == "causal", examples if kind == "packed" else None)
+        plain = partial(dense_bias, hidden=inputs.hidden)
+        providers = [
+            Provider("triton", partial(inputs.work, inputs.kernel), triton=True),
+            Provider("plain eager", partial(inputs.work, plain), "plain"),
+            Provider("plain compiled", partial(inputs.work, plain, compiled=True), "plain", compiled=True),
+            Provider(
+                "sdpa memory-efficient", partial(inputs.work, partial(efficient, hidden=inputs.hidden)), "peer"
+            ),
+            Provider("flex", inputs.flex, "peer", compiled=True),
+        ]
+        if kind != "packed":  # of which flash knows nothing
+            providers.append(Provider("flash without bias", inputs.without_bias, "floor"))
         yield Problem(
             "attention",
-            {"batch": batch, "heads": heads, "tokens": length, "d": d, "method": "causal" if causal else "full"},
-            [
-                Provider("triton", partial(inputs.work, inputs.kernel), triton=True),
-                Provider("plain eager", partial(inputs.work, plain), "plain"),
-                Provider("plain compiled", partial(inputs.work, plain, compiled=True), "plain", compiled=True),
-                Provider("sdpa memory-efficient", partial(inputs.work, partial(efficient, causal=causal)), "peer"),
-                Provider("flex", partial(inputs.flex, length, causal), "peer", compiled=True),
-                Provider("flash without bias", partial(inputs.without_bias, causal), "floor"),
-            ],
+            {"batch": batch, "heads": heads, "tokens": length, "d": d, "method": kind},
+            providers,
             baseline="sdpa memory-efficient",
             tolerances={"": 2e-2 if setup.dtype == torch.bfloat16 else 1e-4},
         )
 
 
-def lay_out(by_distance: Tensor, length: int, causal: bool) -> Tensor:
+def lay_out(by_distance: Tensor, length: int, hidden: Tensor | None) -> Tensor:
     """[heads, 2·length − 1] → [heads, length, length]: entry (i, j) is that of distance j − i."""
     bias = by_distance.unfold(1, length, 1).flip(1)
-    if causal:
-        future = torch.ones(length, length, dtype=torch.bool, device=bias.device).triu(1)
-        bias = bias.masked_fill(future, torch.finfo(torch.float32).min / 2)
-    return bias
+    return bias if hidden is None else bias.masked_fill(hidden, torch.finfo(torch.float32).min / 2)
 
 
-def dense_bias(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, causal: bool) -> Tensor:
+def dense_bias(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, hidden: Tensor | None) -> Tensor:
     """The definition; softmax in float32 or better."""
-    scores = (q @ k.transpose(-1, -2)).to(by_distance.dtype) + lay_out(by_distance, q.shape[2], causal)
+    scores = (q @ k.transpose(-1, -2)).to(by_distance.dtype) + lay_out(by_distance, q.shape[2], hidden)
     return scores.softmax(dim=-1).to(v.dtype) @ v
 
 
-def efficient(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, causal: bool) -> Tensor:
-    bias = lay_out(by_distance, q.shape[2], causal).to(q.dtype)
+def efficient(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, hidden: Tensor | None) -> Tensor:
+    bias = lay_out(by_distance, q.shape[2], hidden).to(q.dtype)
     backends = [SDPBackend.EFFICIENT_ATTENTION] if q.is_cuda else [SDPBackend.MATH]
     pad = -q.shape[2] % 8 if q.is_cuda else 0  # its bias must be aligned
     bias = F.pad(bias, (0, pad))[..., : q.shape[2]].expand(len(q), -1, -1, -1)
@@ -71,9 +74,21 @@ def unbiased(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, causal: bool)
 
 
 class Inputs:
-    """q, k, v as [batch, heads, tokens, d] views of [batch, tokens, heads, d], as projections leave them."""
+    """q, k, v as [batch, heads, tokens, d] views of [batch, tokens, heads, d], as projections leave them.
 
-    def __init__(self, setup: Setup, batch: int, heads: int, length: int, d: int, causal: bool) -> None:
+    `hidden` [tokens, tokens] tells which keys a query does not see, for those who need it so.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        batch: int,
+        heads: int,
+        length: int,
+        d: int,
+        causal: bool,
+        examples: Sequence[int] | None,
+    ) -> None:
         torch.manual_seed(0)
 
         def random(scale: float) -> Tensor:
@@ -86,6 +101,12 @@ class Inputs:
         self.by_distance = self.relative(length, length).detach().contiguous().requires_grad_()
         self.upstream = random(1.0)
         self.causal, self.device = causal, setup.device
+        self.segments = None
+        self.hidden = torch.ones(length, length, dtype=torch.bool, device=setup.device).triu(1) if causal else None
+        if examples is not None:
+            numbers = torch.arange(1, len(examples) + 1).repeat_interleave(torch.tensor(examples)).to(setup.device)
+            self.segments = numbers.expand(batch, -1)
+            self.hidden = numbers[:, None] != numbers
         self.reference = cache(self._reference)
 
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor) -> Tensor:
@@ -93,6 +114,8 @@ class Inputs:
             *(q, k, v),
             by_distance=by_distance,
             causal=self.causal,
+            query_segments=self.segments,
+            key_segments=self.segments,
             constant_beyond=self.relative.constant_beyond(),
             implementation="triton",
         )
@@ -114,14 +137,15 @@ class Inputs:
 
         return Work(forward, backward, compare)
 
-    def flex(self, length: int, causal: bool) -> Work:
-        """FlexAttention that looks the bias up in the table, with the table's gradient."""
+    def flex(self) -> Work:
+        """FlexAttention that looks the bias up in the table, with the table's gradient; it skips hidden blocks."""
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-        seen = None
-        if causal:
+        length, seen = self.qkv[0].shape[2], None
+        if self.hidden is not None:
+            visible = ~self.hidden
             seen = create_block_mask(
-                lambda b, h, i, j: i >= j, None, None, length, length, device=str(self.device)
+                lambda b, h, i, j: visible[i, j], None, None, length, length, device=str(self.device)
             )
 
         def attend(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor) -> Tensor:
@@ -132,18 +156,18 @@ class Inputs:
 
         return self.work(attend, compiled=True)
 
-    def without_bias(self, causal: bool) -> Work:
-        return self.work(partial(unbiased, causal=causal), reference=self._unbiased_reference)
+    def without_bias(self) -> Work:
+        return self.work(partial(unbiased, causal=self.causal), reference=self._unbiased_reference)
 
     def _reference(self) -> Answer:
         inputs = doubled([*self.qkv, self.by_distance])
         q, k, v, by_distance = inputs
-        out = dense_bias(q, k, v, by_distance, self.causal)
+        out = dense_bias(q, k, v, by_distance, self.hidden)
         return self._answer(out, torch.autograd.grad(out, inputs, self.upstream.double()))
 
     def _unbiased_reference(self) -> Answer:
         q, k, v = inputs = doubled(self.qkv)
-        out = dense_bias(q, k, v, torch.zeros_like(self.by_distance, dtype=q.dtype), self.causal)
+        out = dense_bias(q, k, v, torch.zeros_like(self.by_distance, dtype=q.dtype), self.hidden)
         return self._answer(out, torch.autograd.grad(out, inputs, self.upstream.double()))
 
     def _answer(self, out: Tensor, gradients: Sequence[Tensor]) -> Answer:

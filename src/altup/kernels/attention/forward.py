@@ -15,6 +15,7 @@ from altup.kernels.attention.tiles import (
     hide,
     load_rows,
     load_segments,
+    meeting_tiles,
     random_bits,
     store_rows,
 )
@@ -63,13 +64,17 @@ def forward_kernel(
         last = tl.minimum(last, tl.cdiv(i0 + BM, BN))
     LENGTH: tl.constexpr = triton.next_power_of_2(BM + BN)
     distances = queries + keys - 1
-    if BIAS:
-        bias += head * distances
-        row = bias_row(bias, queries - i0 - BM, distances, LENGTH)
+    first = 0
     if SEGMENTS:
         query_segments += batch * queries
         key_segments += batch * keys
-    i_segment = load_segments(query_segments, i, queries, SEGMENTS)[:, None]
+    i_segment = load_segments(query_segments, i, queries, SEGMENTS)
+    if SEGMENTS:
+        first, last = meeting_tiles(i_segment, key_segments, keys, first, last, BN)
+    i_segment = i_segment[:, None]
+    if BIAS:
+        bias += head * distances
+        row = bias_row(bias, queries - i0 - BM + first * BN, distances, LENGTH)
     if DROPOUT:
         seed = tl.load(seed)
     unscale = 1 / scale
@@ -78,8 +83,8 @@ def forward_kernel(
     acc = tl.zeros([BM, D], tl.float32)
     total = tl.zeros([BM], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
-    tl.assume(last > 0)  # if the loop might be empty, its matrix products would not overlap
-    for tile in range(last):
+    tl.assume(first < last)  # if the loop might be empty, its matrix products would not overlap
+    for tile in range(first, last):
         j0 = tile * BN
         j = j0 + tl.arange(0, BN)
         k_block = load_rows(k, j, k_row, keys, D, EVEN)

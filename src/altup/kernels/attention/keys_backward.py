@@ -15,6 +15,7 @@ from altup.kernels.attention.tiles import (
     load_numbers,
     load_rows,
     load_segments,
+    meeting_tiles,
     random_bits,
     store_rows,
 )
@@ -72,13 +73,16 @@ def keys_kernel(
         first = tl.minimum(j0 // BM, last - 1)
     LENGTH: tl.constexpr = triton.next_power_of_2(BM + BN)
     distances = queries + keys - 1
-    if BIAS:
-        bias += head * distances
-        row = bias_row(bias, queries + j0 - (first + 1) * BM, distances, LENGTH)
     if SEGMENTS:
         query_segments += batch * queries
         key_segments += batch * keys
-    j_segment = load_segments(key_segments, j, keys, SEGMENTS)[:, None]
+    j_segment = load_segments(key_segments, j, keys, SEGMENTS)
+    if SEGMENTS:
+        first, last = meeting_tiles(j_segment, query_segments, queries, first, last, BM)
+    j_segment = j_segment[:, None]
+    if BIAS:
+        bias += head * distances
+        row = bias_row(bias, queries + j0 - (first + 1) * BM, distances, LENGTH)
     if DROPOUT:
         seed = tl.load(seed)
     unscale = 1 / scale

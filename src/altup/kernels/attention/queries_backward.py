@@ -21,6 +21,7 @@ from altup.kernels.attention.tiles import (
     load_numbers,
     load_rows,
     load_segments,
+    meeting_tiles,
     random_bits,
     stack,
     store_rows,
@@ -127,13 +128,10 @@ def queries_kernel(
         last = tl.minimum(last, tl.cdiv(i0 + BM, BN))
     LENGTH: tl.constexpr = triton.next_power_of_2(BM + BN)
     distances = queries + keys - 1
-    if BIAS:
-        bias += head * distances
-        row = bias_row(bias, queries - i0 - BM, distances, LENGTH)
     if SEGMENTS:
         query_segments += batch * queries
         key_segments += batch * keys
-    i_segment = load_segments(query_segments, i, queries, SEGMENTS)[:, None]
+    i_segment = load_segments(query_segments, i, queries, SEGMENTS)
     if DROPOUT:
         seed = tl.load(seed)
     unscale = 1 / scale
@@ -146,17 +144,29 @@ def queries_kernel(
     if EDGES:
         near = _first_near(i0, beyond, last, BN)
         far = tl.maximum(tl.minimum(tl.cdiv(beyond + i0 + BM - 1, BN), last), near)
+    first = 0
+    begin = near  # the near tiles that are gone through
+    end = far
+    if SEGMENTS:
+        first, last = meeting_tiles(i_segment, key_segments, keys, first, last, BN)
+        begin = tl.minimum(tl.maximum(near, first), far)
+        end = tl.maximum(tl.minimum(far, last), begin)
+    i_segment = i_segment[:, None]
+    if BIAS:
+        bias += head * distances
+        row = bias_row(bias, queries - i0 - BM + first * BN, distances, LENGTH)
     if BIAS_GRAD:
         strip_size = near_tiles * BN + 32
         strips += (stream.to(tl.int64) * (blocks * G) + i0 // 16 + tl.arange(0, G)) * strip_size
         places = strips[:, None, None] + tl.arange(0, 8)[None, :, None] + 8 * tl.arange(0, N)[None, None, :]
+        places += (begin - near) * BN
         carry = tl.zeros([G, 8], tl.float32)
         next_carry = tl.zeros([G, 8], tl.float32)
         left = tl.zeros([BM], tl.float32)
         right = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, D], tl.float32)
-    tl.assume(last > 0)  # if the loop might be empty, its matrix products would not overlap
-    for tile in range(last):
+    tl.assume(first < last)  # if the loop might be empty, its matrix products would not overlap
+    for tile in range(first, last):
         j0 = tile * BN
         j = j0 + tl.arange(0, BN)
         k_block = load_rows(k, j, k_row, keys, D, EVEN)
@@ -191,10 +201,14 @@ def queries_kernel(
                 next_carry = sums[N + 1]
     store_rows(dq, i, dq_row, queries, acc * scale, D)
     if BIAS_GRAD:
-        ends = strips[:, None] + (far - near) * BN + tl.arange(0, 8)[None, :]
+        ends = strips[:, None] + (end - near) * BN + tl.arange(0, 8)[None, :]
         tl.store(ends, carry)
         tl.store(ends + 8, next_carry)
-        for tile in range(far - near, near_tiles):
+        if SEGMENTS:
+            for tile in range(0, begin - near):
+                before = strips[:, None] + tile * BN + tl.arange(0, BN)[None, :]
+                tl.store(before, tl.zeros([G, BN], tl.float32))
+        for tile in range(end - near, near_tiles):
             rest = strips[:, None] + 16 + tile * BN + tl.arange(0, BN)[None, :]
             tl.store(rest, tl.zeros([G, BN], tl.float32))
         if EDGES:

@@ -41,6 +41,30 @@ def load_segments(segments, rows, count, SEGMENTS: tl.constexpr):
 
 
 @triton.jit
+def _ranked(segments):
+    """Padding, 0, behind all others, where packed rows have it."""
+    return tl.where(segments == 0, 2147483647, segments)
+
+
+@triton.jit
+def meeting_tiles(own, segments, count, first, last, TILE: tl.constexpr):
+    """Of the tiles first … last − 1 of the other side, those between the first and the last one that may hold a
+    segment of `own`; at least one. Where the segments of a row rise, as in packed rows, they are few."""
+    low = tl.min(_ranked(own))
+    high = tl.max(_ranked(own))
+    begin = count
+    end = 0
+    for start in range(0, count, 512):
+        place = start + tl.arange(0, 512)
+        segment = _ranked(tl.load(segments + place, mask=place < count, other=0))
+        met = (place < count) & (segment >= low) & (segment <= high)
+        begin = tl.minimum(begin, tl.min(tl.where(met, place, count)))
+        end = tl.maximum(end, tl.max(tl.where(met, place + 1, 0)))
+    first = tl.minimum(tl.maximum(first, begin // TILE), last - 1)
+    return first, tl.maximum(tl.minimum(last, tl.cdiv(end, TILE)), first + 1)
+
+
+@triton.jit
 def store_rows(x, rows, stride, count, value, D: tl.constexpr):
     """Rows of x up to `count`, in its dtype."""
     places = x + rows[:, None] * stride + tl.arange(0, D)[None, :]
