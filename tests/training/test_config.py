@@ -26,6 +26,14 @@ def test_the_defaults_are_those_of_t5() -> None:
     assert TrainConfig(optimizer="adamw", steps=500).warmup_steps == 50
 
 
+def test_betas_reach_the_optimizer() -> None:
+    from altup.training.engine import Engine
+    from tests.training.tiny import ALONE, build
+
+    config = TrainConfig(optimizer="adamw-rms", beta2=0.98, precision="fp32")
+    assert {group["betas"] for group in Engine(build(), config, ALONE).optimizer.param_groups} == {(0.9, 0.98)}
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -58,6 +66,8 @@ def test_yaml_1e_minus_3_is_a_number() -> None:
         ({"steps": True}, "steps=True is of the wrong kind"),
         ({"lr": "fast"}, "lr='fast' is of the wrong kind"),
         ({"lr": -1.0}, r"lr=-1.0 makes no sense"),
+        ({"optimizer": "adamw", "beta2": 1.0}, r"beta2=1.0 makes no sense"),
+        ({"beta1": 0.9}, r"beta1=0.9 is for 'adamw' and 'adamw-rms'"),
         ({"batch_size": 12, "micro_batch": 5}, r"micro_batch=5 does not divide batch_size=12; try [46]"),
         ({"optimizer": "sgd"}, "optimizer='sgd' is not known; choose one of 'adafactor'"),
         ({"schedule": "wavy"}, "schedule='wavy' is not known"),

@@ -69,6 +69,8 @@ def command(
         run.option("--decay-fraction", panel="Training", text="Last part with lr linear to 0.", default="0"),
     ] = None,
     weight_decay: run.WeightDecay = None,
+    beta1: run.Beta1 = None,
+    beta2: run.Beta2 = None,
     clip_norm: run.ClipNorm = None,
     precision: run.Precision = None,
     compile: run.Compile = None,

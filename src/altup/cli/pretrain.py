@@ -43,6 +43,8 @@ def command(
     warmup_steps: run.WarmupSteps = None,
     decay_fraction: run.DecayFraction = None,
     weight_decay: run.WeightDecay = None,
+    beta1: run.Beta1 = None,
+    beta2: run.Beta2 = None,
     clip_norm: run.ClipNorm = None,
     precision: run.Precision = None,
     compile: run.Compile = None,

@@ -76,6 +76,13 @@ DecayFraction = Annotated[
 WeightDecay = Annotated[
     float | None, option("--weight-decay", panel="Training", text="Decay of matrices (adamw).")
 ]
+Beta1 = Annotated[
+    float | None, option("--beta1", panel="Training", text="Fading of the mean gradient (adamw).", default="0.9")
+]
+Beta2 = Annotated[
+    float | None,
+    option("--beta2", panel="Training", text="Fading of the mean square gradient (adamw).", default="0.999"),
+]
 ClipNorm = Annotated[
     float | None, option("--clip-norm", panel="Training", text="Bound of the gradient's norm.", default="none")
 ]

@@ -44,6 +44,8 @@ class TrainConfig:
     warmup_steps: int | None = None
     decay_fraction: float | None = None
     weight_decay: float | None = None
+    beta1: float | None = None
+    beta2: float | None = None
     clip_norm: float | None = None
     precision: str | None = None
     compile: bool = True
@@ -90,6 +92,14 @@ class TrainConfig:
                 f"weight_decay={self.weight_decay} does not go with optimizer='adafactor', which is T5's and has "
                 "none; leave it at 0 or choose 'adamw'"
             )
+        for name in ("beta1", "beta2"):
+            beta = getattr(self, name)
+            if beta is None:
+                continue
+            if self.optimizer == "adafactor":
+                raise UserError(f"{name}={beta} is for 'adamw' and 'adamw-rms'; T5's Adafactor has no such number")
+            if not 0 <= beta < 1:
+                raise UserError(f"{name}={beta} makes no sense; give a number from 0 up to, not including, 1")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(f"clip_norm={self.clip_norm!r} must be more than 0; leave it out to clip nothing")
         if self.precision is None:
@@ -122,6 +132,11 @@ class TrainConfig:
             self.decay_fraction = 0.0 if decays_by_itself else 0.3
         if self.weight_decay is None:
             self.weight_decay = defaults["weight_decay"]
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        """By which the moments of AdamW fade in a step."""
+        return 0.9 if self.beta1 is None else self.beta1, 0.999 if self.beta2 is None else self.beta2
 
     def rate(self) -> Callable[[int], float]:
         """The learning rate of each step."""

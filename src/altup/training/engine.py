@@ -42,7 +42,11 @@ class Engine:
         self._graphs = Graphs(self.plain, self._forward_backward, self._update) if alone else None
         self._lr = torch.zeros((), device=mine.device)
         self.optimizer = build_optimizer(
-            config.optimizer, self.plain, lr=self._lr, weight_decay=config.weight_decay or 0.0
+            config.optimizer,
+            self.plain,
+            lr=self._lr,
+            weight_decay=config.weight_decay or 0.0,
+            betas=config.betas,
         )
         self.schedule = config.rate()
         self.meter = Meter(mine.device)
