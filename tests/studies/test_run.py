@@ -240,6 +240,21 @@ def test_equal_time_gives_steps_by_speed(scale: Scale, data: Path) -> None:
     assert [cell.pretrain.steps for cell in chosen.cells] == [11, 11, 11]
 
 
+def test_equal_time_measures_what_it_waits_for(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """One row alone is trained too, though its time is that of a row that is not; a row compared in another
+    process than the one whose time counts does not wait until the next command."""
+    study = shipped()["equal-time"]
+    outcome = study_run(tmp_path / "one", scale, data, study, only=["Dense"]).run(lambda text: None)
+    assert (outcome.finished, outcome.left) == (2, [])
+    assert {r.label for r in read_results(tmp_path / "one" / "results") if r.metric == "steps"} == {"Dense"}
+    apart = replace(scale, speed={**scale.speed, "together": 1})
+    run = study_run(tmp_path / "apart", apart, data, study, only=["AltUp K=2", "Recycled K=2"])
+    assert (run.run(lambda text: None).finished, run.todo(run.plan())) == (4, [])
+    timed = study_run(tmp_path / "timed", with_settings(scale, {}, 0.001), data, study, only=["Recycled K=2"])
+    assert [len(job.settings["configs"]) for job in timed.plan().speed] == [2]
+    assert timed.run(lambda text: None).finished == 2
+
+
 def test_other_starts_change_the_coefficients_and_nothing_else(scale: Scale, data: Path, tmp_path: Path) -> None:
     import torch
 

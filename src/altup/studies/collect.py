@@ -182,7 +182,7 @@ def _run_rows(cell: Cell, results: Path, common: dict[str, Any]) -> Iterable[Res
         if record is None:
             continue
         measures = dict(record["measures"])
-        if cell.seconds is not None:
+        if cell.seconds is not None and job is cell.pretrain:
             measures["planned_seconds"] = cell.seconds
         for metric, value in measures.items():
             if not math.isfinite(value):

@@ -48,9 +48,9 @@ class Job:
 class Cell:
     """One model of one study at one size and seed, and the jobs that measure it.
 
-    There is no job yet where the steps of an equal-time run wait for the speed (`waits`); `as_long_as` is then a
-    run of about the same time. `seconds` is what an equal-time run should take. `optional` are fine-tuning jobs
-    that this study does not ask for, but whose results it shows if another study ran them.
+    There is no job yet where the steps of an equal-time run wait for speeds (`waits`, and `waits_for` their keys);
+    `as_long_as` is then a run of about the same time. `seconds` is what an equal-time run should take. `optional`
+    are fine-tuning jobs that this study does not ask for, but whose results it shows if another study ran them.
     """
 
     study: Study
@@ -60,6 +60,7 @@ class Cell:
     speed_key: str
     pretrain: Job | None = None
     as_long_as: Job | None = None
+    waits_for: tuple[str, ...] = ()
     seconds: float | None = None
     finetune: dict[str, Job] = field(default_factory=dict)
     optional: dict[str, Job] = field(default_factory=dict)
@@ -165,10 +166,14 @@ def make_plan(
                 if timed is None:
                     raise UserError(f"study {study.name}: equal_time row {row.label!r} has no {size} model here")
                 steps = chosen_steps(study, label, size) or _steps_in_time(config, timed, scale.minutes, speed_of)
-                own = speed_of(config)
+                own, needed = speed_of(config), {fast: config}
+                if scale.minutes is None:
+                    needed[speed_key(timed, vocabulary, machine)] = timed
+                if steps is None:
+                    speed.update(needed)  # `timed` is compared even where --only does not train it
                 cell = replace(
                     cell, seconds=steps / own if steps and own else None,
-                    as_long_as=pretrain_job(timed, row, inputs),
+                    as_long_as=pretrain_job(timed, row, inputs), waits_for=tuple(needed),
                 )  # fmt: skip
             if steps is not None:
                 cell = _with_jobs(cell, replace(config, steps=steps), scale, inputs, wanted)
@@ -211,9 +216,8 @@ def _steps_in_time(
     if minutes is None and config == timed:
         return config.steps
     own, speed = speed_of(config), speed_of(timed)
-    if not own or not speed:
-        return None
-    return max(1, round(own * (timed.steps / speed if minutes is None else 60 * minutes)))
+    seconds = 60 * minutes if minutes is not None else timed.steps / speed if speed else None
+    return max(1, round(own * seconds)) if own and seconds else None
 
 
 def _with_jobs(cell: Cell, config: PretrainConfig, scale: Scale, inputs: Inputs, wanted: bool) -> Cell:

@@ -161,7 +161,7 @@ class StudyRun:
             isolated=gpus > 0 or width > 1, until=begun + time_limit if time_limit else float("inf"),
         )  # fmt: skip
         plan = self.plan()
-        waited_for = {cell.speed_key for cell in plan.cells if cell.waits}
+        waited_for = {key for cell in plan.cells if cell.waits for key in cell.waits_for}
         first = [job for job in plan.speed if waited_for.intersection(job.settings["configs"])]
         queue.run(first, alone=True)
         plan = self.plan()
