@@ -216,16 +216,22 @@ def _score(study: Study, evidence: Evidence, size: str, label: str, benchmark: s
 
 
 def _time(study: Study, evidence: Evidence, size: str, label: str, metric: str) -> float | None:
-    """Latency of a model: seconds a sequence in training, milliseconds a batch in inference."""
+    """Latency of a model: seconds a sequence in training, milliseconds a batch in inference.
+
+    It is the baseline's, by the ratio of their speeds: only ratios are measured in turns, and a machine is not as
+    fast in every comparison.
+    """
     absolute = {
         "relative_speed": "train_seq_per_s",
         "relative_forward": "forward_ms",
         "relative_generate": "generate_ms",
     }
-    found = evidence.get(study.name, label, size, absolute[metric])
-    if found is None:
+    found = evidence.get(study.name, study.baseline, size, absolute[metric])
+    base, own = (evidence.get(study.name, name, size, metric) for name in (study.baseline, label))
+    if found is None or base is None or own is None:
         return None
-    return 1 / found.mean if metric == "relative_speed" else found.mean
+    latency = 1 / found.mean if metric == "relative_speed" else found.mean
+    return latency * base.mean / own.mean
 
 
 def printed_speedups() -> list[SpeedupRow]:
