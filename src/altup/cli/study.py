@@ -233,17 +233,15 @@ def print_tables(
 ) -> None:
     """Print the tables of studies (all, unless named): the paper's numbers, ours, what became of its claims."""
     from altup.errors import check_choice
-    from altup.studies.evidence import choose_evidence
     from altup.studies.render import FORMATS, render_claims, render_table
-    from altup.studies.results import read_results
-    from altup.studies.study import find_study, shipped
+    from altup.studies.study_report import StudyReport
 
     check_choice("format", form, FORMATS)
-    evidence = choose_evidence([r for folder in _folders(results) for r in read_results(folder)], scale)
-    for study in [find_study(name) for name in names] if names else shipped().values():
-        typer.echo(render_table(study, evidence, form))
+    report = StudyReport(_folders(results), scale, names or ())
+    for study in report.studies:
+        typer.echo(render_table(study, report.evidence, form))
         if form == "markdown" and study.expect:
-            typer.echo(render_claims(study, evidence))
+            typer.echo(render_claims(study, report.evidence))
 
 
 def _folders(results: list[Path] | None) -> list[Path]:

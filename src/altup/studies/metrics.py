@@ -15,6 +15,11 @@ class Metric:
     higher: bool | None = True
     paper: tuple[str, ...] = ()
 
+    @property
+    def head(self) -> str:
+        """Of a column: the title with its unit, unless it says it itself."""
+        return self.title if self.unit in self.title else f"{self.title} ({self.unit})"
+
     def show(self, value: float) -> str:
         if abs(value) >= 1e6:
             return f"{value:.2e}".replace("e+0", "e").replace("e+", "e")

@@ -128,7 +128,12 @@ def resolve(study: Study, row: Row, size: str, scale: Scale, seed: int, data: st
         **scale.given,
         **{"size": size, "seed": seed, "data": data, "model_overrides": overrides},
     }
-    return PretrainConfig.from_dict(settings, f"study {study.name}, row {row.label!r}")
+    source = f"study {study.name}, row {row.label!r}"
+    try:
+        return PretrainConfig.from_dict(settings, source)
+    except UserError as error:
+        told = str(error)
+        raise UserError(told if told.startswith(source) else f"{source}: {told}") from None
 
 
 def make_plan(

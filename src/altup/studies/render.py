@@ -21,7 +21,7 @@ def render_table(study: Study, evidence: Evidence, form: str) -> str:
     has_paper = {m: any(row.cells[m].paper is not None for row in rows) for m in shown}
     head = ["model"]
     for m in shown:
-        title = f"{METRICS[m].title} ({METRICS[m].unit})"
+        title = METRICS[m].head
         head += [f"{title}, paper"] if has_paper[m] else []
         head.append(f"{title}, ours")
     body = []

@@ -43,11 +43,12 @@ def study_plots(study: Study, evidence: Evidence, record: Records) -> list[Plot]
 
 def _curves(study: Study, evidence: Evidence, record: Records, size: str) -> list[Plot]:
     """Held-out loss and accuracy along the way, the mean of the seeds."""
-    loss, accuracy, colour = [], [], colours(study)
+    loss, accuracy, colour, seeds = [], [], colours(study), set()
     for row in study.rows:
         records = [r for key in evidence.runs(study.name, row.label, size) if (r := record(key))]
         curves = [r["curves"]["held_out"] for r in records]
         if curves and (mean := _mean_curve(curves)):
+            seeds.add(len(curves))
             loss.append(Series(row.label, [(step, l) for step, l, _ in mean], colour[row.label]))
             accuracy.append(Series(row.label, [(step, a) for step, _, a in mean], colour[row.label]))
     if not loss:
@@ -55,12 +56,13 @@ def _curves(study: Study, evidence: Evidence, record: Records, size: str) -> lis
     best = min(loss, key=lambda s: s.points[-1][1])
     ends = " and ".join(f"{s.name} {s.points[-1][1]:.3f}" for s in sorted(loss, key=lambda s: s.points[-1][1])[:2])
     high = max(accuracy, key=lambda s: s.points[-1][1])
+    averaged = "one seed" if seeds == {1} else "the mean of the seeds"
     spans = all("model" not in row.settings for row in study.rows)
     about = " Sentinels between masked spans count, and are learned first." if spans else ""
     return [
         Lines(
             f"{study.name}-loss", "Held-out loss", f"Lower is better; {best.name} ends lowest ({ends}). "
-            f"Size {size}; the mean of the seeds.", loss, "step", "cross-entropy on unseen text (nats a token)",
+            f"Size {size}; {averaged}.", loss, "step", "cross-entropy on unseen text (nats a token)",
             "{:.2f}".format,
         ),
         Lines(
@@ -121,10 +123,11 @@ def _speed_against_accuracy(study: Study, evidence: Evidence, size: str) -> list
             )
     if len(points) < 2 or "relative_speed" not in study.measures:
         return []
+    bars = " Bars are standard errors over seeds." if any(point.error for point in points) else ""
     return [
         Scatter(
             f"{study.name}-speed-accuracy", "Speed against accuracy", "Up is better, right is faster: above "
-            f"and to the right of {study.baseline} a model wins on both. Bars are standard errors over seeds.",
+            f"and to the right of {study.baseline} a model wins on both.{bars}",
             points,
             f"training speed (× {study.baseline})", f"{METRICS['accuracy'].title} (%)",
         )

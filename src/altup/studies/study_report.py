@@ -18,8 +18,9 @@ from altup.studies.comparison import (
     printed_speedups,
     show_pair,
 )
-from altup.studies.evidence import NOT_RUN, Evidence, Verdict, choose_evidence
+from altup.studies.evidence import ONE_SEED, Evidence, Verdict, choose_evidence
 from altup.studies.metrics import METRICS, STATIC
+from altup.studies.partial import partial_note
 from altup.studies.report import (
     Cell,
     Column,
@@ -37,6 +38,7 @@ from altup.studies.report import (
     section,
 )
 from altup.studies.results import Result, read_results, read_run_record
+from altup.studies.shared import with_shared
 from altup.studies.study import Study, find_study, shipped
 from altup.studies.study_plots import study_plots
 from altup.studies.study_rule import rule_section
@@ -57,8 +59,14 @@ class StudyReport:
         return list({r.identity: r for folder in self.folders for r in read_results(folder)}.values())
 
     @cached_property
-    def evidence(self) -> Evidence:
+    def chosen(self) -> Evidence:
+        """What was run."""
         return choose_evidence(self.results, self.scale)
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """The same, told by every study that has the model."""
+        return with_shared(self.chosen, self.studies, self.record)
 
     @cached_property
     def studies(self) -> list[Study]:
@@ -109,11 +117,11 @@ class StudyReport:
         runs = {r.run for r in e.results if r.seed}
         machines = sorted({r.hardware for r in e.results})
         verdicts = [v for s in self.studies for v in e.verdicts(s, _sizes(s, e))]
-        words = [v.word for v in verdicts if v.word != NOT_RUN]
+        words = ["with one seed and no verdict" if v.word == ONE_SEED else v.word for v in verdicts]
         counted = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
         return (
             f"Scale {e.scale}: {len(runs)} runs on {' and '.join(machines)}. "
-            f"Of {len(verdicts)} claims: {counted or 'none could be tested yet'}."
+            f"Of {len(verdicts)} claims: {counted or 'none'}."
         )
 
     def _study(self, study: Study) -> Html:
@@ -121,7 +129,7 @@ class StudyReport:
         parts = [paragraph(study.question, "lead"), paragraph(f"The paper: {study.finding}")]
         if study.table is None:
             parts[-1] = paragraph(study.finding)
-        parts.append(study_table(study, rows))
+        parts.append(study_table(study, rows, partial_note(study, self.evidence, self.record)))
         if study.frontier:
             parts.append(speedup_table(study, self.evidence))
         if self.plots[study.name]:
@@ -129,7 +137,7 @@ class StudyReport:
         return section(study.title, *parts, name=study.name)
 
     def _provenance(self) -> list[Html]:
-        e = self.evidence
+        e = self.chosen
         commands = sorted({r.command.split(" --only ")[0] for r in e.results})
         columns = [
             Column("study", text=True), Column("model", text=True), Column("size", text=True), Column("seed"),
@@ -158,7 +166,7 @@ class StudyReport:
                     ("report written", time.strftime("%Y-%m-%d %H:%M %Z")),
                 ]
             ),
-            paragraph("The commands; `--only LABEL` runs one model alone."),
+            paragraph("The commands; --only LABEL runs one model alone."),
             code("\n".join(commands)),
             folded(
                 f"All {len(rows)} results",
@@ -229,13 +237,13 @@ def paper_differences(study: Study) -> dict[tuple[str, str, str], dict[str, floa
     return found
 
 
-def study_table(study: Study, rows: Sequence[TableRow]) -> Html:
+def study_table(study: Study, rows: Sequence[TableRow], note: str) -> Html:
     """For every measure the paper's number and ours, gains over the baseline below them."""
     shown = measures_shown(list(rows), study)
     has_paper = {m: any(row.cells[m].paper is not None for row in rows) for m in shown}
     columns = [Column("model", text=True)]
     for m in shown:
-        head = f"{METRICS[m].title} ({METRICS[m].unit})"
+        head = METRICS[m].head
         columns += [Column("paper", head)] if has_paper[m] else []
         columns.append(Column("ours", head))
     body = []
@@ -255,7 +263,7 @@ def study_table(study: Study, rows: Sequence[TableRow]) -> Html:
     caption = f"Below a score: its difference to {study.baseline} of the same size."
     if any(m in STATIC for m in shown):
         caption += " Parameters and FLOPs of models that were not run are counted from their shape."
-    return data_table(columns, body, caption)
+    return data_table(columns, body, caption + note)
 
 
 def _split(text: str, value: float | None) -> Cell:
