@@ -29,6 +29,9 @@ def test_list_names_every_task_with_its_size(data: Path) -> None:
 
     plain = run.invoke(app, ["tasks", "list"]).output
     assert all(name in plain for name in TASKS)
+    assert run.invoke(app, ["tasks"]).output == plain
+    narrow = run.invoke(app, ["tasks"], env={"COLUMNS": "80"}).output
+    assert all(metric in narrow for task in TASKS.values() for metric in task.metrics)
     assert "67,349" in plain
     counted = run.invoke(app, ["tasks", "list", "--data", str(data)]).output
     assert "3 of 872" in counted

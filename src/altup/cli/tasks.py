@@ -12,16 +12,24 @@ if TYPE_CHECKING:
     from altup.data.tasks import Task
     from altup.data.tasks.sources import TaskSource
 
-app = typer.Typer(help="The fine-tuning tasks, with sizes and real formatted examples.", no_args_is_help=True)
+app = typer.Typer(
+    help="The fine-tuning tasks, with sizes and real formatted examples.", invoke_without_command=True
+)
 
 Data = Annotated[str | None, typer.Option("--data", help="Folder with SUITE/TASK/SPLIT.jsonl files (.gz, .zst).")]
+
+
+@app.callback()
+def _list_if_nothing_else(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        list_tasks()
 
 
 @app.command("list")
 def list_tasks(
     data: Data = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """All tasks: metrics, lengths, targets, and the sizes of their splits (with --data: found of published)."""
+    """All tasks: metrics, lengths, and the sizes of their splits (with --data: found of published)."""
     from altup.data.tasks import SUITES, TASKS
     from altup.data.tasks.sources import open_tasks
 
@@ -51,14 +59,20 @@ def list_tasks(
     from rich.table import Table
 
     table = Table("task", "metrics", "lengths", "train", "held out", box=SIMPLE_HEAD)
-    table.columns[0].no_wrap = True
+    for column in table.columns[:3]:
+        column.no_wrap = True
     for task in TASKS.values():
         held_out = [split for split in task.published if split != "train"]
         cells = [_size_text(task, "train", sizes[task.name], bool(source))]
         cells.append(" + ".join(_size_text(task, split, sizes[task.name], bool(source)) for split in held_out))
         lengths = f"{task.inputs_length} / {task.targets_length}"
-        table.add_row(task.name, ", ".join(task.metrics), lengths, *cells)
-    Console().print(table)
+        table.add_row(task.name, "\n".join(task.metrics), lengths, *cells)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        "Lengths are the most tokens of input and target. Examples as the model reads them:\n"
+        "altup tasks show squad --data DIR"
+    )
 
 
 @app.command("show")
@@ -89,7 +103,7 @@ def show(
     if task.labels:
         console.print(f"targets: {', '.join(task.labels)}")
     if data is None and not task.files and not hub:
-        source = f"{task.hub[0]}, config {task.hub[1]}" if task.hub else "none on the hub"
+        source = ", config ".join(filter(None, task.hub)) if task.hub else "none on the hub"
         console.print(f"Hugging Face dataset: {source}. Give --data DIR or --hub for examples.")
         return
     split = split or task.held_out[0]
