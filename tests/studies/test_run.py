@@ -306,6 +306,15 @@ def test_after_the_time_limit_nothing_is_begun(scale: Scale, data: Path, tmp_pat
     assert not (tmp_path / "out" / "runs").exists()
 
 
+def test_what_the_time_limit_stops_and_all_behind_it_is_left(scale: Scale, data: Path, tmp_path: Path) -> None:
+    jobs = plan([TWO], with_settings(scale, {"steps": 50_000}), data, seeds=[0, 1]).training()
+    queue = Queue(
+        tmp_path, lambda text: None, lambda job: None, width=2, isolated=True, until=time.monotonic() + 1
+    )
+    queue.run(jobs)
+    assert (len(jobs), sorted(queue.left)) == (4, sorted(job.key for job in jobs))
+
+
 def test_what_a_signal_stops_is_told_as_left(scale: Scale, data: Path, tmp_path: Path) -> None:
     """In this process too: the run it stopped, those behind it, and the speeds."""
     run = study_run(tmp_path / "out", with_settings(scale, {"steps": 50_000}), data, speed=True)

@@ -119,8 +119,7 @@ class Queue:
             except KeyboardInterrupt:
                 self.stopped = True
                 self._stop(running)
-        if self.stopped:
-            self.left += [job.key for job in waiting]
+        self.left += [job.key for job in waiting]
 
     def _next(
         self, waiting: list[Job], running: dict[subprocess.Popen[bytes], tuple[Job, str | None]]
