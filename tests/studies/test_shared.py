@@ -14,6 +14,7 @@ from altup.studies.results import Result
 from altup.studies.scale import find_scale
 from altup.studies.shared import with_shared
 from altup.studies.study import shipped
+from altup.studies.study_report import claims_table
 from tests.studies.test_evidence import record, result
 
 STUDIES = list(shipped().values())
@@ -82,3 +83,11 @@ def test_a_part_of_a_suite_is_told(kept: dict[str, dict[str, Any]]) -> None:
     assert "GLUE is the mean of cola, sst2 alone" in told(RESULTS)
     assert "SQuAD counts a part of the examples (squad: validation 9 of 10,570)" in told(RESULTS)
     assert told(RESULTS[:4]) == ""
+
+
+def test_a_claim_that_was_not_run_shows_the_paper_at_every_size(kept: dict[str, dict[str, Any]]) -> None:
+    """Also where one of its two models is there, run for another study."""
+    evidence = with_shared(choose_evidence(RESULTS), STUDIES, kept.get)
+    text = claims_table([shipped()["experts"]], evidence)
+    assert "small, base, large" in text
+    assert "not run" in text

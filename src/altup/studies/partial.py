@@ -24,6 +24,6 @@ def partial_note(study: Study, evidence: Evidence, record: Callable[[str], dict[
         left_out = [task for task in SUITES.get(tasks[0].split("/")[0], ()) if task not in tasks]
         if left_out:
             told[f"{name} is the mean of {', '.join(task.split('/')[-1] for task in tasks)} alone"] = None
-        for part in kept["missing"]:
-            told[f"{name} counts a part of the examples ({part})"] = None
+        if kept["missing"]:
+            told[f"{name} counts a part of the examples ({', '.join(kept['missing'])})"] = None
     return f" Our numbers are partial: {'; '.join(told)}." if told else ""

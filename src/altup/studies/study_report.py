@@ -203,7 +203,7 @@ def _claim(study: Study, verdict: Verdict, theirs: Mapping[tuple[str, str, str],
     claim, d = verdict.expectation, verdict.difference
     metric = METRICS[claim.metric]
     known = theirs.get((claim.better, claim.than, claim.metric), {})
-    told = known.get(verdict.size)
+    told = known.get(verdict.size) if d is not None else None
     if told is not None:
         paper = Cell(_signed(told, metric.digits), value=told)
     elif known:
@@ -263,6 +263,8 @@ def study_table(study: Study, rows: Sequence[TableRow], note: str) -> Html:
     caption = f"Below a score: its difference to {study.baseline} of the same size."
     if any(m in STATIC for m in shown):
         caption += " Parameters and FLOPs of models that were not run are counted from their shape."
+    if has_paper.get(comparison.SPEED):
+        caption += " The paper's sequences a second are counted by the core of its accelerators."
     return data_table(columns, body, caption + note)
 
 
