@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from altup.studies.claims import claims_table
 from altup.studies.evidence import Evidence, choose_evidence
 from altup.studies.partial import partial_note
 from altup.studies.plan import deciding_fields, resolve
@@ -14,7 +15,6 @@ from altup.studies.results import Result
 from altup.studies.scale import find_scale
 from altup.studies.shared import with_shared
 from altup.studies.study import shipped
-from altup.studies.study_report import claims_table
 from tests.studies.test_evidence import record, result
 
 STUDIES = list(shipped().values())

@@ -261,7 +261,7 @@ def show_pair(pair: Pair, metric: str) -> tuple[str, str]:
     form = METRICS[metric]
     theirs = "" if pair.paper is None else form.show(pair.paper)
     if pair.paper_gain is not None:
-        theirs += f" ({_signed(pair.paper_gain, form.digits)})"
+        theirs += f" ({signed(pair.paper_gain, form.digits)})"
     if pair.ours is None:
         return theirs, ""
     ours = form.show(pair.ours.mean)
@@ -269,11 +269,12 @@ def show_pair(pair: Pair, metric: str) -> tuple[str, str]:
         ours += f" ± {form.show(pair.ours.error)}"
     if pair.gain is not None:
         error = f" ± {form.show(pair.gain.error)}" if pair.gain.error is not None else ""
-        ours += f" ({_signed(pair.gain.mean, form.digits)}{error})"
+        ours += f" ({signed(pair.gain.mean, form.digits)}{error})"
     return theirs, ours
 
 
-def _signed(value: float, digits: int) -> str:
+def signed(value: float, digits: int) -> str:
+    """With its sign, as a gain is written."""
     if abs(value) >= 1e6:
         return f"{value:+.2e}".replace("e+0", "e").replace("-", "−")
     return f"{value:+,.{digits}f}".replace("-", "−")

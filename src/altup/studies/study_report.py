@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from altup.studies import comparison
+from altup.studies.claims import claims_table, sizes_run
 from altup.studies.comparison import (
     TableRow,
     compare,
@@ -17,8 +18,9 @@ from altup.studies.comparison import (
     measures_shown,
     printed_speedups,
     show_pair,
+    signed,
 )
-from altup.studies.evidence import ONE_SEED, Evidence, Verdict, choose_evidence
+from altup.studies.evidence import ONE_SEED, Evidence, choose_evidence
 from altup.studies.metrics import METRICS, STATIC
 from altup.studies.partial import partial_note
 from altup.studies.report import (
@@ -116,7 +118,7 @@ class StudyReport:
         e = self.evidence
         runs = {r.run for r in e.results if r.seed}
         machines = sorted({r.hardware for r in e.results})
-        verdicts = [v for s in self.studies for v in e.verdicts(s, _sizes(s, e))]
+        verdicts = [v for s in self.studies for v in e.verdicts(s, sizes_run(s, e))]
         words = ["with one seed and no verdict" if v.word == ONE_SEED else v.word for v in verdicts]
         counted = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
         return (
@@ -175,68 +177,6 @@ class StudyReport:
         ]
 
 
-def _sizes(study: Study, evidence: Evidence) -> list[str]:
-    found = [size for row in study.rows for size in evidence.sizes(study.name, row.label)]
-    return list(dict.fromkeys(found)) or ["–"]
-
-
-def claims_table(studies: Sequence[Study], evidence: Evidence) -> Html:
-    """Each claim with the paper's difference and ours."""
-    columns = [
-        Column("study", text=True), Column("claim", text=True), Column("size", text=True),
-        Column("paper's difference"), Column("ours"), Column("verdict", text=True),
-    ]  # fmt: skip
-    rows = []
-    for study in studies:
-        theirs = paper_differences(study)
-        for verdict in evidence.verdicts(study, _sizes(study, evidence)):
-            rows.append(_claim(study, verdict, theirs))
-    return data_table(
-        columns,
-        rows,
-        "± is the standard error. A claim needs two seeds of some model to be judged; one seed shows a "
-        "difference, but not whether it is more than noise.",
-    )
-
-
-def _claim(study: Study, verdict: Verdict, theirs: Mapping[tuple[str, str, str], dict[str, float]]) -> list[Cell]:
-    claim, d = verdict.expectation, verdict.difference
-    metric = METRICS[claim.metric]
-    known = theirs.get((claim.better, claim.than, claim.metric), {})
-    told = known.get(verdict.size) if d is not None else None
-    if told is not None:
-        paper = Cell(_signed(told, metric.digits), value=told)
-    elif known:
-        low, high = min(known.values()), max(known.values())
-        paper = Cell(
-            _signed(low, metric.digits) + (f" to {_signed(high, metric.digits)}" if high != low else ""),
-            below=", ".join(known), value=low,
-        )  # fmt: skip
-    else:
-        paper = Cell("not in the paper", kind="absent")
-    ours = Cell("")
-    if d is not None:
-        error = f" ± {metric.show(d.error)}" if d.error is not None else ""
-        ours = Cell(_signed(d.mean, metric.digits) + error, value=d.mean)
-    kind = verdict.word if verdict.word in ("reproduced", "contradicted") else "absent"
-    size = verdict.size if d is not None else ""
-    told_claim = Cell(f"{claim.better} better than {claim.than}", below=f"{metric.title}, {metric.unit}")
-    return [Cell(study.title), told_claim, Cell(size), paper, ours, Cell(verdict.word, kind=kind)]
-
-
-def paper_differences(study: Study) -> dict[tuple[str, str, str], dict[str, float]]:
-    """(better, than, measure) → size → the difference that the paper's table shows."""
-    numbers = comparison.paper_numbers(study)
-    found: dict[tuple[str, str, str], dict[str, float]] = {}
-    for claim in study.expect:
-        for size in dict.fromkeys(size for size, _ in numbers):
-            one = numbers.get((size, claim.better), {}).get(claim.metric)
-            other = numbers.get((size, claim.than), {}).get(claim.metric)
-            if one is not None and other is not None:
-                found.setdefault((claim.better, claim.than, claim.metric), {})[size] = one - other
-    return found
-
-
 def study_table(study: Study, rows: Sequence[TableRow], note: str) -> Html:
     """For every measure the paper's number and ours, gains over the baseline below them."""
     shown = measures_shown(list(rows), study)
@@ -292,10 +232,10 @@ def speedup_table(study: Study, evidence: Evidence) -> Html:
         for name in comparison.LATENCIES:
             value = row.ours.get(name, "")
             cells.append(
-                Cell(_signed(value, 0), value=value) if isinstance(value, float) else Cell(value, kind="absent")
+                Cell(signed(value, 0), value=value) if isinstance(value, float) else Cell(value, kind="absent")
             )
         printed = row.paper if kind == "printed" else None
-        cells.append(Cell(_signed(printed, 0), value=printed) if printed is not None else Cell(""))
+        cells.append(Cell(signed(printed, 0), value=printed) if printed is not None else Cell(""))
         body.append(cells)
     return data_table(
         columns,
@@ -304,7 +244,3 @@ def speedup_table(study: Study, evidence: Evidence) -> Html:
         "interpolated between those measured; where no two of them bracket the score there is no number, for "
         "nothing is extrapolated. “Printed numbers”: our arithmetic on the paper's scores and speeds of S, B, L.",
     )
-
-
-def _signed(value: float, digits: int) -> str:
-    return f"{value:+,.{digits}f}".replace("-", "−")
