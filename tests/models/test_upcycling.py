@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from altup import upcycle
+from altup import upcycle, widen
+from altup.errors import UserError
 from altup.models.t5.convert import from_hugging_face
 from altup.models.upcycling import T5S, load_pretrained
+from tests.models.families import build
 from tests.models.helpers import batch, hugging_face_t5, tiny_t5
 from tests.models.stacks import tiny
 
@@ -23,6 +25,17 @@ def test_same_function_as_the_original(method, num_blocks, tied):
     for how in ({}, {"num_beams": 4}):
         want = original.generate(**inputs, max_new_tokens=16, **how)
         assert torch.equal(model.generate(**inputs, max_new_tokens=16, **how), want)
+
+
+@pytest.mark.parametrize("family", ["t5", "bert", "llama"])
+def test_a_model_widened_in_another_way_is_refused(family, tmp_path):
+    """Its layers alone would convert, and what its coefficients learnt would be gone."""
+    model = widen(build(family))
+    with pytest.raises(UserError, match=r"was widened by altup.widen.*altup.narrow it first"):
+        upcycle(model, "dense")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"was widened by altup.widen, and only altup.load_widened reads it"):
+        load_pretrained(str(tmp_path))
 
 
 def final_blocks(model):

@@ -7,12 +7,12 @@ import copy
 import pytest
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import altup
 from altup.errors import UserError
 from altup.models.widening import handlers
-from tests.models.families import build
+from tests.models.families import DECODER, build
 
 
 class OddConfig(PreTrainedConfig):
@@ -156,6 +156,15 @@ class Listless(PreTrainedModel):
 def test_no_layers_at_all():
     with pytest.raises(UserError, match="found no stack of layers"):
         altup.widen(Listless(OddConfig()))
+
+
+@pytest.mark.parametrize("method", ["recycled", "altup"])
+def test_a_vocabulary_of_four(method):
+    """Bases of DNA, say: the example made up has no more tokens than the model."""
+    model = LlamaForCausalLM(LlamaConfig(**{**DECODER, "vocab_size": 4})).eval()
+    ids = torch.tensor([[0, 1, 2, 3]])
+    expected = model(ids).logits
+    torch.testing.assert_close(altup.widen(model, method)(ids).logits, expected, rtol=0, atol=1e-5)
 
 
 def test_other_models_are_refused():

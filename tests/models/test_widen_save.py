@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, BertForSequenceClassification
 
 from altup import load_widened, narrow, widen
 from altup.errors import UserError
@@ -194,6 +195,8 @@ def test_the_plain_class_does_not_load_wide_weights(tmp_path):
 def test_load_errors(tmp_path):
     with pytest.raises(UserError, match="no model folder"):
         load_widened(tmp_path / "nothing")
+    with pytest.raises(UserError, match="an Auto class is not needed"):
+        load_widened(tmp_path / "nothing", model_class=AutoModelForCausalLM)  # type: ignore[arg-type]
     build("llama").save_pretrained(tmp_path / "plain")
     with pytest.raises(UserError, match="was not widened"):
         load_widened(tmp_path / "plain")
@@ -204,6 +207,23 @@ def test_load_errors(tmp_path):
     wide.save_pretrained(tmp_path / "broken", state_dict=weights)
     with pytest.raises(UserError, match=r"not whole: 1 weights.*layers.2.altup.g"):
         load_widened(tmp_path / "broken")
+
+
+@pytest.mark.parametrize("method", ["recycled", "altup"])
+def test_another_head_on_a_trained_body(method, tmp_path):
+    """Refused with the way to do it, which works."""
+    wide = widen(build("bert"), method, 3)
+    train(wide, 2)
+    wide.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"holds a BertForMaskedLM, not a BertForSequenceClass.* strict=False"):
+        load_widened(tmp_path, model_class=BertForSequenceClassification)
+    other = widen(build("bert-classifier", seed=1), method, 3)
+    result = other.load_state_dict(load_widened(tmp_path).state_dict(), strict=False)
+    assert all(name.startswith(("classifier.", "bert.pooler.")) for name in result.missing_keys)
+    batch = inputs(wide)
+    del batch["labels"]
+    with torch.no_grad():
+        assert torch.equal(other.bert(**batch)[0], wide.bert(**batch)[0])
 
 
 def test_damaged_folders_are_told_and_no_pickle_is_read(tmp_path):

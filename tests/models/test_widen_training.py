@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from altup import load_widened, widen
+from altup import load_widened, narrow, widen
+from altup.errors import UserError
 from tests.models.families import FAMILIES, build, inputs
 
 
@@ -185,6 +186,25 @@ def test_peft(method, tmp_path):
     merged = model.merge_and_unload()
     torch.testing.assert_close(merged(**batch).logits, trained, rtol=1e-4, atol=1e-4)
     assert not any("lora" in name for name, _ in merged.named_parameters())
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_merged_adapters_are_saved_beside_an_untied_head(family, tmp_path):
+    """PEFT then says in the config that nothing is tied, which is true of the head and not of BERT's biases."""
+    peft = pytest.importorskip("peft")
+    wide = widen(build(family), "altup")
+    target = {"bert": "query", "gpt2": "c_attn"}[family]
+    model = peft.get_peft_model(
+        wide, peft.LoraConfig(r=2, target_modules=[target], fan_in_fan_out=family == "gpt2")
+    )
+    with pytest.raises(UserError, match="take it out of what wraps it"):
+        narrow(model)
+    train(model, 2)
+    merged = model.merge_and_unload()
+    merged.save_pretrained(tmp_path)
+    loaded, batch = load_widened(tmp_path), inputs(wide)
+    torch.testing.assert_close(loaded(**batch).logits, merged(**batch).logits)
+    assert loaded.get_input_embeddings().weight is not loaded.get_output_embeddings().weight
 
 
 class Counting(torch.utils.data.Dataset):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -52,6 +53,35 @@ def test_clip_bites():
     ours = DynamicUpdate.from_gemma3n(theirs)
     state, y = torch.randn(4, 1, 3, 16), torch.randn(1, 3, 16)
     assert not torch.allclose(ours(state, y), ours.eval()(state, y))
+
+
+def test_gradients_equal_gemmas_where_the_clip_bites():
+    """A is clipped for good and learns on, C where it is read; and two passes may come before one backward."""
+    theirs = gemma(3, active=1, clip=0.1).train()
+    ours = DynamicUpdate.from_gemma3n(theirs)
+    state, y = torch.randn(3, 2, 5, 16), torch.randn(2, 5, 16)
+    weights = torch.randn_like(state)
+    for _ in range(2):
+        (theirs.correct(theirs.predict(state), y) * weights).sum().backward()
+    sum((ours.correct(ours.predict(state), y) * weights).sum() for _ in range(2)).backward()
+    for mine, other in (
+        (ours.A, theirs.prediction_coefs),
+        (ours.C, theirs.correction_coefs),
+        (ours.R, theirs.modality_router),
+        (ours.norm, theirs.router_norm),
+    ):
+        torch.testing.assert_close(mine.grad, other.weight.grad.view_as(mine), rtol=1e-4, atol=1e-5)
+    assert (ours.A.grad != 0).all()
+    torch.testing.assert_close(ours.eval().predict(state), theirs.eval().predict(state), rtol=1e-5, atol=1e-5)
+
+
+def test_the_clip_compiles_whole():
+    torch._dynamo.reset()
+    update, state = DynamicUpdate.from_gemma3n(gemma(2, clip=0.1).train()), torch.randn(2, 1, 3, 16)
+    expected = copy.deepcopy(update)(state, state[0])
+    compiled = torch.compile(update, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(state, state[0]), expected, rtol=1e-5, atol=1e-5)
+    assert update.A.abs().max() <= 0.1
 
 
 def test_a_stack_fed_with_predictions_is_gemmas():

@@ -157,3 +157,12 @@ def refuse_widened(config: AltUpConfig, family: str) -> None:
             f"widening={config.widening!r}, num_blocks={config.num_blocks}, sequence={config.sequence!r}, "
             f"experts={config.experts}: only a dense {family} fits Hugging Face's class; use save_pretrained"
         )
+
+
+def refuse_widened_layers(model: PreTrainedModel) -> None:
+    """Stop where a Hugging Face model is to become ours and `altup.widen` made it more than its layers."""
+    if any(".altup." in name for name, _ in model.named_parameters()):
+        raise UserError(
+            f"{type(model).__name__} was widened by altup.widen, and its coefficients would be lost; give the "
+            "original, or altup.narrow it first"
+        )

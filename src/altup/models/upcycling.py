@@ -116,6 +116,10 @@ def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
     classes: dict[str, Any] = {cls.config_class.model_type: cls for cls in only or (*CONVERTERS, *OURS)}
     if config.model_type not in classes:
         raise UserError(f"{place!r} holds a {config.model_type!r} model; give one of {', '.join(classes)}")
+    if hasattr(config, "altup"):
+        raise UserError(
+            f"{place!r} was widened by altup.widen, and only altup.load_widened reads it; give the original"
+        )
     try:
         model, info = classes[config.model_type].from_pretrained(
             place, use_safetensors=True, output_loading_info=True

@@ -22,8 +22,9 @@ class DynamicUpdate(CoefficientModule):
         m(x) = tanh(R·norm(x) / d),    P = I + A·m(xᵃ),    g = 1 + C·m(y)
 
     norm is an RMS norm with learned scale; R: [K, d], A: [K, K, K], C: [K, K]. A and C start at zero, so that the
-    rule starts as the static one does. In training A and C are clipped to ±`clip`. `implementation` is that of
-    `altup_update_dynamic`: how the blocks are mixed once P and g are there.
+    rule starts as the static one does. In training A and C are clipped to ±`clip` as Gemma 3n does it: A itself,
+    and C where it is read. `implementation` is that of `altup_update_dynamic`: how the blocks are mixed once P and
+    g are there.
     """
 
     def __init__(
@@ -85,12 +86,16 @@ class DynamicUpdate(CoefficientModule):
 
     def prediction(self, x: Tensor) -> Tensor:
         """P for each token of the active block: [..., d] → [..., K, K]."""
+        if self.training and self.clip is not None:
+            # Through `data`: a graph that has read A before must not take this for a change of what it read.
+            self.A.data.clamp_(-self.clip, self.clip)
         mixed = self._coefficients(self.A.flatten(0, 1), x).unflatten(-1, self.A.shape[:2])
         return mixed + torch.eye(mixed.shape[-1], dtype=mixed.dtype, device=mixed.device)
 
     def correction(self, y: Tensor) -> Tensor:
         """g for each token of the layer's output: [..., d] → [..., K]."""
-        return 1 + self._coefficients(self.C, y)
+        C = self.C if self.clip is None or not self.training else self.C.clamp(-self.clip, self.clip)
+        return 1 + self._coefficients(C, y)
 
     def predict(self, state: State) -> State:
         """x̂ⁱ = Σⱼ Pᵢⱼ xʲ."""
@@ -109,8 +114,6 @@ class DynamicUpdate(CoefficientModule):
 
     def _coefficients(self, weight: Tensor, x: Tensor) -> Tensor:
         """Those that the token x makes, without autocast's rounding: weight [n, K] → [..., n]."""
-        if self.training and self.clip is not None:
-            weight = weight.clamp(-self.clip, self.clip)
         m = self.modalities(x)
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(m, weight.to(m.dtype))

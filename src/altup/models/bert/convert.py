@@ -9,7 +9,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from altup.errors import UserError
-from altup.models.base import empty_like, refuse_widened
+from altup.models.base import empty_like, refuse_widened, refuse_widened_layers
 from altup.models.bert.config import AltUpBertConfig
 from altup.models.bert.model import AltUpBertForMaskedLM
 
@@ -60,6 +60,7 @@ def hugging_face_name(name: str) -> str:
 
 def from_hugging_face(model: BertForMaskedLM) -> AltUpBertForMaskedLM:
     """Our dense BERT with the weights of a Hugging Face one; `attention_mask` and token types mean the same."""
+    refuse_widened_layers(model)
     theirs = model.config
     for field, only in (("hidden_act", "gelu"), ("is_decoder", False)):
         value = getattr(theirs, field)

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from altup.errors import UserError
-from altup.models.base import empty_like, refuse_widened
+from altup.models.base import empty_like, refuse_widened, refuse_widened_layers
 from altup.models.decoder.config import AltUpDecoderConfig
 from altup.models.decoder.model import AltUpDecoderForCausalLM
 
@@ -53,6 +53,7 @@ def hugging_face_name(name: str) -> str:
 
 def from_hugging_face(model: LlamaForCausalLM) -> AltUpDecoderForCausalLM:
     """Our dense decoder with the weights of a Hugging Face Llama that has plain rotary positions and no biases."""
+    refuse_widened_layers(model)
     theirs = model.config
     rope: Any = theirs.rope_parameters
     for field, value, only in (

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from altup.errors import UserError
-from altup.models.base import empty_like, refuse_widened
+from altup.models.base import empty_like, refuse_widened, refuse_widened_layers
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.model import AltUpT5ForConditionalGeneration
 
@@ -66,6 +66,7 @@ def hugging_face_name(name: str) -> str:
 
 def from_hugging_face(model: T5ForConditionalGeneration) -> AltUpT5ForConditionalGeneration:
     """Our dense T5 with the weights of a Hugging Face T5 1.1 or Flan-T5."""
+    refuse_widened_layers(model)
     theirs = model.config
     if theirs.feed_forward_proj != "gated-gelu":
         raise UserError(

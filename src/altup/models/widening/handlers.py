@@ -64,8 +64,8 @@ def _example(model: PreTrainedModel) -> dict[str, Tensor]:
         return {"pixel_values": torch.linspace(-1, 1, math.prod(shape)).reshape(shape).sin()}
     end = getattr(config, "eos_token_id", None)
     end = end if isinstance(end, int) else 2
-    vocabulary = getattr(config.get_text_config(), "vocab_size", end + 1)
-    ids = torch.tensor([[3, 4, 5, 6, min(end, vocabulary - 1)]])  # some classifiers look for the end token
+    vocabulary = getattr(config.get_text_config(), "vocab_size", max(end, 6) + 1)
+    ids = torch.tensor([[3, 4, 5, 6, end]]).clamp(max=vocabulary - 1)  # some classifiers look for the end token
     return (
         {"input_ids": ids, "decoder_input_ids": ids}
         if getattr(config, "is_encoder_decoder", False)

@@ -22,6 +22,8 @@ def load_widened(
     `options` are those of `from_pretrained` (`dtype`, `device_map`, …). The class is the one named in the config;
     give `model_class` where that is not a class of transformers.
     """
+    if model_class is not None and not issubclass(model_class, PreTrainedModel):
+        raise UserError(f"model_class={model_class!r} is no model of transformers; an Auto class is not needed")
     try:
         config = AutoConfig.from_pretrained(place) if model_class is None else _config_of(model_class, place)
     except (OSError, ValueError) as error:
@@ -29,14 +31,22 @@ def load_widened(
     saved = getattr(config, "altup", None)
     if not isinstance(saved, dict):
         raise UserError(
-            f"{str(place)!r} holds a {config.model_type!r} model that was not widened; load it with "
-            "from_pretrained and give it to altup.widen"
+            f"{str(place)!r} holds a {config.model_type!r} model that was not widened (or only a part of it, by "
+            "itself, which its config does not tell); load it with from_pretrained and give it to altup.widen"
         )
     cls = model_class or _named_class(config, place)
+    if config.architectures and cls.__name__ not in config.architectures:
+        raise UserError(
+            f"{str(place)!r} holds a {config.architectures[0]}, not a {cls.__name__}; for another head widen a "
+            f"{cls.__name__} and let it load the state_dict of the one here with strict=False"
+        )
     try:
         plan = Plan(**saved)
     except TypeError as error:
         raise UserError(f"{str(place)!r}: 'altup' in its config is not of this altup version: {error}") from None
+    if plan.untied.keys() & (cls._tied_weights_keys or {}).keys():
+        # As it was when widened: merging in PEFT sets it to False for an untied head, and unties biases with that.
+        config.tie_word_embeddings = True
 
     def build(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         cls.__init__(self, config, *args, **kwargs)

@@ -83,8 +83,11 @@ def narrow(model: PreTrainedModel) -> PreTrainedModel:
     there is no narrow model that computes the same, and this refuses.
     """
     plan = Plan.of(model)
-    if plan is None or not _is_widened(model, plan):
-        raise UserError(f"{type(model).__name__} is not a model that altup.widen has widened")
+    if not isinstance(model, PreTrainedModel) or plan is None or not _is_widened(model, plan):
+        raise UserError(
+            f"{type(model).__name__} is not a model that altup.widen has widened; take it out of what wraps it "
+            "(PEFT: merge_and_unload, or unload)"
+        )
     _check_coefficients(model, plan)
     _undo(model, plan)
     return model
