@@ -153,6 +153,18 @@ def test_tables_as_markdown_and_csv(out: Path) -> None:
     assert {len(row) for row in table} == {len(table[0])}
 
 
+def test_a_report_of_an_own_study_speaks_of_that_alone(out: Path, tmp_path: Path) -> None:
+    """Its models were run for other studies."""
+    mine, path = tmp_path / "mine.yaml", tmp_path / "mine.html"
+    mine.write_text("title: Mine\nquestion: Which?\nrows: {Dense: {method: dense}, Wide: {method: altup, k: 2}}\n")
+    result = altup("study", "report", mine, "--results", out / "results", "--out", path, "--no-plots")
+    assert result.returncode == 0, result.stderr
+    text = path.read_text(encoding="utf-8")
+    assert [row[0] for row in rows_of(text, "mine")] == ["Dense<small>tiny</small>", "Wide<small>tiny</small>"]
+    assert "of the paper" not in text
+    assert "laims" not in text
+
+
 def test_a_second_run_finds_everything_done(out: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/final/model.safetensors")}
     result = CliRunner().invoke(app, ["study", "run", "--all", "--scale", "smoke", "--out", str(out)])

@@ -45,7 +45,7 @@ from altup.studies.study import Study, find_study, shipped
 from altup.studies.study_plots import study_plots
 from altup.studies.study_rule import rule_section
 
-TITLE = "AltUp: the paper's studies, run again"
+TITLE, OWN_TITLE = "AltUp: the paper's studies, run again", "AltUp: studies"
 
 
 @dataclass(frozen=True)
@@ -87,24 +87,27 @@ class StudyReport:
         """The page and, in a folder of its name beside it, every plot as SVG and PNG."""
         path.parent.mkdir(parents=True, exist_ok=True)
         rule, rule_plots = rule_section(self.studies, self.evidence, self.record)
+        from_paper = any(study.table for study in self.studies)
+        claims = "The paper's claims" if from_paper else "Claims"
+        claimed = any(study.expect for study in self.studies)
         html = page(
-            TITLE,
+            TITLE if from_paper else OWN_TITLE,
             paragraph(self._lead(), "lead"),
             paragraph(
-                "Every table of the paper stands below with our numbers beside it. Differences are to the study's "
-                "baseline at the same size, with the standard error of the difference after ±. “Reproduced” and "
-                "“contradicted” mean that the 95 % interval excludes zero; the noise is pooled over the seeds of "
-                "all models of that size."
+                ("Every table of the paper stands below with our numbers beside it. " if not self.names else "")
+                + "Differences are to the study's baseline at the same size, with the standard error of the "
+                "difference after ±. “Reproduced” and “contradicted” mean that the 95 % interval excludes zero; "
+                "the noise is pooled over the seeds of all models of that size."
             ),
             contents(
                 [
-                    ("claims", "The paper's claims"),
+                    *([("claims", claims)] if claimed else []),
                     *((study.name, study.title) for study in self.studies),
                     ("rule", "What the update rule learned"),
                     ("results", "What was run"),
                 ]
             ),
-            section("The paper's claims", claims_table(self.studies, self.evidence), name="claims"),
+            *([section(claims, claims_table(self.studies, self.evidence), name="claims")] if claimed else []),
             *(self._study(study) for study in self.studies),
             section("What the update rule learned", *rule, name="rule"),
             section("What was run", *self._provenance(), name="results"),
@@ -121,10 +124,8 @@ class StudyReport:
         verdicts = [v for s in self.studies for v in e.verdicts(s, sizes_run(s, e))]
         words = ["with one seed and no verdict" if v.word == ONE_SEED else v.word for v in verdicts]
         counted = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-        return (
-            f"Scale {e.scale}: {len(runs)} runs on {' and '.join(machines)}. "
-            f"Of {len(verdicts)} claims: {counted or 'none'}."
-        )
+        runs_told = f"{len(runs)} run{'' if len(runs) == 1 else 's'} on {' and '.join(machines)}."
+        return f"Scale {e.scale}: {runs_told}" + (f" Of {len(verdicts)} claims: {counted}." if verdicts else "")
 
     def _study(self, study: Study) -> Html:
         rows = compare(study, self.evidence)
@@ -188,7 +189,8 @@ def study_table(study: Study, rows: Sequence[TableRow], note: str) -> Html:
         columns.append(Column("ours", head))
     body = []
     for row in rows:
-        cells = [Cell(row.label, below=row.size + ("" if row.in_paper else ", not in the paper's table"))]
+        beyond = study.table is not None and not row.in_paper
+        cells = [Cell(row.label, below=row.size + (", not in the paper's table" if beyond else ""))]
         for m in shown:
             pair = row.cells[m]
             theirs, ours = show_pair(pair, m)
