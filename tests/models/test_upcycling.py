@@ -38,6 +38,11 @@ def test_a_model_widened_in_another_way_is_refused(family, tmp_path):
         load_pretrained(str(tmp_path))
 
 
+def test_other_models_are_sent_to_widen():
+    with pytest.raises(UserError, match=r"GPT2LMHeadModel cannot be upcycled.*altup.widen takes others"):
+        upcycle(build("gpt2"))
+
+
 def final_blocks(model):
     """The K blocks that the encoder ends with, before they are lowered."""
     kept = []

@@ -109,6 +109,18 @@ def test_a_handler_that_names_no_list_of_layers(odd):
 
 
 @pytest.mark.usefixtures("clean_handlers")
+def test_one_structure_for_many_models(odd):
+    """One model's example does not become the next one's; and what is no structure is told."""
+    structure = altup.Structure(stacks=["voices"])
+    altup.register_handler("odd", lambda model: structure)
+    altup.widen(copy.deepcopy(odd), example={"notes": NOTES})
+    assert structure.example is None
+    altup.register_handler("odd", lambda model: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(UserError, match="handler registered for 'odd' returned a NoneType"):
+        altup.widen(odd, example={"notes": NOTES})
+
+
+@pytest.mark.usefixtures("clean_handlers")
 def test_a_failure_changes_nothing(odd):
     """A table that the handler forgets is noticed when the widened model runs."""
     altup.register_handler(

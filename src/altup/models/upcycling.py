@@ -96,7 +96,7 @@ def _as_dense(model: PreTrainedModel | str | Path) -> Any:
     if not isinstance(model, OURS):
         raise UserError(
             f"{type(model).__name__} cannot be upcycled; give a "
-            f"{', '.join(cls.__name__ for cls in CONVERTERS)} or a dense model of ours"
+            f"{', '.join(cls.__name__ for cls in CONVERTERS)} or a dense model of ours; altup.widen takes others"
         )
     if model.config.num_blocks != 1:
         raise UserError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,7 +45,13 @@ def register_handler(model_type: str, handler: Handler) -> None:
 
 def structure_of(model: PreTrainedModel, example: dict[str, Any] | None = None) -> Structure:
     handler = _HANDLERS.get(model.config.model_type)
-    structure = Structure() if handler is None else handler(model)
+    described = Structure() if handler is None else handler(model)
+    if not isinstance(described, Structure):
+        raise UserError(
+            f"the handler registered for {model.config.model_type!r} returned a {type(described).__name__}; it must "
+            "return an altup.Structure"
+        )
+    structure = replace(described)  # a handler may return the same one for every model
     if not isinstance(example, dict | None):
         raise UserError(f"example is a {type(example).__name__}; give a dict of arguments of the model's forward")
     if example is not None:
