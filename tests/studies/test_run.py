@@ -205,6 +205,26 @@ def test_every_shared_run_is_planned_once(scale: Scale, data: Path) -> None:
     assert [len(job.settings["configs"]) for job in found.speed] == [5, 4]
 
 
+@pytest.mark.parametrize("name", ["mini", "paper"])
+def test_runs_of_a_gpu_are_known_where_there_is_none(
+    name: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The precision's default depends on the machine; a finished run must not."""
+
+    def keys() -> set[str]:
+        cells = plan([shipped()["recycled"]], find_scale(name), data).cells
+        return {
+            job.key for cell in cells for job in (cell.pretrain, *cell.finetune.values(), *cell.optional.values())
+        }
+
+    found = []
+    for gpu in (True, False):
+        monkeypatch.setattr("altup.training.config._has_gpu", lambda gpu=gpu: gpu)
+        found.append(keys())
+    assert found[0] == found[1]
+    assert len(found[0]) > 6
+
+
 def test_speeds_are_compared_with_a_dense_model_trained_alike(scale: Scale, data: Path) -> None:
     """Steps of another batch or length take another time, which says nothing of the model."""
     text = TEXT.replace("k: 2}", "k: 2}\n  Larger batch: {method: altup, k: 2, batch_size: 8}")
