@@ -48,8 +48,8 @@ def structure_of(model: PreTrainedModel, example: dict[str, Any] | None = None) 
     described = Structure() if handler is None else handler(model)
     if not isinstance(described, Structure):
         raise UserError(
-            f"the handler registered for {model.config.model_type!r} returned a {type(described).__name__}; it must "
-            "return an altup.Structure"
+            f"the handler registered for {model.config.model_type!r} returned a {type(described).__name__}; it "
+            "must return an altup.Structure"
         )
     structure = replace(described)  # a handler may return the same one for every model
     if not isinstance(example, dict | None):
