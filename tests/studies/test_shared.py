@@ -23,16 +23,15 @@ GLUE = ["glue/cola", "glue/sst2"]
 
 @pytest.fixture
 def kept() -> dict[str, dict[str, Any]]:
-    """Records of two dense runs, of AltUp, of AltUp with other coefficients, and of dense tuned on GLUE and SQuAD,
-    trained where the precision is another than here."""
+    """Records of two dense runs, of AltUp, of AltUp with other coefficients, and of dense tuned on GLUE and
+    SQuAD."""
     study, scale = shipped()["initialisation"], find_scale("mini")
     found = {}
     models = {"d0": ("Dense", 0), "d1": ("Dense", 1), "a0": ("AltUp K=2", 0), "p0": ("P averages", 0)}
     for key, (label, seed) in models.items():
         config = resolve(study, study.row(label), "small", scale, seed, "text")
         assert config is not None
-        there = {**deciding_fields(config), "precision": "bf16" if config.precision != "bf16" else "fp32"}
-        found[key] = record(key, config=there, start=study.row(label).start)
+        found[key] = record(key, config=deciding_fields(config), start=study.row(label).start)
     of_squad = {"column": "squad", "tasks": {"squad": {}}, "missing": ["squad: validation 9 of 10,570"]}
     found["g0"] = record("g0", kind="finetune", column="glue", tasks={task: {} for task in GLUE}, missing=[])
     found["s0"] = record("s0", kind="finetune", **of_squad)

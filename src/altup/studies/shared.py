@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,18 +29,14 @@ def with_shared(evidence: Evidence, studies: Sequence[Study], record: Records) -
         where = result.study, result.label, result.size
         by_place.setdefault(where, {})[result.seed, result.metric] = result
     models: dict[str, Measured] = {}
-    precisions: Counter[str] = Counter()
     for found in by_place.values():
         for (seed, metric), result in found.items():
             kept = record(result.run) if metric == "accuracy" else None
             if kept:
-                precisions[kept["config"].get("precision")] += 1
                 of_seed = {which: r for which, r in found.items() if which[0] in (seed, "")}
                 models.setdefault(_model(kept["config"], kept["start"]), {}).update(of_seed)
-    if not models:
-        return evidence
     added = []
-    for (study, label, size), model in _wanted(studies, evidence, precisions.most_common(1)[0][0]):
+    for (study, label, size), model in _wanted(studies, evidence):
         own = by_place.get((study, label, size), {})
         added += [
             replace(result, study=study, label=label, size=size)
@@ -51,9 +46,8 @@ def with_shared(evidence: Evidence, studies: Sequence[Study], record: Records) -
     return replace(evidence, results=[*evidence.results, *added])
 
 
-def _wanted(studies: Sequence[Study], evidence: Evidence, precision: str) -> Iterable[tuple[Place, str]]:
-    """Every model that the studies run at the scale. `precision` is that of the runs, which else depends on the
-    machine that asks."""
+def _wanted(studies: Sequence[Study], evidence: Evidence) -> Iterable[tuple[Place, str]]:
+    """Every model that the studies run at the scale."""
     from altup.studies.plan import deciding_fields, resolve
     from altup.studies.scale import find_scale
 
@@ -64,8 +58,6 @@ def _wanted(studies: Sequence[Study], evidence: Evidence, precision: str) -> Ite
                 config = resolve(study, row, size, scale, 0, evidence.data)
                 if config is None or study.equal_time not in (None, row.label):
                     continue  # steps that fit into a time are not known here
-                if "precision" not in {**scale.pretrain, **(row.settings_at(scale.base) or {})}:
-                    config = replace(config, precision=precision)
                 yield (study.name, row.label, size), _model(deciding_fields(config), row.start)
 
 
