@@ -5,31 +5,15 @@ It needs no GPU, and sees what the interpreter forgives.
 
 from __future__ import annotations
 
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
 
-triton = pytest.importorskip("triton")
-if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+from tests.kernels.hopper import ASTSource, GPUTarget, _fresh_cache, spills, triton  # noqa: F401
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+# isort: split
+from altup.kernels import adamw as kernels
 
-from altup.kernels import adamw as kernels  # noqa: E402
-
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 ADDRESSES = ("weights", "grads", "means", "squares", "steps")
 NUMBERS = ("log_beta1", "log_beta2", "smallest", "fresh1", "fresh2", "eps", "decay")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_cache(tmp_path, monkeypatch):
-    if not (TOOLS / "ptxas").exists():
-        pytest.skip(f"needs {TOOLS / 'ptxas'}")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def build(kernel, dtype, **constants):
@@ -56,16 +40,6 @@ def build(kernel, dtype, **constants):
         attrs={place: [["tt.divisibility", 16]] for place in aligned},
     )
     return triton.compile(source, target=GPUTarget("cuda", 90, 32))
-
-
-def spills(compiled, folder) -> bool:
-    """Whether a thread needs memory of its own beside its registers."""
-    cubin = folder / "kernel.cubin"
-    cubin.write_bytes(compiled.asm["cubin"])
-    command = [TOOLS / "cuobjdump", "-res-usage", cubin]
-    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "REG:" in usage
-    return "STACK:0" not in usage
 
 
 @pytest.mark.parametrize(("dtype", "bytes_each"), [("fp32", 4), ("bf16", 2)])

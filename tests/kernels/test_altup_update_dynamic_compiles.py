@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernels.test_update_kernels_compile import _fresh_cache, build, spills  # noqa: F401
+from tests.kernels.hopper import _fresh_cache, spills  # noqa: F401
+from tests.kernels.test_update_kernels_compile import build
 
 from altup.kernels import altup_update_dynamic_triton as kernels  # isort: skip
 

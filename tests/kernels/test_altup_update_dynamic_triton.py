@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import library
 
 from altup.kernels.altup_update_dynamic import altup_update_dynamic, mix_blocks
 from altup.kernels.altup_update_dynamic_op import mix, mix_backward
@@ -194,10 +195,10 @@ def test_nothing_in_nothing_out(shape, poisoned):
 def test_operator_registrations(stacked):
     blocks, y, P, g = problem(2, (3, 4))
     state = [torch.stack(blocks).detach().requires_grad_()] if stacked else blocks
-    torch.library.opcheck(mix, (state, y, P, g))
-    torch.library.opcheck(mix, (state, None, P, None))
+    library.opcheck(mix, (state, y, P, g))
+    library.opcheck(mix, (state, None, P, None))
     plain = [[t.detach() for t in state], y.detach(), P.detach(), g.detach()]
-    torch.library.opcheck(mix_backward, ([torch.randn_like(t) for t in state], *plain))
+    library.opcheck(mix_backward, ([torch.randn_like(t) for t in state], *plain))
 
 
 @runs_kernel

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import library
 
 from altup.kernels import altup_update
 from altup.kernels.altup_update_op import update, update_backward
@@ -194,10 +195,10 @@ def test_nothing_in_nothing_out():
 def test_operator_registrations(stacked):
     blocks, y, residual, P, g = problem(2, (3, 4))
     state = [torch.stack(blocks).detach().requires_grad_()] if stacked else blocks
-    torch.library.opcheck(update, (state, y, residual, P, g, 1))
-    torch.library.opcheck(update, (state, y, None, P, g, 1))
+    library.opcheck(update, (state, y, residual, P, g, 1))
+    library.opcheck(update, (state, y, None, P, g, 1))
     plain = [[t.detach() for t in state], y.detach(), None, P.detach(), g.detach(), 1]
-    torch.library.opcheck(update_backward, ([torch.randn_like(t) for t in state], *plain))
+    library.opcheck(update_backward, ([torch.randn_like(t) for t in state], *plain))
 
 
 @runs_kernel

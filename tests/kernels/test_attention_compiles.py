@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-triton = pytest.importorskip("triton")
-if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+from tests.kernels.hopper import TOOLS, ASTSource, GPUTarget, _fresh_cache, stack_bytes, triton  # noqa: F401
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+# isort: split
+from altup.kernels.attention import launch
+from altup.kernels.attention.forward import forward_kernel
+from altup.kernels.attention.keys_backward import keys_kernel
+from altup.kernels.attention.queries_backward import queries_kernel
 
-from altup.kernels.attention import launch  # noqa: E402
-from altup.kernels.attention.forward import forward_kernel  # noqa: E402
-from altup.kernels.attention.keys_backward import keys_kernel  # noqa: E402
-from altup.kernels.attention.queries_backward import queries_kernel  # noqa: E402
-
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 KERNELS = [(forward_kernel, launch.FORWARD), (queries_kernel, launch.QUERIES), (keys_kernel, launch.KEYS)]
 FLAGS = ("BIAS", "BIAS_GRAD", "EDGES", "CAUSAL", "SEGMENTS", "DROPOUT", "EVEN")
 NEEDED_BY = {
@@ -32,13 +25,6 @@ NEEDED_BY = {
     "seed": "DROPOUT",
 }
 FLOATS = ("scale", "keep_scale")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_cache(tmp_path, monkeypatch):
-    if not (TOOLS / "ptxas").exists():
-        pytest.skip(f"needs {TOOLS / 'ptxas'}")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def build(kernel, config, width, flags, capability=90, **fixed):
@@ -69,15 +55,6 @@ def build(kernel, config, width, flags, capability=90, **fixed):
     options = {"num_warps": config.warps, "num_stages": config.stages, "maxnreg": config.registers}
     source = ASTSource(kernel, signature, constexprs, attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-
-
-def stack_bytes(compiled, folder):
-    """What a thread needs beside its registers."""
-    cubin = folder / "kernel.cubin"
-    cubin.write_bytes(compiled.asm["cubin"])
-    command = [TOOLS / "cuobjdump", "-res-usage", cubin]
-    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return int(re.search(r"STACK:(\d+)", usage).group(1))
 
 
 def remarks(compiled, folder):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import library
 from torch.utils.checkpoint import checkpoint
 
 from altup.errors import UserError
@@ -287,12 +288,12 @@ def test_operator_registrations(small):
     small(16, 16)
     q, k, v, by_distance = problem(Q=16, K=20)
     settings = (None, None, None, True, 0.0, 1.0, None)
-    torch.library.opcheck(attend, (q, k, v, by_distance, *settings))
-    torch.library.opcheck(attend, (q, k, v, None, *settings))
+    library.opcheck(attend, (q, k, v, by_distance, *settings))
+    library.opcheck(attend, (q, k, v, None, *settings))
     tensors = [x.detach() for x in (q, k, v, by_distance)]
     out, lse = attend(*tensors, *settings)
     for bias_grad in (False, True):
-        torch.library.opcheck(attend_backward, (torch.randn_like(out), out, lse, *tensors, *settings, bias_grad))
+        library.opcheck(attend_backward, (torch.randn_like(out), out, lse, *tensors, *settings, bias_grad))
 
 
 @runs_kernel

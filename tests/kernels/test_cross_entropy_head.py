@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import library
 from torch.utils.checkpoint import checkpoint
 
 from altup.errors import UserError
@@ -253,7 +254,7 @@ def test_twice_through_one_graph():
 def test_operator_registrations():
     hidden, weight, labels = problem(tokens=(5,))
     for flags in [(True, True), (False, True), (False, False)]:
-        torch.library.opcheck(cross_entropy.op.fused_head, (hidden, weight, labels, 0.1, *flags))
+        library.opcheck(cross_entropy.op.fused_head, (hidden, weight, labels, 0.1, *flags))
 
 
 @runs_kernel

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import library
 
 from altup.errors import UserError
 from altup.kernels import sequence_update
@@ -135,9 +136,9 @@ def test_nothing_in_nothing_out():
 @runs_kernel
 def test_operator_registrations():
     inputs = problem(6, 4, 8)
-    torch.library.opcheck(sequence_update_op, (*inputs, 4))
+    library.opcheck(sequence_update_op, (*inputs, 4))
     plain = [t.detach() for t in inputs]
-    torch.library.opcheck(sequence_update_backward, (torch.randn_like(plain[0]), *plain, 4))
+    library.opcheck(sequence_update_backward, (torch.randn_like(plain[0]), *plain, 4))
 
 
 @runs_kernel

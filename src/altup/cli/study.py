@@ -117,6 +117,7 @@ def run_studies(
     from altup.studies.run import StudyRun
     from altup.studies.scale import find_scale, read_seeds, with_settings
     from altup.studies.study import find_study, shipped
+    from altup.words import number_of
 
     if everything == bool(names):
         raise UserError("name studies (`altup study list` shows them), or give --all")
@@ -141,13 +142,13 @@ def run_studies(
         _show_plan(studies, device, price)
         return
     outcome = studies.run(_say, jobs, time_limit)
-    _say(f"{_jobs(outcome.finished)} finished now; {outcome.rows} results are in {studies.results}")
+    _say(f"{number_of(outcome.finished, 'job')} finished now; {outcome.rows} results are in {studies.results}")
     if outcome.left:
-        _say(f"{_jobs(len(outcome.left))} left; run the same command again to go on")
+        _say(f"{number_of(len(outcome.left), 'job')} left; run the same command again to go on")
     if outcome.stopped:
         raise typer.Exit(STOPPED)
     if outcome.failed:
-        _say(f"{_jobs(len(outcome.failed))} failed; their logs are in {out / 'logs'}")
+        _say(f"{number_of(len(outcome.failed), 'job')} failed; their logs are in {out / 'logs'}")
         raise typer.Exit(1)
     _say(f"Look at them: altup study report --results {studies.results} --out report.html")
 
@@ -264,10 +265,6 @@ def merge_results(
 
     rows, records = merge(source, target)
     typer.echo(f"{rows} results and {records} run records are now in {target}")
-
-
-def _jobs(count: int) -> str:
-    return f"{count} job" + ("" if count == 1 else "s")
 
 
 def _say(text: str) -> None:

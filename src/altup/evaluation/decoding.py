@@ -67,7 +67,7 @@ def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Linear maps in `dtype`, for a model that is not trained any more.
 
     Under autocast each of them rounds its weights in every call, that is in every step of an answer. Rounded
-    once they give the same numbers for a quarter of the memory traffic.
+    once they are the same numbers for a quarter of the memory traffic.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):

@@ -22,13 +22,13 @@ def fit_rows(inputs: Sequence[int], targets: Sequence[int], width: int, target_w
     A long one goes to the first row where it fits, which leaves few gaps. A short one goes to the row with most
     room, which mixes lengths: a row of nothing but short inputs would have too many targets.
     """
-    rows: list[list[int]] = [[] for _ in range(-(-sum(inputs) // width))]
+    rows: list[list[int]] = [[] for _ in range(max(1, -(-sum(inputs) // width)))]
     free, target_free = np.full(len(rows), width), np.full(len(rows), target_width)
     for example in np.argsort(-np.asarray(inputs, np.int64), kind="stable").tolist():
         needs, target_needs = inputs[example], targets[example]
         fits = (free >= needs) & (target_free >= target_needs)
-        row = int(fits.argmax() if needs > LONG * width else np.where(fits, free, -1).argmax()) if rows else 0
-        if not rows or not fits[row]:
+        row = int(fits.argmax() if needs > LONG * width else np.where(fits, free, -1).argmax())
+        if not fits[row]:
             row = len(rows)
             rows.append([])
             free, target_free = np.append(free, width), np.append(target_free, target_width)
@@ -51,7 +51,7 @@ def pack(
     Empty rows fill up to a multiple of `quantum`: few shapes, because each is recorded as a graph of its own.
     """
     rows = fit_rows([len(x) for x in inputs], [len(y) for y in targets], width, target_width)
-    number = max(1, -(-len(rows) // quantum)) * quantum
+    number = -(-len(rows) // quantum) * quantum
     packed = {
         "input_ids": np.full((number, width), pad_id, np.int32),
         "segments": np.zeros((number, width), np.int32),

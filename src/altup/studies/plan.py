@@ -166,10 +166,7 @@ def make_plan(
             steps: int | None = config.steps
             if study.equal_time:
                 speed_of = partial(_steps_a_second, speeds, scale, vocabulary, machine)
-                row = study.row(study.equal_time)
-                timed = resolve(study, row, size, scale, config.seed, inputs.data)
-                if timed is None:
-                    raise UserError(f"study {study.name}: equal_time row {row.label!r} has no {size} model here")
+                timed = _timed(study, scale, config, inputs)
                 steps = chosen_steps(study, label, size) or _steps_in_time(config, timed, scale.minutes, speed_of)
                 own, needed = speed_of(config), {fast: config}
                 if scale.minutes is None:
@@ -178,7 +175,7 @@ def make_plan(
                     speed.update(needed)  # `timed` is compared even where --only does not train it
                 cell = replace(
                     cell, seconds=steps / own if steps and own else None,
-                    as_long_as=pretrain_job(timed, row, inputs), waits_for=tuple(needed),
+                    as_long_as=pretrain_job(timed, study.row(study.equal_time), inputs), waits_for=tuple(needed),
                 )  # fmt: skip
             if steps is not None:
                 cell = _with_jobs(cell, replace(config, steps=steps), scale, inputs, wanted)
@@ -199,6 +196,15 @@ def _configs(
                 config = resolve(study, row, size, scale, seed, inputs.data)
                 if config is not None:
                     yield row.label, size, config
+
+
+def _timed(study: Study, scale: Scale, config: PretrainConfig, inputs: Inputs) -> PretrainConfig:
+    """The model of the same size and seed whose time the others of an equal-time study take."""
+    row = study.row(str(study.equal_time))
+    timed = resolve(study, row, str(config.size), scale, config.seed, inputs.data)
+    if timed is None:
+        raise UserError(f"study {study.name}: equal_time row {row.label!r} has no {config.size} model here")
+    return timed
 
 
 def _steps_a_second(

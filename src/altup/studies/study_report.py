@@ -44,6 +44,7 @@ from altup.studies.shared import with_shared
 from altup.studies.study import Study, find_study, shipped
 from altup.studies.study_plots import study_plots
 from altup.studies.study_rule import rule_section
+from altup.words import number_of
 
 TITLE, OWN_TITLE = "AltUp: the paper's studies, run again", "AltUp: studies"
 
@@ -124,7 +125,7 @@ class StudyReport:
         verdicts = [v for s in self.studies for v in e.verdicts(s, sizes_run(s, e))]
         words = ["with one seed and no verdict" if v.word == ONE_SEED else v.word for v in verdicts]
         counted = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-        runs_told = f"{len(runs)} run{'' if len(runs) == 1 else 's'} on {' and '.join(machines)}."
+        runs_told = f"{number_of(len(runs), 'run')} on {' and '.join(machines)}."
         return f"Scale {e.scale}: {runs_told}" + (f" Of {len(verdicts)} claims: {counted}." if verdicts else "")
 
     def _study(self, study: Study) -> Html:

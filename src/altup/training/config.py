@@ -133,11 +133,6 @@ class TrainConfig:
         if self.weight_decay is None:
             self.weight_decay = defaults["weight_decay"]
 
-    @property
-    def betas(self) -> tuple[float, float]:
-        """By which the moments of AdamW fade in a step."""
-        return 0.9 if self.beta1 is None else self.beta1, 0.999 if self.beta2 is None else self.beta2
-
     def rate(self) -> Callable[[int], float]:
         """The learning rate of each step."""
         assert self.schedule is not None

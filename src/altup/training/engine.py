@@ -46,7 +46,8 @@ class Engine:
             self.plain,
             lr=self._lr,
             weight_decay=config.weight_decay or 0.0,
-            betas=config.betas,
+            beta1=config.beta1,
+            beta2=config.beta2,
         )
         self.schedule = config.rate()
         self.meter = Meter(mine.device)

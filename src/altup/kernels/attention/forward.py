@@ -64,14 +64,11 @@ def forward_kernel(
         last = tl.minimum(last, tl.cdiv(i0 + BM, BN))
     LENGTH: tl.constexpr = triton.next_power_of_2(BM + BN)
     distances = queries + keys - 1
-    first = 0
     if SEGMENTS:
         query_segments += batch * queries
         key_segments += batch * keys
     i_segment = load_segments(query_segments, i, queries, SEGMENTS)
-    if SEGMENTS:
-        first, last = meeting_tiles(i_segment, key_segments, keys, first, last, BN)
-    i_segment = i_segment[:, None]
+    first, last = meeting_tiles(i_segment, key_segments, keys, 0, last, BN, SEGMENTS)
     if BIAS:
         bias += head * distances
         row = bias_row(bias, queries - i0 - BM + first * BN, distances, LENGTH)
@@ -96,7 +93,7 @@ def forward_kernel(
         else:
             x = tl.dot(q_block, tl.trans(k_block), input_precision=PRECISION)
         j_segment = load_segments(key_segments, j, keys, SEGMENTS)[None, :]
-        x = hide(x, i[:, None], j[None, :], i_segment, j_segment, keys, CAUSAL, SEGMENTS, EVEN)
+        x = hide(x, i[:, None], j[None, :], i_segment[:, None], j_segment, keys, CAUSAL, SEGMENTS, EVEN)
         new_top = tl.maximum(top, tl.max(x, 1))
         shift = new_top
         if SEGMENTS:  # a row that has seen no key yet

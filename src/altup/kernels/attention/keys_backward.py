@@ -77,9 +77,7 @@ def keys_kernel(
         query_segments += batch * queries
         key_segments += batch * keys
     j_segment = load_segments(key_segments, j, keys, SEGMENTS)
-    if SEGMENTS:
-        first, last = meeting_tiles(j_segment, query_segments, queries, first, last, BM)
-    j_segment = j_segment[:, None]
+    first, last = meeting_tiles(j_segment, query_segments, queries, first, last, BM, SEGMENTS)
     if BIAS:
         bias += head * distances
         row = bias_row(bias, queries + j0 - (first + 1) * BM, distances, LENGTH)
@@ -105,7 +103,7 @@ def keys_kernel(
         else:
             x = tl.dot(k_block, tl.trans(q_block), input_precision=PRECISION)
         i_segment = load_segments(query_segments, i, queries, SEGMENTS)[None, :]
-        x = hide(x, i[None, :], j[:, None], i_segment, j_segment, keys, CAUSAL, SEGMENTS, EVEN)
+        x = hide(x, i[None, :], j[:, None], i_segment, j_segment[:, None], keys, CAUSAL, SEGMENTS, EVEN)
         p = tl.exp2(x * exponent - base[None, :])
         dp = tl.dot(v_block, tl.trans(do_block), input_precision=PRECISION)
         kept = p

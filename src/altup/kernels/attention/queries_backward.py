@@ -144,14 +144,12 @@ def queries_kernel(
     if EDGES:
         near = _first_near(i0, beyond, last, BN)
         far = tl.maximum(tl.minimum(tl.cdiv(beyond + i0 + BM - 1, BN), last), near)
-    first = 0
+    first, last = meeting_tiles(i_segment, key_segments, keys, 0, last, BN, SEGMENTS)
     begin = near  # the near tiles that are gone through
     end = far
     if SEGMENTS:
-        first, last = meeting_tiles(i_segment, key_segments, keys, first, last, BN)
         begin = tl.minimum(tl.maximum(near, first), far)
         end = tl.maximum(tl.minimum(far, last), begin)
-    i_segment = i_segment[:, None]
     if BIAS:
         bias += head * distances
         row = bias_row(bias, queries - i0 - BM + first * BN, distances, LENGTH)
@@ -178,7 +176,7 @@ def queries_kernel(
         else:
             x = tl.dot(q_block, tl.trans(k_block), input_precision=PRECISION)
         j_segment = load_segments(key_segments, j, keys, SEGMENTS)[None, :]
-        x = hide(x, i[:, None], j[None, :], i_segment, j_segment, keys, CAUSAL, SEGMENTS, EVEN)
+        x = hide(x, i[:, None], j[None, :], i_segment[:, None], j_segment, keys, CAUSAL, SEGMENTS, EVEN)
         p = tl.exp2(x * exponent - base[:, None])
         dp = tl.dot(do_block, tl.trans(v_block), input_precision=PRECISION)
         if DROPOUT:

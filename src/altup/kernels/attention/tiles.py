@@ -47,21 +47,24 @@ def _ranked(segments):
 
 
 @triton.jit
-def meeting_tiles(own, segments, count, first, last, TILE: tl.constexpr):
+def meeting_tiles(own, segments, count, first, last, TILE: tl.constexpr, SEGMENTS: tl.constexpr):
     """Of the tiles first … last − 1 of the other side, those between the first and the last one that may hold a
     segment of `own`; at least one. Where the segments of a row rise, as in packed rows, they are few."""
-    low = tl.min(_ranked(own))
-    high = tl.max(_ranked(own))
-    begin = count
-    end = 0
-    for start in range(0, count, 512):
-        place = start + tl.arange(0, 512)
-        segment = _ranked(tl.load(segments + place, mask=place < count, other=0))
-        met = (place < count) & (segment >= low) & (segment <= high)
-        begin = tl.minimum(begin, tl.min(tl.where(met, place, count)))
-        end = tl.maximum(end, tl.max(tl.where(met, place + 1, 0)))
-    first = tl.minimum(tl.maximum(first, begin // TILE), last - 1)
-    return first, tl.maximum(tl.minimum(last, tl.cdiv(end, TILE)), first + 1)
+    if not SEGMENTS:
+        return first, last
+    else:
+        low = tl.min(_ranked(own))
+        high = tl.max(_ranked(own))
+        begin = count
+        end = 0
+        for start in range(0, count, 512):
+            place = start + tl.arange(0, 512)
+            segment = _ranked(tl.load(segments + place, mask=place < count, other=0))
+            met = (place < count) & (segment >= low) & (segment <= high)
+            begin = tl.minimum(begin, tl.min(tl.where(met, place, count)))
+            end = tl.maximum(end, tl.max(tl.where(met, place + 1, 0)))
+        first = tl.minimum(tl.maximum(first, begin // TILE), last - 1)
+        return first, tl.maximum(tl.minimum(last, tl.cdiv(end, TILE)), first + 1)
 
 
 @triton.jit

@@ -27,7 +27,8 @@ def build_optimizer(
     *,
     lr: float | Tensor,
     weight_decay: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
+    beta1: float | None = None,
+    beta2: float | None = None,
     eps: float = 1e-8,
 ) -> torch.optim.Optimizer:
     """The optimizer `name` over the parameters of `model` that ask for gradients.
@@ -55,6 +56,6 @@ def build_optimizer(
     return adamw(
         [{"params": ps, "weight_decay": weight_decay * decay} for (decay, _), ps in groups.items()],
         lr=lr,
-        betas=betas,
+        betas=(0.9 if beta1 is None else beta1, 0.999 if beta2 is None else beta2),
         eps=eps,
     )

@@ -1,0 +1,39 @@
+"""Kernels through Triton's compiler for Hopper: it needs no GPU, and sees what the interpreter forgives."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget  # noqa: E402, F401
+from triton.compiler import ASTSource  # noqa: E402, F401
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache(tmp_path, monkeypatch):
+    if not (TOOLS / "ptxas").exists():
+        pytest.skip(f"needs {TOOLS / 'ptxas'}")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def stack_bytes(compiled, folder) -> int:
+    """What a thread needs beside its registers."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    command = [TOOLS / "cuobjdump", "-res-usage", cubin]
+    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", usage).group(1))
+
+
+def spills(compiled, folder) -> bool:
+    return stack_bytes(compiled, folder) > 0
