@@ -69,6 +69,20 @@ def test_batches_of_many_shapes_need_few_compilations():
     assert counts[-1] <= 3 * counts[0]
 
 
+def test_packed_batches_compile_behind_others():
+    """Sizes that varied already may meet segments that never did."""
+    torch._dynamo.reset()
+    first, second = (tiny_t5("altup", num_layers=2, num_decoder_layers=2).train() for _ in range(2))
+    compile_layers(first, backend="aot_eager", fullgraph=True)
+    ids, labels = (torch.randint(3, 40, (4, length)) for length in (32, 12))
+    first(input_ids=ids, labels=labels).loss.backward()
+    shapes = [(6, 32, 8), (7, 32, 16), (5, 32, 8)]
+    wants = [second(**packed(*shape)).loss for shape in shapes]
+    compile_layers(second, backend="aot_eager", fullgraph=True, dynamic=None)
+    for shape, want in zip(shapes, wants, strict=True):
+        torch.testing.assert_close(second(**packed(*shape)).loss, want)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dense", "altup", "altup+sequence-altup+moe"])
 def test_compiled_code_agrees(method):
