@@ -77,6 +77,14 @@ def test_pretraining_stays_in_registers(kernel, configs, flags, tmp_path):
     assert not [shape for shape in moved if shape == (str(configs[64].queries), str(configs[64].keys))]
 
 
+@pytest.mark.parametrize(("kernel", "configs"), KERNELS)
+def test_packed_rows_with_dropout_stay_in_registers(kernel, configs, tmp_path):
+    flags = ("BIAS", "BIAS_GRAD", "EDGES", "EVEN", "SEGMENTS", "DROPOUT")
+    compiled = build(kernel, configs[64], 64, flags)
+    assert stack_bytes(compiled, tmp_path) <= 64
+    assert "mul.wide.u32" in compiled.asm["ptx"]  # both halves of Philox's product in one instruction
+
+
 VARIANTS = [
     ("BIAS", "BIAS_GRAD", "CAUSAL"),
     ("BIAS", "BIAS_GRAD", "SEGMENTS", "DROPOUT", "CAUSAL", "EDGES"),

@@ -3,6 +3,7 @@
 from altup.kernels.altup_update import altup_update, altup_update_reference
 from altup.kernels.attention import attention
 from altup.kernels.cross_entropy import TokenSums, head_sums, token_sums
+from altup.kernels.dropout import dropout
 from altup.kernels.sequence_update import sequence_update, sequence_update_reference
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "altup_update",
     "altup_update_reference",
     "attention",
+    "dropout",
     "head_sums",
     "sequence_update",
     "sequence_update_reference",

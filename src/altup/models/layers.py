@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from altup.kernels.dropout import dropout
 from altup.nn import PartialExperts, RMSNorm
 
 
@@ -28,4 +28,4 @@ class PreNormLayer(GradientCheckpointingLayer):
         return (x, update) if self.leaves_last_addition else x + update
 
     def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+        return dropout(x, self.dropout, self.training)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from altup.kernels.dropout import dropout
+
 
 class GatedFeedForward(nn.Module):
     """wo(dropout(gelu(wi_0·x) ⊙ wi_1·x)), with the tanh form of GELU and no biases."""
@@ -24,4 +26,4 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = F.gelu(self.wi_0(x), approximate="tanh") * self.wi_1(x)
-        return self.wo(F.dropout(hidden, self.dropout, self.training))
+        return self.wo(dropout(hidden, self.dropout, self.training))

@@ -19,6 +19,7 @@ from altup.kernels.attention.tiles import (
     random_bits,
     store_rows,
 )
+from altup.kernels.philox_triton import stream_key
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -73,7 +74,7 @@ def forward_kernel(
         bias += head * distances
         row = bias_row(bias, queries - i0 - BM + first * BN, distances, LENGTH)
     if DROPOUT:
-        seed = tl.load(seed)
+        key = stream_key(tl.load(seed), stream)
     unscale = 1 / scale
     exponent = scale * LOG2E
 
@@ -102,12 +103,12 @@ def forward_kernel(
         fade = tl.exp2((top - shift) * exponent)
         total = total * fade + tl.sum(p, 1)
         if DROPOUT:
-            p = tl.where(random_bits(seed, stream, i0, j0, BM, BN, False) >= drop_below, p, 0.0)
+            p *= tl.where(random_bits(key, i0, j0, BM, BN, False) >= drop_below, keep_scale, 0.0)
         acc = tl.dot(p.to(v_block.dtype), v_block, acc * fade[:, None], input_precision=PRECISION)
         top = new_top
 
     empty = total == 0
     total = tl.where(empty, 1.0, total)
-    store_rows(out, i, out_row, queries, acc * (keep_scale / total)[:, None], D)
+    store_rows(out, i, out_row, queries, acc * (1 / total)[:, None], D)
     base = tl.where(empty, float("inf"), top * exponent + tl.log2(total))
     tl.store(lse + stream.to(tl.int64) * queries + i, base, mask=i < queries)

@@ -19,6 +19,7 @@ from altup.kernels.attention.tiles import (
     random_bits,
     store_rows,
 )
+from altup.kernels.philox_triton import stream_key
 
 
 def keys_backward(problem: Problem, d_out: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,7 +83,7 @@ def keys_kernel(
         bias += head * distances
         row = bias_row(bias, queries + j0 - (first + 1) * BM, distances, LENGTH)
     if DROPOUT:
-        seed = tl.load(seed)
+        key = stream_key(tl.load(seed), stream)
     unscale = 1 / scale
     exponent = scale * LOG2E
 
@@ -108,11 +109,11 @@ def keys_kernel(
         dp = tl.dot(v_block, tl.trans(do_block), input_precision=PRECISION)
         kept = p
         if DROPOUT:
-            keep = random_bits(seed, stream, i0, j0, BM, BN, True) >= drop_below
-            kept = tl.where(keep, p, 0.0)
-            dp = tl.where(keep, dp * keep_scale, 0.0)
+            factor = tl.where(random_bits(key, i0, j0, BM, BN, True) >= drop_below, keep_scale, 0.0)
+            kept = p * factor
+            dp *= factor
         acc_v = tl.dot(kept.to(do_block.dtype), do_block, acc_v, input_precision=PRECISION)
         ds = p * (dp - mean[None, :])
         acc_k = tl.dot(ds.to(q_block.dtype), q_block, acc_k, input_precision=PRECISION)
     store_rows(dk, j, dk_row, keys, acc_k * scale, D)
-    store_rows(dv, j, dv_row, keys, acc_v * keep_scale, D)
+    store_rows(dv, j, dv_row, keys, acc_v, D)

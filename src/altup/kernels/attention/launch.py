@@ -8,6 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
+from altup.kernels.philox import drop_below
+
 
 class Config(NamedTuple):
     """How a kernel is cut: the queries and keys of a tile, a program's warps, the stages of its pipeline, and the
@@ -80,8 +82,8 @@ class Problem(NamedTuple):
         return self.q, self.k, self.v, self.by_distance, self.query_segments, self.key_segments, self.seed
 
     def numbers(self) -> tuple[float, int, float]:
-        """The scale; below which of 31 random bits a weight is dropped; what the others are multiplied by."""
-        return self.scale, round(self.dropout * 2**31), 1 / (1 - self.dropout)
+        """The scale; below which random word a weight is dropped; what the others are multiplied by."""
+        return self.scale, drop_below(self.dropout), 1 / (1 - self.dropout)
 
     def constants(self, config: Config) -> dict[str, Any]:
         _, Q, K = self.sizes

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from altup.kernels.philox_triton import philox, upper_halves
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -107,10 +109,10 @@ def hide(x, i, j, i_segment, j_segment, keys, CAUSAL: tl.constexpr, SEGMENTS: tl
 
 
 @triton.jit
-def random_bits(seed, stream, i0, j0, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIRST: tl.constexpr):
-    """31 random bits for each query i and key j of the tile at (i0, j0): Philox of (seed, stream, i, j).
+def random_bits(key, i0, j0, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIRST: tl.constexpr):
+    """A random signed word for each query i and key j of the tile at (i0, j0), of which the upper 16 bits count.
 
-    One call gives four numbers: those of (i, j), (i, j + 8), (i + 8, j) and (i + 8, j + 8).
+    The two words of the counter (i, j) serve (i, j) and (i, j + 8), then (i + 8, j) and (i + 8, j + 8).
     """
     ROWS: tl.constexpr = KEYS if KEYS_FIRST else QUERIES
     COLUMNS: tl.constexpr = QUERIES if KEYS_FIRST else KEYS
@@ -119,13 +121,14 @@ def random_bits(seed, stream, i0, j0, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     row = tl.broadcast_to((row // 8 * 16 + row % 8)[:, None], [ROWS // 2, COLUMNS // 2])
     column = tl.broadcast_to((column // 8 * 16 + column % 8)[None, :], [ROWS // 2, COLUMNS // 2])
     if KEYS_FIRST:
-        a, b, c, d = tl.philox(seed, i0 + column, j0 + row, row * 0 + stream, row * 0)
-        bits = tl.join(tl.join(a, c), tl.join(b, d))
+        upper, lower = philox((i0 + column).to(tl.uint32), (j0 + row).to(tl.uint32), key)
     else:
-        a, b, c, d = tl.philox(seed, i0 + row, j0 + column, row * 0 + stream, row * 0)
-        bits = tl.join(tl.join(a, b), tl.join(c, d))
+        upper, lower = philox((i0 + row).to(tl.uint32), (j0 + column).to(tl.uint32), key)
+    a, b = upper_halves(upper)
+    c, d = upper_halves(lower)
+    bits = tl.join(tl.join(a, c), tl.join(b, d)) if KEYS_FIRST else tl.join(tl.join(a, b), tl.join(c, d))
     bits = tl.permute(tl.reshape(bits, [ROWS // 16, 8, COLUMNS // 16, 8, 2, 2]), 0, 5, 1, 2, 4, 3)
-    return (tl.reshape(bits, [ROWS, COLUMNS]) >> 1).to(tl.int32, bitcast=True)
+    return tl.reshape(bits, [ROWS, COLUMNS])
 
 
 @triton.jit

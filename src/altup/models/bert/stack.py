@@ -9,6 +9,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from altup.errors import UserError
 from altup.kernels.cross_entropy import TokenSums, head_sums, token_sums
+from altup.kernels.dropout import dropout
 from altup.models.bert.config import AltUpBertConfig
 from altup.models.rules import build_experts
 from altup.nn.altup import split
@@ -58,7 +59,7 @@ class BertEmbeddings(nn.Module):
         if self.summed > 1:
             words = split(words, self.summed).sum(dim=-2)
         embeddings = words + self.token_types(token_type_ids) + self.positions(position_ids)
-        return F.dropout(self.norm(embeddings), self.dropout, self.training)
+        return dropout(self.norm(embeddings), self.dropout, self.training)
 
 
 class BertFeedForward(nn.Module):
@@ -97,7 +98,7 @@ class BertLayer(GradientCheckpointingLayer):
         return self.feed_forward_norm(x + self._drop(update))
 
     def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+        return dropout(x, self.dropout, self.training)
 
 
 class BertHead(nn.Module):

@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from altup.errors import UserError
 from altup.kernels.cross_entropy import IGNORED, head_sums, token_sums
+from altup.kernels.dropout import dropout
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, loss_fields, refuse_attentions
 from altup.models.decoder.config import AltUpDecoderConfig
 from altup.models.layers import PreNormLayer
@@ -137,7 +138,7 @@ class AltUpDecoderModel(AltUpDecoderPreTrainedModel):
             position_ids = token_positions(attention_mask, queries, past, device)
         turn = rotation(position_ids, self.config.d_kv, self.config.rope_theta)
 
-        state = self.rule.lift(F.dropout(embeddings, self.config.dropout_rate, self.training)).unbind(0)
+        state = self.rule.lift(dropout(embeddings, self.config.dropout_rate, self.training)).unbind(0)
         hidden = []
         for index, layer in enumerate(self.layers):
             if output_hidden_states:

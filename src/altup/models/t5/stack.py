@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from altup.errors import UserError
 from altup.kernels.attention import lay_out
+from altup.kernels.dropout import dropout
 from altup.models.layers import PreNormLayer
 from altup.models.masks import cached_lengths, check_mask, key_mask, seen_by_query
 from altup.models.rules import build_experts, build_rule, stride_layers
@@ -110,7 +111,7 @@ class T5Stack(nn.Module):
         device = embeddings.device.type
         if torch.is_autocast_enabled(device):
             embeddings = embeddings.to(torch.get_autocast_dtype(device))
-        return self.rule.lift(F.dropout(embeddings, self.dropout, self.training)).unbind(0)
+        return self.rule.lift(dropout(embeddings, self.dropout, self.training)).unbind(0)
 
     def compile_ends(self, **options: Any) -> None:
         """Compile what stands before the first layer and behind the last: each is one pass over the wide state."""
@@ -118,7 +119,7 @@ class T5Stack(nn.Module):
         self._finish = torch.compile(self._finish, **options)  # type: ignore[method-assign]
 
     def _finish(self, state: tuple[Tensor, ...]) -> Tensor:
-        return F.dropout(self.final_norm(self.rule.lower(state)), self.dropout, self.training)
+        return dropout(self.final_norm(self.rule.lower(state)), self.dropout, self.training)
 
 
 class T5Encoder(T5Stack):

@@ -1,0 +1,44 @@
+"""The kernels' random numbers in plain PyTorch: Philox 2×32 (Salmon and others, 2011).
+
+A counter of two words and a key of one give two random words. Seven rounds are the fewest that pass BigCrush.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+ROUNDS = 7
+KEY_ROUNDS = 10
+MULTIPLIER, WEYL = 0xD256D193, 0x9E3779B9
+LOW = 0xFFFFFFFF
+
+
+def philox(c0: Tensor, c1: Tensor, key: Tensor | int, rounds: int = ROUNDS) -> tuple[Tensor, Tensor]:
+    """Two words of 32 bits, in int64 as the counters are."""
+    for _ in range(rounds):
+        # 32 × 32 bits do not fit in a signed 64-bit word: multiply by halves.
+        upper, lower = (MULTIPLIER >> 16) * c0, (MULTIPLIER & 0xFFFF) * c0
+        total = lower + ((upper & 0xFFFF) << 16)
+        c0, c1 = ((upper >> 16) + (total >> 32)) ^ key ^ c1, total & LOW
+        key = (key + WEYL) & LOW
+    return c0, c1
+
+
+def stream_key(seed: int, stream: Tensor) -> Tensor:
+    """The key of each stream of numbers under a 64-bit seed."""
+    return philox(stream * 0 + (seed & LOW), stream * 0 + (seed >> 32 & LOW), stream & LOW, KEY_ROUNDS)[0]
+
+
+def is_kept(half: Tensor, dropout: float) -> Tensor:
+    """Whether a half of a word, 16 bits read as a signed number, is not among the lowest `dropout` of all."""
+    return (half ^ 2**15) >= _dropped(dropout)
+
+
+def drop_below(dropout: float) -> int:
+    """The lowest signed word whose upper half is kept."""
+    return (_dropped(dropout) << 16) - 2**31
+
+
+def _dropped(dropout: float) -> int:
+    """How many of the 2¹⁶ halves are dropped; not all."""
+    return min(round(dropout * 2**16), 2**16 - 1)

@@ -1,0 +1,168 @@
+"""Dropout: its random bits against the published words, its masks against the definition, and what they do.
+
+Where there is no GPU the kernel runs in Triton's interpreter, as in test_attention_triton.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import library
+from torch.utils.checkpoint import checkpoint
+
+from altup.errors import UserError
+from altup.kernels.dropout import LANES, dropout, keep_mask_reference
+from altup.kernels.dropout_op import keep_mask_op
+from altup.kernels.philox import philox, stream_key
+from tests.kernels.interpreter import (
+    DEVICE,
+    INTERPRETED,
+    needs_gpu,
+    outside_the_interpreter,
+    pass_in_the_interpreter,
+    runs_kernel,
+)
+
+PI = 0x243F6A88, 0x85A308D3, 0x13198A2E
+
+
+@pytest.mark.parametrize(
+    ("rounds", "counter_and_key", "words"),
+    [
+        (7, (0, 0, 0), "257a3673 cd26be2a"),
+        (7, (2**32 - 1,) * 3, "ab302c4d 3dc9d239"),
+        (7, PI, "bedbbe6b e4c770b3"),
+        (10, (0, 0, 0), "ff1dae59 6cd10df2"),
+        (10, (2**32 - 1,) * 3, "2c3f628b ab4fd7ad"),
+        (10, PI, "dd7ce038 f62a4c12"),
+    ],
+)
+def test_philox_gives_the_published_words(rounds, counter_and_key, words):
+    """Random123's known answers for Philox 2×32."""
+    c0, c1, key = (torch.tensor(number) for number in counter_and_key)
+    assert " ".join(f"{int(w):08x}" for w in philox(c0, c1, key, rounds)) == words
+
+
+def test_streams_have_their_own_keys():
+    keys = torch.cat([stream_key(seed, torch.arange(1000)) for seed in (0, 1, 2**40, 2**62 - 1)])
+    assert len(keys.unique()) == len(keys)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_masks_are_even_handed(p):
+    keep = keep_mask_reference(200_000, 987654321987, p).double()
+    spread = math.sqrt(p * (1 - p))
+    assert abs(keep.mean() - (1 - p)) < 4 * spread / math.sqrt(len(keep))
+    off = (keep - (1 - p)) / spread
+    for distance in (1, 2, LANES, 2 * LANES, 3 * LANES, 4 * LANES, 768):  # neighbours, and halves of one word
+        assert abs((off[distance:] * off[:-distance]).mean()) < 4 / math.sqrt(len(off) - distance)
+
+
+@runs_kernel
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (3, 5, 7), (4 * LANES,), (4 * LANES + 1,), (3, LANES * 3 + 17), (0, 3)]
+)
+def test_the_kernel_draws_the_mask_of_the_definition(shape):
+    x = torch.randn(shape, device=DEVICE)
+    for seed in (0, 1, 2**62 - 1):
+        mask = keep_mask_op(torch.tensor([seed], device=DEVICE), x.shape, 0.3)
+        assert mask.dtype == torch.bool
+        assert mask.shape == x.shape
+        assert torch.equal(mask.flatten().cpu(), keep_mask_reference(x.numel(), seed, 0.3))
+
+
+@runs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_kept_grows_and_gradients_follow(dtype):
+    x = torch.randn(7, 300, device=DEVICE, dtype=dtype, requires_grad=True)
+    y = dropout(x, 0.25, implementation="triton")
+    kept = y != 0
+    assert y.dtype == dtype
+    assert 0.7 < kept.double().mean() < 0.8
+    torch.testing.assert_close(y, torch.where(kept, x / 0.75, 0))
+    (gradient,) = torch.autograd.grad(y, x, torch.full_like(y, 3))
+    torch.testing.assert_close(gradient, torch.where(kept, torch.full_like(x, 4), 0))
+
+
+@runs_kernel
+def test_a_view_is_dropped_by_its_places():
+    x = torch.ones(5, 40, device=DEVICE).t()
+    torch.manual_seed(1)
+    want = dropout(x.contiguous(), 0.5, implementation="triton")
+    torch.manual_seed(1)
+    assert torch.equal(dropout(x, 0.5, implementation="triton"), want)
+
+
+@runs_kernel
+def test_checkpointing_draws_the_same_mask_again():
+    x = torch.randn(50, 20, device=DEVICE, requires_grad=True)
+
+    def run(x):
+        return dropout(x, 0.5, implementation="triton").square()
+
+    def gradient(call):
+        torch.manual_seed(3)
+        return torch.autograd.grad(call().sum(), x)[0]
+
+    first = gradient(lambda: run(x))
+    assert torch.equal(gradient(lambda: checkpoint(run, x, use_reentrant=False)), first)
+    assert not torch.equal(torch.autograd.grad(run(x).sum(), x)[0], first)
+
+
+@runs_kernel
+def test_compiles_as_one_graph():
+    def run(x):
+        return dropout(dropout(x, 0.5, implementation="triton"), 0.5, implementation="triton")
+
+    compiled = torch.compile(run, backend="aot_eager" if INTERPRETED else "inductor", fullgraph=True)
+    x = torch.ones(100, 100, device=DEVICE, requires_grad=True)
+    y = compiled(x)
+    assert set(y.unique().tolist()) == {0.0, 4.0}
+    assert 0.2 < (y != 0).double().mean() < 0.3  # two masks, not one twice
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], y)
+
+
+@runs_kernel
+def test_operator_registrations():
+    library.opcheck(keep_mask_op, (torch.tensor([5], device=DEVICE), (3, 4), 0.1))
+
+
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_elsewhere_it_is_pytorchs_own(p):
+    x = torch.randn(30, 30)
+    torch.manual_seed(0)
+    want = F.dropout(x, p)
+    torch.manual_seed(0)
+    assert torch.equal(dropout(x, p), want)
+
+
+@pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.5, False)])
+def test_nothing_to_drop(p, training):
+    x = torch.randn(4)
+    assert dropout(x, p, training) is x
+
+
+@outside_the_interpreter
+def test_what_is_refused():
+    with pytest.raises(UserError, match="cpu"):
+        dropout(torch.ones(3), 0.5, implementation="triton")
+    with pytest.raises(UserError, match="implementation='fast'"):
+        dropout(torch.ones(3), 0.5, implementation="fast")
+
+
+@needs_gpu
+def test_models_on_a_gpu_use_it():
+    x = torch.randn(64, 512, 2048, device="cuda", dtype=torch.bfloat16)
+    torch.manual_seed(0)
+    seed = torch.randint(2**62, (1,), device="cuda").item()
+    torch.manual_seed(0)
+    y = dropout(x, 0.1)
+    assert torch.equal((y != 0).flatten()[:100_000].cpu(), keep_mask_reference(100_000, seed, 0.1))
+
+
+@outside_the_interpreter
+def test_kernel_in_the_interpreter():
+    pass_in_the_interpreter(__file__)
