@@ -19,7 +19,8 @@ _server.set_forkserver_preload(
 )
 
 
-def _altup(arguments: list[str], output: Path) -> None:
+def _altup(arguments: list[str], output: Path, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -63,9 +64,9 @@ class Running:
             time.sleep(0.01)
 
 
-def start(output: Path, *arguments: object) -> Running:
+def start(output: Path, *arguments: object, environment: dict[str, str] | None = None) -> Running:
     """Start `altup arguments…`."""
-    process = _server.Process(target=_altup, args=([str(a) for a in arguments], output))
+    process = _server.Process(target=_altup, args=([str(a) for a in arguments], output, environment or {}))
     process.start()
     return Running(process, output)
 

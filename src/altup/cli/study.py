@@ -97,7 +97,11 @@ def run_studies(
         ),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time, over the GPUs in turn.", show_default="one a GPU")
+        int | None,
+        typer.Option(
+            help="Runs at a time, over the GPUs in turn; those on one GPU start at once and train in turn.",
+            show_default="one a GPU",
+        ),
     ] = None,
     time_limit: Annotated[
         float | None, typer.Option(help="Seconds after which nothing more is begun.", show_default="none")

@@ -17,6 +17,7 @@ from typing import IO
 from altup.errors import UserError
 from altup.studies.plan import Job
 from altup.studies.work import is_done, work
+from altup.training.turns import TURN
 
 STOPPED = 75  # exit code of a run that was stopped and saved
 PAUSE = 0.2  # seconds between looks at running processes
@@ -25,6 +26,8 @@ PAUSE = 0.2  # seconds between looks at running processes
 @dataclass
 class Queue:
     """Where jobs run. `isolated` jobs have a process each, on the devices in turn; the others run here.
+
+    Those that share a device train one after the other, and only start and compile at once.
 
     After `until` (a time of `time.monotonic`) nothing is started, nor anything that `estimate` sees ending later;
     processes still running then are asked to save and stop. `done` is called with every job that finished.
@@ -137,7 +140,9 @@ class Queue:
     def _start(self, job: Job, device: str | None) -> subprocess.Popen[bytes]:
         described = self.log(job).with_suffix(".json")
         described.write_text(json.dumps(asdict(job)), encoding="utf-8")
-        environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": device} if device is not None else {})}
+        environment = dict(os.environ)
+        if device is not None:
+            environment |= {"CUDA_VISIBLE_DEVICES": device, TURN: str(self.out / "turns" / device)}
         command = [sys.executable, "-m", "altup", "study", "work", str(described), "--out", str(self.out)]
         log: IO[bytes]
         with self.log(job).open("ab") as log:

@@ -27,6 +27,7 @@ from altup.training.progress import Clock, Console, Sink, tracker
 from altup.training.run import RunFolder, disk_errors, read_state
 from altup.training.signals import StopRequest
 from altup.training.state import load_optimizer, save_checkpoint, save_final
+from altup.training.turns import Turn
 from altup.words import number_of
 
 AnySink = TypeVar("AnySink", bound=Sink)
@@ -138,6 +139,7 @@ class Loop:
         assert config.micro_batch is not None
         data = prefetch(self.batches, range(first, config.steps), config.micro_batch, mine)
         self.clock, self._logged_at, self._tokens = Clock(mine.device), first, 0.0
+        turn = Turn()
         try:
             for step, batch in enumerate(data, start=first):
                 # One small message between hosts: the processes agree on the numbers of tokens and on stopping.
@@ -148,10 +150,14 @@ class Loop:
                     self._save()
                     return False
                 self.engine.step(step, batch, max(tokens, 1.0))
+                if step == first and mine.world == 1:  # this step has compiled
+                    with self.clock.paused():
+                        turn.wait(lambda: self._stop.requested)
                 self._tokens += inputs + (tokens if self.engine.reads_labels else 0)
                 self._after_step(step + 1)
         finally:
             data.close()
+            turn.end()
         self._stop.saving = True
         save_final(self.engine, self.folder, self.tokenizer)
         return True
