@@ -37,6 +37,7 @@ EXPECTED = {
     "rule": {"plain eager", "plain dynamic", "gemma3n eager", "copy"},
     "attention": {"plain eager", "sdpa memory-efficient", "flash without bias"},
     "head": {"plain eager", "matrix products"},
+    "dropout": {"plain eager", "addition"},
     "optimizer": {"adafactor", "adamw", "adamw-rms", "hf adafactor", "torch adamw fused", "forward and backward"},
     "generation": {"hf dense", "dense", "altup k2"},
     "data": {"span corruption", "tokenising"},
@@ -149,7 +150,7 @@ def test_rule_as_share_of_copy_speed_by_hand():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["step", "rule", "attention", "head", "generation"])
+@pytest.mark.parametrize("case", ["step", "rule", "attention", "head", "dropout", "generation"])
 def test_compiled_providers_agree(case):
     """Compiled for the CPU, where FlexAttention has no backward pass."""
     rows = run([case], Setup(torch.device("cpu"), quick=True, compiles=True))
@@ -162,10 +163,11 @@ import torch
 from tests.kernels.interpreter import repair
 repair()
 from tests.bench.test_cases import Setup, run
-rows = run(["rule", "attention", "head"], Setup(torch.device("cpu"), True, runs_triton=True), only=["triton*"])
+cases = ["rule", "attention", "head", "dropout"]
+rows = run(cases, Setup(torch.device("cpu"), True, runs_triton=True), only=["triton*"])
 assert [row for row in rows if row.status != "ok"] == [], rows
 assert {"triton", "triton dynamic"} <= {row.provider for row in rows if row.case == "rule" and row.metric == "ms"}
-assert {row.case for row in rows if row.metric == "ms"} == {"rule", "attention", "head"}
+assert {row.case for row in rows if row.metric == "ms"} == set(cases)
 """
 
 

@@ -14,6 +14,7 @@ CASES = {
     "rule": "the AltUp update of the wide state",
     "attention": "self-attention with T5's trainable relative bias",
     "head": "output head and loss",
+    "dropout": "dropout before a residual addition",
     "optimizer": "the update of all weights, beside a step",
     "generation": "greedy decoding",
     "data": "making training sequences, and tokenising",
