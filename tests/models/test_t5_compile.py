@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from altup.models.compiling import compile_layers
+from altup.models.compiling import compile_layers, left_uncompiled
 from tests.models.helpers import ALL_METHODS, batch, tiny_t5
 
 
@@ -81,6 +81,19 @@ def test_packed_batches_compile_behind_others():
     compile_layers(second, backend="aot_eager", fullgraph=True, dynamic=None)
     for shape, want in zip(shapes, wants, strict=True):
         torch.testing.assert_close(second(**packed(*shape)).loss, want)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_what_does_not_compile_is_told(breaks):
+    torch._dynamo.reset()
+    model = tiny_t5("altup", num_layers=2, num_decoder_layers=2).train()
+    if breaks:
+        model.encoder.layers[0].feed_forward.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    before = left_uncompiled()
+    compile_layers(model, backend="aot_eager")
+    model(**batch()).loss.backward()
+    new = [reason for reason in left_uncompiled() if reason not in before]
+    assert ["graph_break" in reason for reason in new] == [True] * breaks
 
 
 @pytest.mark.slow

@@ -51,6 +51,24 @@ class StopAt:
         pass
 
 
+def test_layers_that_do_not_compile_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mine = gpu()
+    torch._dynamo.reset()
+    run(tmp_path / "whole", precision="bf16", mine=mine)
+    assert "gave up" not in capfd.readouterr().err
+    loop = tiny_loop(tmp_path / "broken", precision="bf16", mine=mine)
+    whole = loop.build_model
+
+    def with_a_hook(checkpoint: Path | None) -> Any:
+        model: Any = whole(checkpoint)
+        model.encoder.layers[0].feed_forward.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+        return model
+
+    loop.build_model = with_a_hook
+    loop.run()
+    assert capfd.readouterr().err.count("torch.compile gave up") == 1
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_resume_is_exact(tmp_path: Path, compiled: bool) -> None:
     mine = gpu()

@@ -34,3 +34,9 @@ def compile_layers(model: nn.Module, **options: object) -> nn.Module:
             inside.update(module.modules())
             module.compile(**options)
     return model
+
+
+def left_uncompiled() -> list[str]:
+    """Why torch.compile gave up on parts of this process's code so far: those run, but slowly."""
+    counts = torch._dynamo.utils.counters
+    return [reason.splitlines()[0] for kind in ("graph_break", "unimplemented") for reason in counts[kind]]

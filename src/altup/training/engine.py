@@ -31,14 +31,14 @@ class Engine:
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable()  # type: ignore[operator]
         model.train()
-        compiles = config.compile and mine.device.type == "cuda"
-        if compiles:
+        self.compiles = config.compile and mine.device.type == "cuda"
+        if self.compiles:
             # Code for any size is made once two have been seen, so what a step runs depends on the steps before.
             compile_layers(model, dynamic=None if config.SHAPES_VARY and not config.deterministic else False)
         self.model = spread(model, config.parallel, config.precision == "bf16", mine)
         self.plain = unwrap(self.model)
         # Exchanges between processes and recomputed layers do not go into a graph.
-        alone = compiles and mine.world == 1 and not config.activation_checkpointing
+        alone = self.compiles and mine.world == 1 and not config.activation_checkpointing
         self._graphs = Graphs(self.plain, self._forward_backward, self._update) if alone else None
         self._lr = torch.zeros((), device=mine.device)
         self.optimizer = build_optimizer(

@@ -14,6 +14,7 @@ from torch import nn
 
 from altup.data.batches import Batches
 from altup.errors import UserError
+from altup.models.compiling import left_uncompiled
 from altup.training import checkpoints
 from altup.training.config import TrainConfig
 from altup.training.determinism import numerics
@@ -139,6 +140,7 @@ class Loop:
         assert config.micro_batch is not None
         data = prefetch(self.batches, range(first, config.steps), config.micro_batch, mine)
         self.clock, self._logged_at, self._tokens = Clock(mine.device), first, 0.0
+        self._told = set(left_uncompiled() if self.engine.compiles else ())  # before this run
         turn = Turn()
         try:
             for step, batch in enumerate(data, start=first):
@@ -203,8 +205,17 @@ class Loop:
         if self.flops and peak:
             record["mfu"] = per_second * self.flops / (peak * self.mine.world)
         self._record(record)
+        self._warn_of_uncompiled()
         self.engine.meter.start_window()
         self._logged_at, self._tokens = done, 0.0
+
+    def _warn_of_uncompiled(self) -> None:
+        """Once for each reason."""
+        if self.mine.is_first and self.engine.compiles:
+            for reason in left_uncompiled():
+                if reason not in self._told:
+                    self.console.say(f"slower than it could be, because torch.compile gave up: {reason}")
+                    self._told.add(reason)
 
     def _evaluate(self, done: int) -> None:
         assert self.evaluate is not None
