@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from altup.errors import UserError
 from altup.kernels.dropout import LANES, dropout, keep_mask_reference
 from altup.kernels.dropout_op import keep_mask_op
-from altup.kernels.philox import philox, stream_key
+from altup.kernels.philox import philox, stream_keys
 from tests.kernels.interpreter import (
     DEVICE,
     INTERPRETED,
@@ -47,8 +47,9 @@ def test_philox_gives_the_published_words(rounds, counter_and_key, words):
 
 
 def test_streams_have_their_own_keys():
-    keys = torch.cat([stream_key(seed, torch.arange(1000)) for seed in (0, 1, 2**40, 2**62 - 1)])
-    assert len(keys.unique()) == len(keys)
+    keys = torch.cat([torch.stack(stream_keys(s, torch.arange(1000)), 1) for s in (0, 1, 2**40, 2**62 - 1)])
+    for column in keys.unbind(1):
+        assert len(column.unique()) == len(column)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -151,16 +152,27 @@ def test_what_is_refused():
         dropout(torch.ones(3), 0.5, implementation="triton")
     with pytest.raises(UserError, match="implementation='fast'"):
         dropout(torch.ones(3), 0.5, implementation="fast")
+    for p in (-0.5, 1.5):
+        with pytest.raises(UserError, match="p="):
+            dropout(torch.ones(3), p)
 
 
 @needs_gpu
-def test_models_on_a_gpu_use_it():
+def test_compiled_code_on_a_gpu_uses_it():
     x = torch.randn(64, 512, 2048, device="cuda", dtype=torch.bfloat16)
     torch.manual_seed(0)
     seed = torch.randint(2**62, (1,), device="cuda").item()
     torch.manual_seed(0)
-    y = dropout(x, 0.1)
+    y = torch.compile(lambda x: dropout(x, 0.1), backend="aot_eager", fullgraph=True)(x)
     assert torch.equal((y != 0).flatten()[:100_000].cpu(), keep_mask_reference(100_000, seed, 0.1))
+
+
+@needs_gpu
+def test_a_device_that_is_not_the_current_one():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    mask = keep_mask_op(torch.tensor([5], device="cuda:1"), (3, LANES), 0.3)
+    assert torch.equal(mask.flatten().cpu(), keep_mask_reference(3 * LANES, 5, 0.3))
 
 
 @outside_the_interpreter

@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +335,43 @@ def test_what_the_time_limit_stops_and_all_behind_it_is_left(scale: Scale, data:
     )
     queue.run(jobs)
     assert (len(jobs), sorted(queue.left)) == (4, sorted(job.key for job in jobs))
+
+
+def test_jobs_of_one_device_take_turns_and_ctrl_c_loses_nothing(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """A terminal's Ctrl-C goes to every process of its group."""
+    settings = {"steps": 50_000, "save_every": 50_000, "eval_every": 50_000, "log_every": 1}
+    jobs = plan([TWO], with_settings(scale, settings), data).training()
+    script = (
+        "import json, os, sys\nfrom pathlib import Path\nfrom altup.studies.plan import Job\n"
+        "from altup.studies.queue import Queue\nos.setpgrp()\n"
+        "jobs = [Job(**fields) for fields in json.loads(sys.argv[1])]\n"
+        "queue = Queue(Path(sys.argv[2]), print, print, width=2, devices=['0'], isolated=True)\nqueue.run(jobs)\n"
+        "assert sorted(queue.left) == sorted(job.key for job in jobs)\n"
+    )
+    arguments = [json.dumps([asdict(job) for job in jobs]), str(tmp_path)]
+    running = subprocess.Popen([sys.executable, "-c", script, *arguments])
+
+    def said(words: str) -> int:
+        return sum(words in path.read_text() for path in tmp_path.glob("logs/*.log"))
+
+    end = time.monotonic() + 120
+    while not (said("step 20/") and said("waiting for its turn")):
+        assert time.monotonic() < end
+        assert running.poll() is None
+        time.sleep(0.1)
+    assert said("step 2/") == 1
+    os.killpg(running.pid, signal.SIGINT)
+    assert running.wait(60) == 0
+    saved = sorted(int(path.name.partition("-")[2]) for path in tmp_path.glob("runs/*/checkpoints/step-*"))
+    assert (len(saved), saved[0]) == (2, 1)
+    assert saved[1] >= 20
+
+
+def test_what_waits_on_one_device_is_counted_by_the_time_limit(tmp_path: Path) -> None:
+    jobs = [Job("pretrain", str(number), str(number), {}) for number in range(3)]
+    queue = Queue(tmp_path, lambda text: None, lambda job: None, lambda job: 20, until=time.monotonic() + 50)
+    assert [queue._may_start(job, jobs[:number]) for number, job in enumerate(jobs)] == [True, True, False]
+    assert queue.left == ["2"]
 
 
 def test_what_a_signal_stops_is_told_as_left(scale: Scale, data: Path, tmp_path: Path) -> None:

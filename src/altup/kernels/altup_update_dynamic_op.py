@@ -12,11 +12,13 @@ from typing import Any
 from torch import Tensor, library
 
 from altup.kernels.altup_update_op import blocks, like
+from altup.kernels.availability import on_its_device
 
 _GIVEN = "Tensor[] state, Tensor? y, Tensor M, Tensor? g"
 
 
 @library.custom_op("altup::mix", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
+@on_its_device
 def mix(state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None) -> list[Tensor]:
     """state: K tensors [..., d] or one [K, ..., d]; y: [..., d]; M: [..., K, K], g: [..., K], float32.
 
@@ -30,6 +32,7 @@ def mix(state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None) 
 
 
 @library.custom_op("altup::mix_backward", mutates_args=(), schema=f"(Tensor[] grads, {_GIVEN}) -> Tensor[]")
+@on_its_device
 def mix_backward(
     grads: Sequence[Tensor], state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None
 ) -> list[Tensor]:

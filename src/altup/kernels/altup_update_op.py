@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
+from altup.kernels.availability import on_its_device
+
 _GIVEN = "Tensor[] state, Tensor y, Tensor? residual, Tensor P, Tensor g, int active"
 
 
 @library.custom_op("altup::update", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
+@on_its_device
 def update(
     state: Sequence[Tensor], y: Tensor, residual: Tensor | None, P: Tensor, g: Tensor, active: int
 ) -> list[Tensor]:
@@ -28,6 +31,7 @@ def update(
 
 
 @library.custom_op("altup::update_backward", mutates_args=(), schema=f"(Tensor[] grads, {_GIVEN}) -> Tensor[]")
+@on_its_device
 def update_backward(
     grads: Sequence[Tensor],
     state: Sequence[Tensor],

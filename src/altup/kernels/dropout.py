@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from altup.errors import UserError, check_choice
+from altup.errors import UserError, check_choice, check_range
 from altup.kernels.availability import interprets_triton, runs_triton
 from altup.kernels.dropout_op import keep_mask_op
-from altup.kernels.philox import is_kept, philox, stream_key
+from altup.kernels.philox import is_kept, keep_scale, stream_keys, stream_words
 
 LANES = 1024  # counters of a program; each counter's four numbers are as far apart, so that neighbours are written
 
@@ -20,18 +20,21 @@ LANES = 1024  # counters of a program; each counter's four numbers are as far ap
 def dropout(x: Tensor, p: float, training: bool = True, implementation: str = "auto") -> Tensor:
     """As `torch.nn.functional.dropout`, with p kept to 2⁻¹⁶.
 
-    implementation: "triton", the kernel, on Ampere GPUs or later; "plain", PyTorch's own; "auto", the kernel where
-    it runs.
+    implementation: "triton", the kernel, on Ampere GPUs or later; "plain", PyTorch's own, which is one launch;
+    "auto", the kernel where code is compiled for such a GPU.
     """
     check_choice("implementation", implementation, ("auto", "plain", "triton"))
+    if p != 1:
+        check_range("p", p, 0, 1)
     if implementation == "triton" and not (runs_triton(x.device) or interprets_triton()):
         raise UserError(f'implementation="triton" needs Triton and a GPU since Ampere, not {x.device}; use "auto"')
     if not training or p == 0:
         return x
-    if implementation == "plain" or p == 1 or not (implementation == "triton" or runs_triton(x.device)):
+    compiles = torch.compiler.is_compiling() and runs_triton(x.device)
+    if implementation == "plain" or p == 1 or not (implementation == "triton" or compiles):
         return F.dropout(x, p)
     seed = torch.randint(2**62, (1,), device=x.device)
-    return torch.where(keep_mask_op(seed, x.shape, p), x, 0) * (1 / (1 - p))
+    return torch.where(keep_mask_op(seed, x.shape, p), x, 0) * keep_scale(p)
 
 
 def keep_mask_reference(numel: int, seed: int, p: float) -> Tensor:
@@ -43,6 +46,7 @@ def keep_mask_reference(numel: int, seed: int, p: float) -> Tensor:
     place = torch.arange(numel)
     piece, quarter, lane = place // (4 * LANES), place // LANES % 4, place % LANES
     counter = piece * LANES + lane
-    words = philox(counter & 0xFFFFFFFF, counter >> 32, stream_key(seed, torch.zeros((), dtype=torch.long)))
+    stream = stream_keys(seed, torch.zeros((), dtype=torch.long))
+    words = stream_words(stream, counter & 0xFFFFFFFF, counter >> 32)
     word = torch.where(quarter < 2, words[0], words[1])
     return is_kept(torch.where(quarter % 2 == 0, word & 0xFFFF, word >> 16), p)

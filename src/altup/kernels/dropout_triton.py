@@ -8,7 +8,7 @@ from torch import Tensor
 
 from altup.kernels.dropout import LANES
 from altup.kernels.philox import drop_below
-from altup.kernels.philox_triton import philox, stream_key, upper_halves
+from altup.kernels.philox_triton import stream_keys, stream_words, upper_halves
 
 
 def keep_mask(mask: Tensor, seed: Tensor, p: float) -> None:
@@ -21,9 +21,9 @@ def keep_mask(mask: Tensor, seed: Tensor, p: float) -> None:
 
 @triton.jit(do_not_specialize=["drop_below"])
 def keep_mask_kernel(mask, seed, numel, drop_below, LANES: tl.constexpr):
-    key = stream_key(tl.load(seed), tl.zeros([], tl.int32))
+    random = stream_keys(tl.load(seed), tl.zeros([], tl.int32))
     counter = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
-    a, b = philox(counter.to(tl.uint32), (counter >> 32).to(tl.uint32), key)
+    a, b = stream_words(random, counter, counter >> 32)
     place = tl.program_id(0).to(tl.int64) * (4 * LANES) + tl.arange(0, LANES)
     lower, upper = upper_halves(a)
     tl.store(mask + place, lower >= drop_below, mask=place < numel)

@@ -24,9 +24,14 @@ def philox(c0: Tensor, c1: Tensor, key: Tensor | int, rounds: int = ROUNDS) -> t
     return c0, c1
 
 
-def stream_key(seed: int, stream: Tensor) -> Tensor:
-    """The key of each stream of numbers under a 64-bit seed."""
-    return philox(stream * 0 + (seed & LOW), stream * 0 + (seed >> 32 & LOW), stream & LOW, KEY_ROUNDS)[0]
+def stream_words(stream: tuple[Tensor, Tensor], c0: Tensor, c1: Tensor) -> tuple[Tensor, Tensor]:
+    """The two words of a counter in a stream: one of its keys is Philox's, the other changes the counter."""
+    return philox(c0, c1 ^ stream[1], stream[0])
+
+
+def stream_keys(seed: int, stream: Tensor) -> tuple[Tensor, Tensor]:
+    """The two keys of each stream of numbers under a 64-bit seed."""
+    return philox(stream * 0 + (seed & LOW), stream * 0 + (seed >> 32 & LOW), stream & LOW, KEY_ROUNDS)
 
 
 def is_kept(half: Tensor, dropout: float) -> Tensor:
@@ -37,6 +42,11 @@ def is_kept(half: Tensor, dropout: float) -> Tensor:
 def drop_below(dropout: float) -> int:
     """The lowest signed word whose upper half is kept."""
     return (_dropped(dropout) << 16) - 2**31
+
+
+def keep_scale(dropout: float) -> float:
+    """What those that are kept are multiplied by, so that the mean stays."""
+    return 2**16 / (2**16 - _dropped(dropout))
 
 
 def _dropped(dropout: float) -> int:

@@ -27,10 +27,15 @@ def philox(c0, c1, key, rounds: tl.constexpr = ROUNDS):
 
 
 @triton.jit
-def stream_key(seed, stream):
-    """The key of a stream of numbers under a 64-bit seed."""
-    key, _ = philox(seed.to(tl.uint32), (seed >> 32).to(tl.uint32), stream.to(tl.uint32), KEY_ROUNDS)
-    return key
+def stream_keys(seed, stream):
+    """The two keys of a stream of numbers under a 64-bit seed."""
+    return philox(seed.to(tl.uint32), (seed >> 32).to(tl.uint32), stream.to(tl.uint32), KEY_ROUNDS)
+
+
+@triton.jit
+def stream_words(keys, c0, c1):
+    """The two words of a counter in a stream."""
+    return philox(c0.to(tl.uint32), c1.to(tl.uint32) ^ keys[1], keys[0])
 
 
 @triton.jit

@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
+from altup.kernels.availability import on_its_device
+
 _GIVEN = "Tensor x, Tensor computed, Tensor a, Tensor b, int stride"
 
 
 @library.custom_op("altup::sequence_update", mutates_args=(), schema=f"({_GIVEN}) -> Tensor")
+@on_its_device
 def sequence_update_op(x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride: int) -> Tensor:
     """x: [batch, T, d], computed: [batch, ⌈T/stride⌉, d], a: [2] and b: [1] in float32."""
     from altup.kernels import sequence_update_triton as kernels
@@ -23,6 +26,7 @@ def sequence_update_op(x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride
 @library.custom_op(
     "altup::sequence_update_backward", mutates_args=(), schema=f"(Tensor grad, {_GIVEN}) -> Tensor[]"
 )
+@on_its_device
 def sequence_update_backward(
     grad: Tensor, x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride: int
 ) -> list[Tensor]:

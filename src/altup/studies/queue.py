@@ -21,6 +21,7 @@ from altup.training.turns import TURN
 
 STOPPED = 75  # exit code of a run that was stopped and saved
 PAUSE = 0.2  # seconds between looks at running processes
+Running = dict[subprocess.Popen[bytes], tuple[Job, str | None]]  # and the device
 
 
 @dataclass
@@ -61,12 +62,13 @@ class Queue:
                 self._announce(job)
                 self._run_here(job)
 
-    def _may_start(self, job: Job) -> bool:
+    def _may_start(self, job: Job, before: Sequence[Job] = ()) -> bool:
+        """`before` are those that train first, because they were started before on the same device."""
         if any(need in self.failed for need in job.needs):
             self.failed.append(job.key)
             self.say(f"left out: {job.title}, for its model failed")
             return False
-        too_late = time.monotonic() + self.estimate(job) > self.until
+        too_late = time.monotonic() + sum(self.estimate(one) for one in (*before, job)) > self.until
         if too_late or any(need in self.left for need in job.needs):
             self.left.append(job.key)
             return False
@@ -101,12 +103,12 @@ class Queue:
         self.say(f"failed: {job.title}: {reason}")
 
     def _run_processes(self, waiting: list[Job], width: int) -> None:
-        running: dict[subprocess.Popen[bytes], tuple[Job, str | None]] = {}
+        running: Running = {}
         free = [self.devices[i % len(self.devices)] if self.devices else None for i in range(width)]
         with _signals_as_interrupt():
             try:
                 while waiting or running:
-                    while free and (job := self._next(waiting, running)):
+                    while free and (job := self._next(waiting, running, free[0])):
                         self._announce(job)
                         device = free.pop(0)
                         running[self._start(job, device)] = job, device
@@ -124,16 +126,15 @@ class Queue:
                 self._stop(running)
         self.left += [job.key for job in waiting]
 
-    def _next(
-        self, waiting: list[Job], running: dict[subprocess.Popen[bytes], tuple[Job, str | None]]
-    ) -> Job | None:
+    def _next(self, waiting: list[Job], running: Running, device: str | None) -> Job | None:
         """The first job whose needs are met and which may start; those that may not are taken off the list."""
         busy = {job.key for job, _ in running.values()}
+        before = [job for job, where in running.values() if where == device is not None]
         for job in list(waiting):
             if busy.intersection(job.needs) or any(other.key in job.needs for other in waiting):
                 continue
             waiting.remove(job)
-            if self._may_start(job):
+            if self._may_start(job, before):
                 return job
         return None
 
@@ -146,7 +147,8 @@ class Queue:
         command = [sys.executable, "-m", "altup", "study", "work", str(described), "--out", str(self.out)]
         log: IO[bytes]
         with self.log(job).open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            # In a session of its own: Ctrl-C is for this process, which passes it on once; a second ends a run.
+            return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
     def _finish(self, job: Job, code: int) -> None:
         if code == 0 and is_done(job, self.out):
@@ -157,7 +159,7 @@ class Queue:
             lines = self.log(job).read_text(encoding="utf-8", errors="replace").strip().splitlines()
             self._fail(job, f"{lines[-1] if lines else f'exit code {code}'} ({self.log(job)})")
 
-    def _stop(self, running: dict[subprocess.Popen[bytes], tuple[Job, str | None]]) -> None:
+    def _stop(self, running: Running) -> None:
         """Ask the running ones to save and stop, and wait for them."""
         for process in running:
             with contextlib.suppress(ProcessLookupError):

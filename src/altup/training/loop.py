@@ -154,7 +154,7 @@ class Loop:
                 self.engine.step(step, batch, max(tokens, 1.0))
                 if step == first and mine.world == 1:  # this step has compiled
                     with self.clock.paused():
-                        turn.wait(lambda: self._stop.requested)
+                        turn.wait(lambda: self._stop.requested, self.console.say)
                 self._tokens += inputs + (tokens if self.engine.reads_labels else 0)
                 self._after_step(step + 1)
         finally:

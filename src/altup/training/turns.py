@@ -23,16 +23,20 @@ class Turn:
         self._path = os.environ.get(TURN)
         self._file: IO[str] | None = None
 
-    def wait(self, given_up: Callable[[], bool]) -> None:
+    def wait(self, given_up: Callable[[], bool], say: Callable[[str], None]) -> None:
         """Until nobody else has it, or `given_up`."""
         if self._path is None or self._file is not None:
             return
         Path(self._path).parent.mkdir(parents=True, exist_ok=True)
         file = Path(self._path).open("w")  # noqa: SIM115, which is held for as long as the turn lasts
+        told = False
         while not given_up():
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                if not told:
+                    say("started; waiting for its turn to train on this device")
+                told = True
                 time.sleep(PAUSE)
                 continue
             self._file = file

@@ -19,7 +19,7 @@ from altup.kernels.attention.tiles import (
     random_bits,
     store_rows,
 )
-from altup.kernels.philox_triton import stream_key
+from altup.kernels.philox_triton import stream_keys
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ def forward_kernel(
         bias += head * distances
         row = bias_row(bias, queries - i0 - BM + first * BN, distances, LENGTH)
     if DROPOUT:
-        key = stream_key(tl.load(seed), stream)
+        random = stream_keys(tl.load(seed), stream)
     unscale = 1 / scale
     exponent = scale * LOG2E
 
@@ -103,7 +103,7 @@ def forward_kernel(
         fade = tl.exp2((top - shift) * exponent)
         total = total * fade + tl.sum(p, 1)
         if DROPOUT:
-            p *= tl.where(random_bits(key, i0, j0, BM, BN, False) >= drop_below, keep_scale, 0.0)
+            p *= tl.where(random_bits(random, i0, j0, BM, BN, False) >= drop_below, keep_scale, 0.0)
         acc = tl.dot(p.to(v_block.dtype), v_block, acc * fade[:, None], input_precision=PRECISION)
         top = new_top
 

@@ -19,7 +19,7 @@ from altup.kernels.attention.tiles import (
     random_bits,
     store_rows,
 )
-from altup.kernels.philox_triton import stream_key
+from altup.kernels.philox_triton import stream_keys
 
 
 def keys_backward(problem: Problem, d_out: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ def keys_kernel(
         bias += head * distances
         row = bias_row(bias, queries + j0 - (first + 1) * BM, distances, LENGTH)
     if DROPOUT:
-        key = stream_key(tl.load(seed), stream)
+        random = stream_keys(tl.load(seed), stream)
     unscale = 1 / scale
     exponent = scale * LOG2E
 
@@ -109,7 +109,7 @@ def keys_kernel(
         dp = tl.dot(v_block, tl.trans(do_block), input_precision=PRECISION)
         kept = p
         if DROPOUT:
-            factor = tl.where(random_bits(key, i0, j0, BM, BN, True) >= drop_below, keep_scale, 0.0)
+            factor = tl.where(random_bits(random, i0, j0, BM, BN, True) >= drop_below, keep_scale, 0.0)
             kept = p * factor
             dp *= factor
         acc_v = tl.dot(kept.to(do_block.dtype), do_block, acc_v, input_precision=PRECISION)

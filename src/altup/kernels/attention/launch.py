@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from altup.kernels.philox import drop_below
+from altup.kernels.philox import drop_below, keep_scale
 
 
 class Config(NamedTuple):
@@ -83,7 +83,7 @@ class Problem(NamedTuple):
 
     def numbers(self) -> tuple[float, int, float]:
         """The scale; below which random word a weight is dropped; what the others are multiplied by."""
-        return self.scale, drop_below(self.dropout), 1 / (1 - self.dropout)
+        return self.scale, drop_below(self.dropout), keep_scale(self.dropout)
 
     def constants(self, config: Config) -> dict[str, Any]:
         _, Q, K = self.sizes

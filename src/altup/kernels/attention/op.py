@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
+from altup.kernels.availability import on_its_device
+
 
 @library.custom_op("altup::attention", mutates_args=())
+@on_its_device
 def attend(
     q: Tensor,
     k: Tensor,
@@ -42,6 +45,7 @@ def attend(
 
 
 @library.custom_op("altup::attention_backward", mutates_args=())
+@on_its_device
 def attend_backward(
     d_out: Tensor,
     out: Tensor,

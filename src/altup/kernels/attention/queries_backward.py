@@ -26,7 +26,7 @@ from altup.kernels.attention.tiles import (
     stack,
     store_rows,
 )
-from altup.kernels.philox_triton import stream_key
+from altup.kernels.philox_triton import stream_keys
 
 
 def queries_backward(
@@ -134,7 +134,7 @@ def queries_kernel(
         key_segments += batch * keys
     i_segment = load_segments(query_segments, i, queries, SEGMENTS)
     if DROPOUT:
-        key = stream_key(tl.load(seed), stream)
+        random = stream_keys(tl.load(seed), stream)
     unscale = 1 / scale
     exponent = scale * LOG2E
 
@@ -181,7 +181,7 @@ def queries_kernel(
         p = tl.exp2(x * exponent - base[:, None])
         dp = tl.dot(do_block, tl.trans(v_block), input_precision=PRECISION)
         if DROPOUT:
-            dp *= tl.where(random_bits(key, i0, j0, BM, BN, False) >= drop_below, keep_scale, 0.0)
+            dp *= tl.where(random_bits(random, i0, j0, BM, BN, False) >= drop_below, keep_scale, 0.0)
         ds = p * (dp - mean[:, None])
         acc = tl.dot(ds.to(k_block.dtype), k_block, acc, input_precision=PRECISION)
         if BIAS_GRAD:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from altup.kernels.philox import is_kept, philox, stream_key
+from altup.kernels.philox import is_kept, keep_scale, stream_keys, stream_words
 
 
 def lay_out(by_distance: Tensor, queries: int, keys: int) -> Tensor:
@@ -59,20 +59,20 @@ def attention_reference(
         scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1).masked_fill(hidden, 0)
     if keep is not None:
-        weights = weights * keep / (1 - dropout)
+        weights = weights * keep * keep_scale(dropout)
     return weights @ v
 
 
 def keep_mask(seed: int, batch: int, heads: int, queries: int, keys: int, dropout: float) -> Tensor:
     """Which weights the kernels keep under a seed: bool [batch, heads, queries, keys].
 
-    Each sequence and head has its own key. The counter (i, j), both without their bit 3, gives two words: bit 3 of
+    Each sequence and head is a stream. The counter (i, j), both without their bit 3, gives two words: bit 3 of
     i chooses the word and bit 3 of j its half, the lower first, which decides.
     """
     i = torch.arange(queries)[:, None]
     j = torch.arange(keys)[None, :]
-    key = stream_key(seed, torch.arange(batch * heads)[:, None, None])
+    stream = stream_keys(seed, torch.arange(batch * heads)[:, None, None])
     c0, c1 = torch.broadcast_tensors(i & ~8, j & ~8)
-    word = torch.where(i & 8 == 0, *philox(c0, c1, key))
+    word = torch.where(i & 8 == 0, *stream_words(stream, c0, c1))
     half = torch.where(j & 8 == 0, word & 0xFFFF, word >> 16)
     return is_kept(half, dropout).view(batch, heads, queries, keys)

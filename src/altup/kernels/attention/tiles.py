@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from altup.kernels.philox_triton import philox, upper_halves
+from altup.kernels.philox_triton import stream_words, upper_halves
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -109,7 +109,7 @@ def hide(x, i, j, i_segment, j_segment, keys, CAUSAL: tl.constexpr, SEGMENTS: tl
 
 
 @triton.jit
-def random_bits(key, i0, j0, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIRST: tl.constexpr):
+def random_bits(stream, i0, j0, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIRST: tl.constexpr):
     """A random signed word for each query i and key j of the tile at (i0, j0), of which the upper 16 bits count.
 
     The two words of the counter (i, j) serve (i, j) and (i, j + 8), then (i + 8, j) and (i + 8, j + 8).
@@ -121,9 +121,9 @@ def random_bits(key, i0, j0, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIR
     row = tl.broadcast_to((row // 8 * 16 + row % 8)[:, None], [ROWS // 2, COLUMNS // 2])
     column = tl.broadcast_to((column // 8 * 16 + column % 8)[None, :], [ROWS // 2, COLUMNS // 2])
     if KEYS_FIRST:
-        upper, lower = philox((i0 + column).to(tl.uint32), (j0 + row).to(tl.uint32), key)
+        upper, lower = stream_words(stream, i0 + column, j0 + row)
     else:
-        upper, lower = philox((i0 + row).to(tl.uint32), (j0 + column).to(tl.uint32), key)
+        upper, lower = stream_words(stream, i0 + row, j0 + column)
     a, b = upper_halves(upper)
     c, d = upper_halves(lower)
     bits = tl.join(tl.join(a, c), tl.join(b, d)) if KEYS_FIRST else tl.join(tl.join(a, b), tl.join(c, d))

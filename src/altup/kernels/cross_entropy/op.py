@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
+from altup.kernels.availability import on_its_device
+
 CHUNK_BYTES = 512 * 2**20  # of several chunks the products have to be added in float32
 
 
@@ -24,6 +26,7 @@ def chunk_rows(tokens: int, vocabulary: int, itemsize: int) -> int:
 
 
 @library.custom_op("altup::fused_head", mutates_args=())
+@on_its_device
 def fused_head(
     hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, hidden_grad: bool, weight_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
