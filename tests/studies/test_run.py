@@ -367,11 +367,17 @@ def test_jobs_of_one_device_take_turns_and_ctrl_c_loses_nothing(scale: Scale, da
     assert saved[1] >= 20
 
 
-def test_what_waits_on_one_device_is_counted_by_the_time_limit(tmp_path: Path) -> None:
-    jobs = [Job("pretrain", str(number), str(number), {}) for number in range(3)]
-    queue = Queue(tmp_path, lambda text: None, lambda job: None, lambda job: 20, until=time.monotonic() + 50)
-    assert [queue._may_start(job, jobs[:number]) for number, job in enumerate(jobs)] == [True, True, False]
-    assert queue.left == ["2"]
+def test_what_waits_on_one_device_is_counted_by_the_time_limit(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """Each is thought to take 20 s of the 50 there are, so the third begins when the first has ended sooner."""
+    jobs = plan([TWO], scale, data, seeds=[0, 1]).training()[:3]
+    events: list[str] = []
+    queue = Queue(
+        tmp_path, lambda text: events.append("begins"), lambda job: events.append("ends"), lambda job: 20,
+        width=3, devices=["0"], isolated=True, until=time.monotonic() + 50,
+    )  # fmt: skip
+    queue.run(jobs)
+    assert events[:3] == ["begins", "begins", "ends"]
+    assert (events.count("begins"), events.count("ends"), queue.left) == (3, 3, [])
 
 
 def test_what_a_signal_stops_is_told_as_left(scale: Scale, data: Path, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ class Queue:
     left: list[str] = field(default_factory=list)
     stopped: bool = False
     _number: int = 0
+    _since: dict[str, float] = field(default_factory=dict)
 
     def run(self, jobs: Sequence[Job], alone: bool = False) -> None:
         """All of them, in order, `width` at a time or, if they must be `alone`, one; failures are noted."""
@@ -62,17 +63,19 @@ class Queue:
                 self._announce(job)
                 self._run_here(job)
 
-    def _may_start(self, job: Job, before: Sequence[Job] = ()) -> bool:
-        """`before` are those that train first, because they were started before on the same device."""
+    def _may_start(self, job: Job) -> bool:
         if any(need in self.failed for need in job.needs):
             self.failed.append(job.key)
             self.say(f"left out: {job.title}, for its model failed")
             return False
-        too_late = time.monotonic() + sum(self.estimate(one) for one in (*before, job)) > self.until
-        if too_late or any(need in self.left for need in job.needs):
+        if self._is_too_late(job) or any(need in self.left for need in job.needs):
             self.left.append(job.key)
             return False
         return True
+
+    def _is_too_late(self, job: Job, ahead: float = 0) -> bool:
+        """`ahead` are the seconds that others will take first."""
+        return time.monotonic() + ahead + self.estimate(job) > self.until
 
     def _announce(self, job: Job) -> None:
         self._number += 1
@@ -111,6 +114,8 @@ class Queue:
                     while free and (job := self._next(waiting, running, free[0])):
                         self._announce(job)
                         device = free.pop(0)
+                        if device is not None and not self._sharing(running, device):
+                            self._since[device] = time.monotonic()
                         running[self._start(job, device)] = job, device
                     if not running:
                         break
@@ -118,6 +123,8 @@ class Queue:
                     for process in [p for p in running if p.poll() is not None]:
                         job, device = running.pop(process)
                         free.append(device)
+                        if device is not None:
+                            self._since[device] = time.monotonic()
                         self._finish(job, process.returncode)
                     if time.monotonic() > self.until:
                         self._stop(running)
@@ -129,14 +136,23 @@ class Queue:
     def _next(self, waiting: list[Job], running: Running, device: str | None) -> Job | None:
         """The first job whose needs are met and which may start; those that may not are taken off the list."""
         busy = {job.key for job, _ in running.values()}
-        before = [job for job, where in running.values() if where == device is not None]
+        ahead = 0.0
+        if device is not None and (sharing := self._sharing(running, device)):
+            first, *others = [self.estimate(job) for job in sharing]
+            ahead = max(0.0, first - (time.monotonic() - self._since[device])) + sum(others)
         for job in list(waiting):
             if busy.intersection(job.needs) or any(other.key in job.needs for other in waiting):
                 continue
+            if ahead and self._is_too_late(job, ahead):
+                continue  # perhaps not, once those before it have ended
             waiting.remove(job)
-            if self._may_start(job, before):
+            if self._may_start(job):
                 return job
         return None
+
+    def _sharing(self, running: Running, device: str) -> list[Job]:
+        """The jobs on a device. The first trains, since `_since`, and the others wait for their turns."""
+        return [job for job, where in running.values() if where == device]
 
     def _start(self, job: Job, device: str | None) -> subprocess.Popen[bytes]:
         described = self.log(job).with_suffix(".json")
