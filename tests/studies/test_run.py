@@ -368,12 +368,12 @@ def test_jobs_of_one_device_take_turns_and_ctrl_c_loses_nothing(scale: Scale, da
 
 
 def test_what_waits_on_one_device_is_counted_by_the_time_limit(scale: Scale, data: Path, tmp_path: Path) -> None:
-    """Each is thought to take 20 s of the 50 there are, so the third begins when the first has ended sooner."""
+    """Each is thought to take 100 s of the 250 there are, so the third begins when others have ended sooner."""
     jobs = plan([TWO], scale, data, seeds=[0, 1]).training()[:3]
     events: list[str] = []
     queue = Queue(
-        tmp_path, lambda text: events.append("begins"), lambda job: events.append("ends"), lambda job: 20,
-        width=3, devices=["0"], isolated=True, until=time.monotonic() + 50,
+        tmp_path, lambda text: events.append("begins"), lambda job: events.append("ends"), lambda job: 100,
+        width=3, devices=["0"], isolated=True, until=time.monotonic() + 250,
     )  # fmt: skip
     queue.run(jobs)
     assert events[:3] == ["begins", "begins", "ends"]
