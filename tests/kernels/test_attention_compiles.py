@@ -7,7 +7,15 @@ import subprocess
 
 import pytest
 
-from tests.kernels.hopper import TOOLS, ASTSource, GPUTarget, _fresh_cache, stack_bytes, triton  # noqa: F401
+from tests.kernels.hopper import (
+    TOOLS,
+    ASTSource,
+    GPUTarget,
+    _fresh_cache,  # noqa: F401
+    loop_length,
+    stack_bytes,
+    triton,
+)
 
 # isort: split
 from altup.kernels.attention import launch
@@ -78,11 +86,13 @@ def test_pretraining_stays_in_registers(kernel, configs, flags, tmp_path):
 
 
 @pytest.mark.parametrize(("kernel", "configs"), KERNELS)
-def test_packed_rows_with_dropout_stay_in_registers(kernel, configs, tmp_path):
-    flags = ("BIAS", "BIAS_GRAD", "EDGES", "EVEN", "SEGMENTS", "DROPOUT")
-    compiled = build(kernel, configs[64], 64, flags)
+def test_dropout_in_packed_rows_is_cheap(kernel, configs, tmp_path):
+    flags = ("BIAS", "BIAS_GRAD", "EDGES", "EVEN", "SEGMENTS")
+    without, compiled = (build(kernel, configs[64], 64, (*flags, *more)) for more in ((), ("DROPOUT",)))
     assert stack_bytes(compiled, tmp_path) <= 64
-    assert "mul.wide.u32" in compiled.asm["ptx"]  # both halves of Philox's product in one instruction
+    lengths = [loop_length(one, tmp_path) for one in (without, compiled)]
+    print(f"{kernel.__name__}: {lengths[0]} instructions a tile without dropout, {lengths[1]} with")
+    assert lengths[1] < 1.7 * lengths[0]
 
 
 VARIANTS = [

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-triton = pytest.importorskip("triton")
-if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+from tests.kernels.hopper import ASTSource, GPUTarget, _fresh_cache, triton  # noqa: F401
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-
-from altup.kernels.cross_entropy import kernel  # noqa: E402
+# isort: split
+from altup.kernels.cross_entropy import kernel
 
 TYPES = {"labels": "*i64", "sums": "*fp32", "z_loss": "fp32", "rows": "i32", "row_stride": "i32"}
 
@@ -21,9 +15,8 @@ TYPES = {"labels": "*i64", "sums": "*fp32", "z_loss": "fp32", "rows": "i32", "ro
 @pytest.mark.parametrize(
     ("dtype", "columns", "gradient"), [("bf16", 8, True), ("bf16", 8, False), ("fp32", 4, True)]
 )
-def test_loads_are_16_bytes_wide(dtype, columns, gradient, tmp_path, monkeypatch):
+def test_loads_are_16_bytes_wide(dtype, columns, gradient):
     """A vocabulary of 32,128 ends within a block, and rows are aligned: nothing is read one number at a time."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     constants = {"V": 32128, "IGNORED": -100, "GRADIENT": gradient, "BLOCK": kernel.BLOCK}
     source = ASTSource(
         fn=kernel._rows,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import random
 import shutil
 import signal
@@ -18,7 +17,7 @@ import pytest
 from altup.training import checkpoints
 from altup.training.turns import TURN
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
-from tests.training.verbs import Running, altup, prepare_text, start
+from tests.training.verbs import altup, prepare_text, start
 
 STEPS = 40
 SMALL = [
@@ -119,22 +118,9 @@ def test_two_runs_in_one_folder_are_refused(data: Path, tmp_path: Path) -> None:
     assert "another process is training in this folder" in text
 
 
-def wait_until_it_waits(running: Running, turn: Path) -> None:
-    """Until the process has opened the file whose lock is the turn."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        assert running.process.is_alive(), running.text
-        files = Path(f"/proc/{running.process.pid}/fd")
-        if any(os.path.realpath(file) == str(turn) for file in files.iterdir()):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"it does not wait:\n{running.text}")
+WAITS = "waiting for its turn"
 
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks /proc who waits")
-
-
-@needs_proc
 @pytest.mark.parametrize("stop", [False, True])
 def test_a_run_waits_for_its_turn_and_makes_the_same_steps(
     data: Path, never_killed: tuple[Path, float], tmp_path: Path, stop: bool
@@ -144,7 +130,7 @@ def test_a_run_waits_for_its_turn_and_makes_the_same_steps(
     with turn.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         running = start(tmp_path / "log", *command(data, out), environment={TURN: str(turn)})
-        wait_until_it_waits(running, turn)
+        running.wait_for(WAITS)
         time.sleep(0.5)
         assert running.process.is_alive()
         assert not list(checkpoints.steps(out / "checkpoints"))  # it saves every step
@@ -158,14 +144,13 @@ def test_a_run_waits_for_its_turn_and_makes_the_same_steps(
     assert_same_run(never_killed[0], out, STEPS)
 
 
-@needs_proc
 def test_who_is_killed_makes_way(data: Path, never_killed: tuple[Path, float], tmp_path: Path) -> None:
     turn, out = tmp_path / "turn", tmp_path / "second"
     environment = {TURN: str(turn)}
     first = start(tmp_path / "log", *command(data, tmp_path / "first", 100_000), environment=environment)
     first.wait_for("step 3/")
     second = start(tmp_path / "log2", *command(data, out), environment=environment)
-    wait_until_it_waits(second, turn)
+    second.wait_for(WAITS)
     time.sleep(0.5)
     assert not list(checkpoints.steps(out / "checkpoints"))
     first.signal(signal.SIGKILL)
