@@ -29,11 +29,16 @@ TASKS = ("sst2", "mrpc", "squad", "glue")
 @dataclass(frozen=True)
 class Layout:
     name: str
-    pack: bool
+    packing: str | None = None
     micro_batch: int | None = None  # examples; the whole batch
 
 
-LAYOUTS = (Layout("padded", False), Layout("padded, micro-batches of 32", False, 32), Layout("packed", True))
+LAYOUTS = (
+    Layout("padded"),
+    Layout("padded, micro-batches of 32", None, 32),
+    Layout("packed, narrow", "narrow"),
+    Layout("packed, wide", "wide"),
+)
 
 
 def measure(mixture: Mixture, micro_batch: int, steps: int) -> dict[str, Any]:
@@ -72,9 +77,8 @@ def main() -> None:
         )
         tokens = load_data(config, tokenizer, Faults("stop"), lambda text: print(text, file=sys.stderr)).mixture
         for layout in LAYOUTS:
-            width = given.inputs_length if layout.pack else None
             mixture = Mixture(
-                tokens.tasks, tokens.shares, given.batch_size, tokenizer.pad_token_id, packed_width=width
+                tokens.tasks, tokens.shares, given.batch_size, tokenizer.pad_token_id, packing=layout.packing
             )
             found = measure(mixture, layout.micro_batch or given.batch_size, given.steps)
             print(

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.gpu
 
 VOCABULARY = 32_128
 STEPS, ROUNDS = 20, 4
+EXAMPLES = 192  # about as many tokens as 64 rows of pretraining have
 
 
 def random_rows(lengths: np.ndarray, seed: int) -> Tokens:
@@ -77,8 +78,8 @@ def test_a_step_keeps_the_speed_of_pretraining_for_each_token() -> None:
         "labels": np.random.default_rng(4).integers(3, VOCABULARY, (64, 114)),
     }
     pretraining = [StepBatch([to_tensors(full, mine)], full["labels"].size, full["input_ids"].size)]
-    mixture = Mixture([like_squad(5_000)], [5_000], 160, 0, packed_width=512)
-    packed = [assemble(mixture, 160, mine, step) for step in range(STEPS)]
+    mixture = Mixture([like_squad(5_000)], [5_000], EXAMPLES, 0, packing="wide")
+    packed = [assemble(mixture, EXAMPLES, mine, step) for step in range(STEPS)]
     shapes = {batch.micro[0]["input_ids"].shape for batch in packed}
 
     with numerics(False, True):
@@ -86,7 +87,7 @@ def test_a_step_keeps_the_speed_of_pretraining_for_each_token() -> None:
         runs = [Run(TrainConfig(batch_size=64, **shared), 0.0, pretraining, mine)]
         middle = time.perf_counter()
         runs.append(
-            Run(FinetuneConfig(model="made up", tasks=["squad"], batch_size=160, **shared), 0.1, packed, mine)
+            Run(FinetuneConfig(model="made up", tasks=["squad"], batch_size=EXAMPLES, **shared), 0.1, packed, mine)
         )
         end = time.perf_counter()
         speeds = np.median([[run.work(STEPS) for run in runs] for _ in range(ROUNDS)], axis=0)

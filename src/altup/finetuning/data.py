@@ -24,7 +24,9 @@ class FinetuneData:
     held_out: list[HeldOutTask]
 
 
-def load_data(config: FinetuneConfig, tokenizer: Any, faults: Faults, say: Callable[[str], None]) -> FinetuneData:
+def load_data(
+    config: FinetuneConfig, tokenizer: Any, faults: Faults, say: Callable[[str], None], packing: str | None = None
+) -> FinetuneData:
     """Tokenise the training examples and read the held-out ones; `say` is told what is missing or was cut."""
     source = open_tasks(config.data)
     groups: list[tuple[float | None, list[int]]] = []
@@ -49,8 +51,7 @@ def load_data(config: FinetuneConfig, tokenizer: Any, faults: Faults, say: Calla
     if not training:
         raise UserError("none of the tasks has training examples; check --data")
     shares = shares_of([group for group in groups if group[1]])
-    width = config.inputs_length if config.pack else None
-    mixture = Mixture(training, shares, config.batch_size, tokenizer.pad_token_id, config.seed, width)
+    mixture = Mixture(training, shares, config.batch_size, tokenizer.pad_token_id, config.seed, packing)
     return FinetuneData(mixture, load_held_out(scored, source, faults, config.eval_limit))
 
 

@@ -46,10 +46,11 @@ def finetune(
         place = _newest_checkpoint(folder) or find_model(config.model)
         tokenizer = load_tokenizer(place)
         faults = Faults(config.on_error)
-        if config.pack and not can_pack(place):
+        packing = choose_packing(place, config.precision, mine.device) if config.pack else None
+        if config.pack and packing is None:
             say("strided and pooled layers would mix the examples of a row: they are padded, not packed")
             config = replace(config, pack=False)
-        data = load_data(config, tokenizer, faults, say)
+        data = load_data(config, tokenizer, faults, say, packing)
         if left_out := counted(faults):
             say(f"left out: {left_out}")
         config = replace(config, batches=data.mixture.describe())
@@ -116,17 +117,22 @@ def build_model(config: FinetuneConfig, checkpoint: Path | None) -> torch.nn.Mod
     return model
 
 
-def can_pack(place: str) -> bool:
-    """Whether the model can keep the examples of one row apart: strided and pooled layers mix neighbours."""
+def choose_packing(place: str, precision: str | None, device: torch.device) -> str | None:
+    """The layout of packed rows for the model at `place`, or None for one that would mix their examples."""
     from transformers import AutoConfig
 
     import altup.models  # noqa: F401  registers our configs
+    from altup.kernels.attention import WIDTHS
+    from altup.kernels.availability import runs_triton
 
     try:
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{place!r} holds no model that can be read: {error}") from None
-    return getattr(config, "sequence", "none") == "none"
+    if getattr(config, "sequence", "none") != "none":
+        return None
+    by_kernels = runs_triton(device) and precision == "bf16" and getattr(config, "d_kv", None) in WIDTHS
+    return "wide" if by_kernels else "narrow"
 
 
 def check_vocabulary(model: Any, tokenizer: Any) -> Any:

@@ -25,7 +25,7 @@ from altup.data.randomness import keys, permute
 from altup.data.tasks.examples import Tokens
 from altup.data.tasks.examples import pad as pad_rows
 from altup.errors import UserError, check_whole
-from altup.finetuning.packing import IGNORED, pack, round_up, target_widths
+from altup.finetuning.packing import IGNORED, LAYOUTS, Lengths, pack, round_up
 
 MIX, ROWS = 4, 5  # first coordinates of keys, beside those of altup.data.batches
 TOGETHER = 32  # steps whose examples are drawn at once: hashing few numbers costs as much as hashing many
@@ -59,8 +59,8 @@ class Mixture:
     Padded, a row is an example: input_ids and attention_mask, as wide as the narrowest of a few widths that holds
     the rows asked for, and labels (−100 behind the end), as wide as the longest target of all.
 
-    With `packed_width` rows are that wide, or as wide as the longest input, and hold several examples: input_ids,
-    segments, labels, decoder_segments (see `packing`). There are then fewer rows than examples.
+    With `packing`, one of `packing.LAYOUTS`, rows hold several examples: input_ids, segments, labels,
+    decoder_segments. There are then fewer rows than examples.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Mixture:
         batch_size: int,
         pad_id: int,
         seed: int = 0,
-        packed_width: int | None = None,
+        packing: str | None = None,
     ):
         check_whole("batch_size", batch_size, 1)
         check_whole("seed", seed, 0)
@@ -80,24 +80,25 @@ class Mixture:
         self._draw_steps = functools.lru_cache(maxsize=2)(self._draw)
         self._ends = np.cumsum(shares)
         self._sizes = np.array([len(task) for task in tasks])
-        longest, longest_target = (
-            max(int(getattr(task, part).lengths.max()) for task in tasks) for part in ("inputs", "targets")
+        self._layout = None if packing is None else LAYOUTS[packing]
+        (mean_input, longest), (mean_target, longest_target) = (
+            self._mean_and_most(p) for p in ("inputs", "targets")
         )
+        self._lengths = Lengths(mean_input, mean_target, longest, longest_target)
         self._widths = [*(width for width in WIDTHS if width < longest), round_up(longest)]
-        self._target_widths = [round_up(longest_target)]
-        self._packed_width: int | None = None
-        if packed_width is not None:
-            self._packed_width = round_up(max(packed_width, longest))
-            self._mean_input, mean_target = (
-                float(np.average([getattr(task, part).lengths.mean() for task in tasks], weights=shares))
-                for part in ("inputs", "targets")
-            )
-            self._target_widths = target_widths(self._mean_input, mean_target, longest_target, self._packed_width)
+        self._target_width = round_up(longest_target)
+
+    def _mean_and_most(self, part: str) -> tuple[float, int]:
+        """Tokens of the mixture's inputs or targets."""
+        lengths = [getattr(task, part).lengths for task in self.tasks]
+        return float(np.average([x.mean() for x in lengths], weights=self.shares)), max(
+            int(x.max()) for x in lengths
+        )
 
     def order(self, step: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Task and row of the examples start..stop-1 of a step, which is sorted by length if it is not packed."""
         task, row = self._drawn(step)
-        if self._packed_width is not None:
+        if self._layout is not None:
             return task[start:stop], row[start:stop]
         lengths = np.array([len(self.tasks[t].inputs[r]) for t, r in zip(task, row, strict=True)])
         chosen = np.argsort(lengths, kind="stable")[start:stop]
@@ -129,22 +130,16 @@ class Mixture:
         chosen = list(zip(*self.order(step, start, stop), strict=True))
         inputs = [self.tasks[task].inputs[row] for task, row in chosen]
         targets = [self.tasks[task].targets[row] for task, row in chosen]
-        target_width = _narrowest(self._target_widths, targets)
-        if self._packed_width is not None:
-            quantum = self._quantum(stop - start)
-            return pack(inputs, targets, self._packed_width, target_width, quantum, self._pad)
-        width = _narrowest(self._widths, inputs)
+        if self._layout is not None:
+            rows = self._layout([len(x) for x in inputs], [len(y) for y in targets], self._lengths)
+            return pack(inputs, targets, rows, self._pad)
         lengths = np.array([len(tokens) for tokens in inputs])
+        width = next(width for width in self._widths if width >= lengths.max(initial=0))
         return {
             "input_ids": pad_rows(inputs, width, self._pad),
             "attention_mask": (np.arange(width) < lengths[:, None]).astype(np.int32),
-            "labels": pad_rows(targets, target_width, IGNORED),
+            "labels": pad_rows(targets, self._target_width, IGNORED),
         }
-
-    def _quantum(self, examples: int) -> int:
-        """What the rows of `examples` examples are rounded up to a multiple of: a 16th of the usual number."""
-        assert self._packed_width is not None
-        return max(1, round(examples * self._mean_input / self._packed_width / 16))
 
     def describe(self) -> dict[str, Any]:
         parts = {
@@ -168,9 +163,3 @@ def shares_of(groups: Sequence[tuple[float | None, Sequence[int]]]) -> list[int]
     total = sum(weight or 0.0 for weight in weights)
     exact = [ROUND * (weight or 0.0) / total * size / sum(sizes) for weight, sizes in groups for size in sizes]
     return [max(1, round(share)) for share in exact]
-
-
-def _narrowest(widths: Sequence[int], rows: Sequence[np.ndarray]) -> int:
-    """The first of `widths` that holds all `rows`."""
-    longest = max((len(row) for row in rows), default=0)
-    return next(width for width in widths if width >= longest)

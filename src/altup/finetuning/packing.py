@@ -3,17 +3,95 @@
 Each token carries the number of its example within the row, in `segments` and `decoder_segments`, and in all three
 attentions it sees its own number alone; 0 is padding. Positions are relative, so that an example reads the same
 wherever in a row it stands.
+
+Rows are wide or narrow. The attention kernels skip what a token does not see, so that for them a row may have any
+width; wide rows hold many examples, and are filled evenly. Any other attention looks at the whole row, so that
+narrow ones are as wide as the longest input asks for.
+
+On a GPU each shape of batch is recorded as a graph of its own; so that there are few, sizes are rounded up.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 IGNORED = -100
-LONG = 1 / 4  # of a row: inputs beyond this are fitted in tightly, those below it evenly
+NARROW = 512  # tokens of a narrow row, unless an input is longer
+LONG = 1 / 4  # of a narrow row: inputs beyond this are fitted in tightly, those below it evenly
+WIDE = 4096  # tokens of a wide row, or about as many
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of the examples of a mixture, in tokens."""
+
+    mean_input: float
+    mean_target: float
+    longest_input: int
+    longest_target: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which examples go into each row, and the shapes of it all; the last rows may be empty."""
+
+    examples: list[list[int]]
+    number: int
+    width: int
+    target_width: int
+
+    @property
+    def places(self) -> int:
+        return self.number * (self.width + self.target_width)
+
+
+def narrow_rows(inputs: Sequence[int], targets: Sequence[int], lengths: Lengths) -> Rows:
+    """As many rows of one width as it takes, with the room for targets that makes the fewest places."""
+    width = round_up(max(NARROW, lengths.longest_input))
+    quantum = max(1, round(len(inputs) * lengths.mean_input / width / 32))
+    found = []
+    for target_width in target_widths(lengths, width):
+        if target_width >= max(targets, default=0):
+            examples = fit_rows(inputs, targets, width, target_width)
+            found.append(Rows(examples, round_up(len(examples), quantum), width, target_width))
+    return min(found, key=lambda rows: rows.places)
+
+
+def wide_rows(inputs: Sequence[int], targets: Sequence[int], lengths: Lengths) -> Rows:
+    """As many rows as the examples usually need, and as wide as the fullest of them."""
+    number = min(max(1, round(len(inputs) * lengths.mean_input / WIDE)), max(1, len(inputs)))
+    examples = balance_rows(inputs, number)
+    usual = len(inputs) / number
+    width, target_width = (
+        round_up(max(sum(sizes[example] for example in row) for row in examples), quantum)
+        for sizes, quantum in (
+            (inputs, _power_of_two(usual * lengths.mean_input / 32)),
+            (targets, _power_of_two(usual * lengths.mean_target / 4)),
+        )
+    )
+    return Rows(examples, number, width, target_width)
+
+
+LAYOUTS: dict[str, Callable[[Sequence[int], Sequence[int], Lengths], Rows]] = {
+    "narrow": narrow_rows,
+    "wide": wide_rows,
+}
+
+
+def balance_rows(inputs: Sequence[int], number: int) -> list[list[int]]:
+    """Examples by row, longest first, each into the row that holds least: lengths mix, and so do targets."""
+    rows: list[list[int]] = [[] for _ in range(number)]
+    filled = [(0, row) for row in range(number)]
+    for example in np.argsort(-np.asarray(inputs, np.int64), kind="stable").tolist():
+        tokens, row = filled[0]
+        rows[row].append(example)
+        heapq.heapreplace(filled, (tokens + inputs[example], row))
+    return rows
 
 
 def fit_rows(inputs: Sequence[int], targets: Sequence[int], width: int, target_width: int) -> list[list[int]]:
@@ -39,27 +117,18 @@ def fit_rows(inputs: Sequence[int], targets: Sequence[int], width: int, target_w
 
 
 def pack(
-    inputs: Sequence[np.ndarray],
-    targets: Sequence[np.ndarray],
-    width: int,
-    target_width: int,
-    quantum: int,
-    pad_id: int,
+    inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray], rows: Rows, pad_id: int
 ) -> dict[str, np.ndarray]:
-    """input_ids, segments: [rows, width]; labels (−100 behind the end), decoder_segments: [rows, target_width].
-
-    Empty rows fill up to a multiple of `quantum`: few shapes, because each is recorded as a graph of its own.
-    """
-    rows = fit_rows([len(x) for x in inputs], [len(y) for y in targets], width, target_width)
-    number = -(-len(rows) // quantum) * quantum
+    """input_ids, segments: [rows, width]; labels (−100 behind the end), decoder_segments: [rows, target_width]."""
+    shape, target_shape = (rows.number, rows.width), (rows.number, rows.target_width)
     packed = {
-        "input_ids": np.full((number, width), pad_id, np.int32),
-        "segments": np.zeros((number, width), np.int32),
-        "labels": np.full((number, target_width), IGNORED, np.int32),
-        "decoder_segments": np.zeros((number, target_width), np.int32),
+        "input_ids": np.full(shape, pad_id, np.int32),
+        "segments": np.zeros(shape, np.int32),
+        "labels": np.full(target_shape, IGNORED, np.int32),
+        "decoder_segments": np.zeros(target_shape, np.int32),
     }
-    _lay_out(rows, inputs, packed["input_ids"], packed["segments"])
-    _lay_out(rows, targets, packed["labels"], packed["decoder_segments"])
+    _lay_out(rows.examples, inputs, packed["input_ids"], packed["segments"])
+    _lay_out(rows.examples, targets, packed["labels"], packed["decoder_segments"])
     return packed
 
 
@@ -81,16 +150,21 @@ def _lay_out(
     segments.reshape(-1)[place] = np.repeat(np.arange(len(ordered)) - first[row_of] + 1, lengths)
 
 
-def target_widths(mean_input: float, mean_target: float, longest: int, width: int) -> list[int]:
-    """Widths for the targets of rows of `width` tokens, of which a batch takes the first that holds its longest.
+def target_widths(lengths: Lengths, width: int) -> list[int]:
+    """Widths for the targets of rows of `width` tokens.
 
     The first is a little more than belongs to `width` tokens of inputs on average, the last holds all targets.
     """
-    widths = [round_up(math.ceil(1.1 * width * mean_target / mean_input))]
-    while widths[-1] < longest:
-        widths.append(min(round_up(int(1.5 * widths[-1])), round_up(longest)))
+    widths = [round_up(math.ceil(1.1 * width * lengths.mean_target / lengths.mean_input))]
+    while widths[-1] < lengths.longest_target:
+        widths.append(min(round_up(int(1.5 * widths[-1])), round_up(lengths.longest_target)))
     return widths
 
 
-def round_up(length: int) -> int:
-    return -(-length // 8) * 8
+def round_up(length: int, quantum: int = 8) -> int:
+    return -(-length // quantum) * quantum
+
+
+def _power_of_two(size: float) -> int:
+    """The nearest to `size` from 8 to 128, where the kernels' tiles end."""
+    return 2 ** min(max(round(math.log2(max(size, 1.0))), 3), 7)

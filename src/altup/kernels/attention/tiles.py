@@ -12,6 +12,7 @@ import triton.language as tl
 from altup.kernels.philox_triton import stream_words, upper_halves
 
 LOG2E = tl.constexpr(1.4426950408889634)
+SCANNED = tl.constexpr(1024)  # segments looked at at once
 
 
 @triton.jit
@@ -57,16 +58,16 @@ def meeting_tiles(own, segments, count, first, last, TILE: tl.constexpr, SEGMENT
     else:
         low = tl.min(_ranked(own))
         high = tl.max(_ranked(own))
-        begin = count
-        end = 0
-        for start in range(0, count, 512):
-            place = start + tl.arange(0, 512)
+        begin = tl.full([SCANNED], count, tl.int32)
+        end = tl.zeros([SCANNED], tl.int32)
+        for start in range(0, count, SCANNED):
+            place = start + tl.arange(0, SCANNED)
             segment = _ranked(tl.load(segments + place, mask=place < count, other=0))
             met = (place < count) & (segment >= low) & (segment <= high)
-            begin = tl.minimum(begin, tl.min(tl.where(met, place, count)))
-            end = tl.maximum(end, tl.max(tl.where(met, place + 1, 0)))
-        first = tl.minimum(tl.maximum(first, begin // TILE), last - 1)
-        return first, tl.maximum(tl.minimum(last, tl.cdiv(end, TILE)), first + 1)
+            begin = tl.minimum(begin, tl.where(met, place, count))
+            end = tl.maximum(end, tl.where(met, place + 1, 0))
+        first = tl.minimum(tl.maximum(first, tl.min(begin) // TILE), last - 1)
+        return first, tl.maximum(tl.minimum(last, tl.cdiv(tl.max(end), TILE)), first + 1)
 
 
 @triton.jit

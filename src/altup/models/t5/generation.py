@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
@@ -17,6 +18,8 @@ from altup.kernels.replay import record
 
 EAGER_STEPS = 3  # steps that are run one by one: they warm up what a graph records, and short answers end here
 CACHE_SHARE = 0.25  # of the free memory, for a cache that has room for the longest text allowed
+# Without cuDNN's, which PyTorch prefers on Hopper: with masked keys it does not repeat itself to the last bit.
+ATTENTIONS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 CHECK_EVERY = 8  # replayed steps between two looks at whether all have ended, for which the host has to wait
 
 
@@ -138,7 +141,7 @@ def decode_greedily(
         enabled=torch.is_autocast_enabled(device.type),
         cache_enabled=False,
     )
-    with torch.compiler.set_stance("force_eager"), exact:
+    with torch.compiler.set_stance("force_eager"), exact, sdpa_kernel(ATTENTIONS):
         latest, done = input_ids, given
         while done < min(limit, given + EAGER_STEPS) and not bool(ended.all()):
             latest = step(latest)
