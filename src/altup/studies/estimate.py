@@ -12,7 +12,7 @@ from altup.studies.plan import Job
 USE_OF_PEAK = 0.35  # what runs of small to large models reach of a GPU's bf16 peak, roughly
 CPU_FLOPS = 15e9  # what small models reach on one core, roughly
 GPU_START, CPU_START = 40.0, 1.0  # seconds to start, compile, evaluate and save
-COMPARISON = 25.0  # seconds a model in a comparison of speed on a GPU: two small ones took 46 on an H200
+COMPARISON = 31.0  # seconds a model in a comparison of speed on a GPU: eleven small ones took 336 on an H200
 DECODING = 30.0  # seconds to decode held-out examples on a GPU: 10,570 of SQuAD took 28 with base on an H200
 
 
