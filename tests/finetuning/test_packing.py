@@ -59,6 +59,15 @@ def test_every_example_is_in_one_row_whole(layout, lengths):
     assert sorted(unpack(packed)) == want
 
 
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_no_examples_are_a_row_of_padding(layout):
+    """A process may have no part in a small batch, but has to take part in the step."""
+    packed = pack([], [], LAYOUTS[layout]([], [], Lengths(20.0, 3.0, 40, 9)), 0)
+    assert all(len(rows) == 1 and rows.size for rows in packed.values())
+    assert not packed["segments"].any()
+    assert not packed["decoder_segments"].any()
+
+
 @given(st.lists(st.integers(1, 16), min_size=1, max_size=8))
 def test_first_fit_wastes_less_than_half(inputs):
     assert len(fit_rows(inputs, [1] * len(inputs), 16, 8)) <= 2 * -(-sum(inputs) // 16)

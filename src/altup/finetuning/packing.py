@@ -6,7 +6,7 @@ wherever in a row it stands.
 
 Rows are wide or narrow. The attention kernels skip what a token does not see, so that for them a row may have any
 width; wide rows hold many examples, and are filled evenly. Any other attention looks at the whole row, so that
-narrow ones are as wide as the longest input asks for.
+narrow ones are as wide as the longest input asks for, or as some examples to fit together.
 
 On a GPU each shape of batch is recorded as a graph of its own; so that there are few, sizes are rounded up.
 """
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 IGNORED = -100
-NARROW = 512  # tokens of a narrow row, unless an input is longer
+NARROW, WIDEST = 8, 512  # usual examples of a narrow row, and tokens unless an input is longer
 LONG = 1 / 4  # of a narrow row: inputs beyond this are fitted in tightly, those below it evenly
 WIDE = 4096  # tokens of a wide row, or about as many
 
@@ -52,7 +52,7 @@ class Rows:
 
 def narrow_rows(inputs: Sequence[int], targets: Sequence[int], lengths: Lengths) -> Rows:
     """As many rows of one width as it takes, with the room for targets that makes the fewest places."""
-    width = round_up(max(NARROW, lengths.longest_input))
+    width = round_up(max(min(math.ceil(NARROW * lengths.mean_input), WIDEST), lengths.longest_input))
     quantum = max(1, round(len(inputs) * lengths.mean_input / width / 32))
     found = []
     for target_width in target_widths(lengths, width):
@@ -68,7 +68,7 @@ def wide_rows(inputs: Sequence[int], targets: Sequence[int], lengths: Lengths) -
     examples = balance_rows(inputs, number)
     usual = len(inputs) / number
     width, target_width = (
-        round_up(max(sum(sizes[example] for example in row) for row in examples), quantum)
+        round_up(max(1, *(sum(sizes[example] for example in row) for row in examples)), quantum)
         for sizes, quantum in (
             (inputs, _power_of_two(usual * lengths.mean_input / 32)),
             (targets, _power_of_two(usual * lengths.mean_target / 4)),
