@@ -4,7 +4,8 @@
     python benchmarks/padding.py --tokenizer data/tokenizer --data tasks
 
 It only tokenises. Padding is the share of places without a token in the rows that training would be given in
-`--steps` steps. `shapes` counts the different shapes of batches among them, each of which is compiled for itself.
+`--steps` steps. `shapes` counts the shapes of batches among them, each of which a GPU records as a graph of
+its own.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from altup.cli.main import app
 from altup.errors import UserError
 from altup.finetuning.config import FinetuneConfig
-from altup.finetuning.finetune import build_model, finetune
+from altup.finetuning.finetune import build_model, choose_packing, finetune
 from altup.training.metrics import read_records
 from tests.evaluation.tiny import made_up_words, save_tiny
 from tests.training.compare import assert_same_run, records, weights
@@ -190,6 +190,12 @@ def test_it_begins_with_a_run_or_an_upcycled_model(trained: Path, data: Path, tm
 def test_a_tokenizer_of_another_model_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="550 tokens, the model's tables 200 rows"):
         finetune(config(save_tiny(tmp_path / "model", vocab_size=450, rows=200), data), tmp_path / "run")
+
+
+def test_without_the_kernels_rows_are_narrow(model: Path) -> None:
+    for fields in ({"precision": "bf16"}, {"precision": "fp32"}):
+        config = FinetuneConfig(model=str(model), tasks=["squad"], **fields)
+        assert choose_packing(str(model), config, torch.device("cpu")) == "narrow"
 
 
 def test_a_model_that_mixes_neighbours_is_padded(

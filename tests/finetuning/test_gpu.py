@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ import torch
 
 from altup.data.tasks.examples import Tokens
 from altup.finetuning.config import FinetuneConfig
+from altup.finetuning.finetune import choose_packing
 from altup.finetuning.mixture import Mixture, TrainingTask
+from altup.models.t5.config import AltUpT5Config
 from altup.training.config import TrainConfig
 from altup.training.determinism import numerics
 from altup.training.engine import Engine
@@ -41,7 +44,6 @@ def like_squad(examples: int) -> TrainingTask:
 
 
 def build(dropout: float) -> Any:
-    from altup.models.t5.config import AltUpT5Config
     from altup.models.t5.model import AltUpT5ForConditionalGeneration
 
     torch.manual_seed(0)
@@ -67,6 +69,16 @@ class Run:
             self.count += 1
         torch.cuda.synchronize()
         return tokens / (time.perf_counter() - begun)
+
+
+@pytest.mark.parametrize(
+    ("fields", "layout"),
+    [({}, "wide"), ({"precision": "fp32"}, "narrow"), ({"deterministic": True}, "narrow")],
+)
+def test_rows_are_wide_where_the_kernels_attend(fields: dict[str, Any], layout: str, tmp_path: Path) -> None:
+    AltUpT5Config.from_preset("small", "altup").save_pretrained(tmp_path)
+    config = FinetuneConfig(model="made up", tasks=["squad"], **fields)
+    assert choose_packing(str(tmp_path), config, torch.device("cuda", 0)) == layout
 
 
 def test_a_step_keeps_the_speed_of_pretraining_for_each_token() -> None:

@@ -193,20 +193,13 @@ def test_packed_rows_of_two_sides_skip_tiles(poisoned, small):
 
 
 @runs_kernel
-@pytest.mark.parametrize("causal", [False, True])
-def test_wide_rows(causal, poisoned, small):
+def test_wide_rows(poisoned, small):
     """Wider than the piece of segments that is looked at at once, with an example across its end."""
-    small(64, 64)
-    inputs = torch.stack([packed([500, 30, 600, 100], 1300), packed([1025, 1, 274], 1300)])
-    targets = torch.stack([packed([9, 2, 5, 10], 40), packed([20, 10, 5], 40)])
-    compare(
-        problem(2, 1, 1300, beyond=100),
-        causal=causal,
-        query_segments=inputs,
-        key_segments=inputs,
-        constant_beyond=100,
-    )
-    compare(problem(2, 1, 40, 1300), query_segments=targets, key_segments=inputs)
+    small(128, 128)
+    inputs = packed([400, 100, 600, 90], 1200)[None]
+    options = {"query_segments": inputs, "key_segments": inputs, "constant_beyond": 100}
+    compare(problem(1, 1, 1200, beyond=100), **options)
+    compare(problem(1, 1, 40, 1200), query_segments=packed([9, 2, 5, 10], 40)[None], key_segments=inputs)
 
 
 @runs_kernel

@@ -76,7 +76,7 @@ def test_packed_batches_compile_behind_others():
     compile_layers(first, backend="aot_eager", fullgraph=True)
     ids, labels = (torch.randint(3, 40, (4, length)) for length in (32, 12))
     first(input_ids=ids, labels=labels).loss.backward()
-    shapes = [(6, 32, 8), (7, 32, 16), (5, 32, 8), (5, 64, 8), (5, 48, 16), (1, 64, 8)]
+    shapes = [(6, 32, 8), (7, 32, 16), (5, 64, 8)]
     wants = [second(**packed(*shape)).loss for shape in shapes]
     compile_layers(second, backend="aot_eager", fullgraph=True, dynamic=None)
     for shape, want in zip(shapes, wants, strict=True):

@@ -46,7 +46,7 @@ def finetune(
         place = _newest_checkpoint(folder) or find_model(config.model)
         tokenizer = load_tokenizer(place)
         faults = Faults(config.on_error)
-        packing = choose_packing(place, config.precision, mine.device) if config.pack else None
+        packing = choose_packing(place, config, mine.device) if config.pack else None
         if config.pack and packing is None:
             say("strided and pooled layers would mix the examples of a row: they are padded, not packed")
             config = replace(config, pack=False)
@@ -117,8 +117,11 @@ def build_model(config: FinetuneConfig, checkpoint: Path | None) -> torch.nn.Mod
     return model
 
 
-def choose_packing(place: str, precision: str | None, device: torch.device) -> str | None:
-    """The layout of packed rows for the model at `place`, or None for one that would mix their examples."""
+def choose_packing(place: str, config: FinetuneConfig, device: torch.device) -> str | None:
+    """The layout of packed rows for the model at `place`, or None for one that would mix their examples.
+
+    Wide rows have more shapes, and a deterministic run compiles its layers for each.
+    """
     from transformers import AutoConfig
 
     import altup.models  # noqa: F401  registers our configs
@@ -126,13 +129,13 @@ def choose_packing(place: str, precision: str | None, device: torch.device) -> s
     from altup.kernels.availability import runs_triton
 
     try:
-        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        model = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{place!r} holds no model that can be read: {error}") from None
-    if getattr(config, "sequence", "none") != "none":
+    if getattr(model, "sequence", "none") != "none":
         return None
-    by_kernels = runs_triton(device) and precision == "bf16" and getattr(config, "d_kv", None) in WIDTHS
-    return "wide" if by_kernels else "narrow"
+    by_kernels = runs_triton(device) and config.precision == "bf16" and getattr(model, "d_kv", None) in WIDTHS
+    return "wide" if by_kernels and not config.deterministic else "narrow"
 
 
 def check_vocabulary(model: Any, tokenizer: Any) -> Any:

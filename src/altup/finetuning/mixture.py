@@ -25,7 +25,7 @@ from altup.data.randomness import keys, permute
 from altup.data.tasks.examples import Tokens
 from altup.data.tasks.examples import pad as pad_rows
 from altup.errors import UserError, check_whole
-from altup.finetuning.packing import IGNORED, LAYOUTS, Lengths, pack, round_up
+from altup.finetuning.packing import IGNORED, LAYOUTS, Sizes, Usual, pack, round_up
 
 MIX, ROWS = 4, 5  # first coordinates of keys, beside those of altup.data.batches
 TOGETHER = 32  # steps whose examples are drawn at once: hashing few numbers costs as much as hashing many
@@ -81,19 +81,17 @@ class Mixture:
         self._ends = np.cumsum(shares)
         self._sizes = np.array([len(task) for task in tasks])
         self._layout = None if packing is None else LAYOUTS[packing]
-        (mean_input, longest), (mean_target, longest_target) = (
-            self._mean_and_most(p) for p in ("inputs", "targets")
-        )
-        self._lengths = Lengths(mean_input, mean_target, longest, longest_target)
+        self._usual = Usual(self._sizes_of("inputs"), self._sizes_of("targets"))
+        longest = self._usual.inputs.most
         self._widths = [*(width for width in WIDTHS if width < longest), round_up(longest)]
-        self._target_width = round_up(longest_target)
+        self._target_width = round_up(self._usual.targets.most)
 
-    def _mean_and_most(self, part: str) -> tuple[float, int]:
-        """Tokens of the mixture's inputs or targets."""
-        lengths = [getattr(task, part).lengths for task in self.tasks]
-        return float(np.average([x.mean() for x in lengths], weights=self.shares)), max(
-            int(x.max()) for x in lengths
-        )
+    def _sizes_of(self, part: str) -> Sizes:
+        """Of the mixture's inputs or targets."""
+        lengths = [getattr(task, part).lengths.astype(np.float64) for task in self.tasks]
+        mean, square = (np.average([(x**n).mean() for x in lengths], weights=self.shares) for n in (1, 2))
+        most = max(int(x.max()) for x in lengths)
+        return Sizes(float(mean), float(np.sqrt(max(square - mean**2, 0.0))), most)
 
     def order(self, step: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Task and row of the examples start..stop-1 of a step, which is sorted by length if it is not packed."""
@@ -131,7 +129,7 @@ class Mixture:
         inputs = [self.tasks[task].inputs[row] for task, row in chosen]
         targets = [self.tasks[task].targets[row] for task, row in chosen]
         if self._layout is not None:
-            rows = self._layout([len(x) for x in inputs], [len(y) for y in targets], self._lengths)
+            rows = self._layout([len(x) for x in inputs], [len(y) for y in targets], self._usual)
             return pack(inputs, targets, rows, self._pad)
         lengths = np.array([len(tokens) for tokens in inputs])
         width = next(width for width in self._widths if width >= lengths.max(initial=0))

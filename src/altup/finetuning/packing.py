@@ -27,13 +27,20 @@ WIDE = 4096  # tokens of a wide row, or about as many
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """Of the examples of a mixture, in tokens."""
+class Sizes:
+    """Of a mixture's inputs, or of its targets, in tokens."""
 
-    mean_input: float
-    mean_target: float
-    longest_input: int
-    longest_target: int
+    mean: float
+    spread: float  # standard deviation
+    most: int
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What the examples of a mixture are like."""
+
+    inputs: Sizes
+    targets: Sizes
 
 
 @dataclass(frozen=True)
@@ -50,34 +57,40 @@ class Rows:
         return self.number * (self.width + self.target_width)
 
 
-def narrow_rows(inputs: Sequence[int], targets: Sequence[int], lengths: Lengths) -> Rows:
+def narrow_rows(inputs: Sequence[int], targets: Sequence[int], usual: Usual) -> Rows:
     """As many rows of one width as it takes, with the room for targets that makes the fewest places."""
-    width = round_up(max(min(math.ceil(NARROW * lengths.mean_input), WIDEST), lengths.longest_input))
-    quantum = max(1, round(len(inputs) * lengths.mean_input / width / 32))
+    width = round_up(max(min(math.ceil(NARROW * usual.inputs.mean), WIDEST), usual.inputs.most))
+    quantum = max(1, round(len(inputs) * usual.inputs.mean / width / 32))
     found = []
-    for target_width in target_widths(lengths, width):
+    for target_width in target_widths(usual, width):
         if target_width >= max(targets, default=0):
             examples = fit_rows(inputs, targets, width, target_width)
             found.append(Rows(examples, round_up(len(examples), quantum), width, target_width))
     return min(found, key=lambda rows: rows.places)
 
 
-def wide_rows(inputs: Sequence[int], targets: Sequence[int], lengths: Lengths) -> Rows:
+def wide_rows(inputs: Sequence[int], targets: Sequence[int], usual: Usual) -> Rows:
     """As many rows as the examples usually need, and as wide as the fullest of them."""
-    number = min(max(1, round(len(inputs) * lengths.mean_input / WIDE)), max(1, len(inputs)))
+    number = max(1, round(len(inputs) * usual.inputs.mean / max(WIDE, usual.inputs.most)))
     examples = balance_rows(inputs, number)
-    usual = len(inputs) / number
     width, target_width = (
         round_up(max(1, *(sum(sizes[example] for example in row) for row in examples)), quantum)
         for sizes, quantum in (
-            (inputs, _power_of_two(usual * lengths.mean_input / 32)),
-            (targets, _power_of_two(usual * lengths.mean_target / 4)),
+            (inputs, _quantum(usual.inputs, len(inputs), number, 1 / 32)),
+            (targets, _quantum(usual.targets, len(inputs), number, 1 / 4)),
         )
     )
     return Rows(examples, number, width, target_width)
 
 
-LAYOUTS: dict[str, Callable[[Sequence[int], Sequence[int], Lengths], Rows]] = {
+def _quantum(sizes: Sizes, examples: int, rows: int, share: float) -> int:
+    """What the width of rows is rounded up to: a `share` of the usual width, or as much as that varies from batch
+    to batch if it is more; a power of two, because that is where the kernels' tiles end."""
+    size = max(share * examples * sizes.mean, math.sqrt(examples) * sizes.spread) / rows
+    return 2 ** max(round(math.log2(max(size, 1.0))), 3)
+
+
+LAYOUTS: dict[str, Callable[[Sequence[int], Sequence[int], Usual], Rows]] = {
     "narrow": narrow_rows,
     "wide": wide_rows,
 }
@@ -150,21 +163,16 @@ def _lay_out(
     segments.reshape(-1)[place] = np.repeat(np.arange(len(ordered)) - first[row_of] + 1, lengths)
 
 
-def target_widths(lengths: Lengths, width: int) -> list[int]:
+def target_widths(usual: Usual, width: int) -> list[int]:
     """Widths for the targets of rows of `width` tokens.
 
     The first is a little more than belongs to `width` tokens of inputs on average, the last holds all targets.
     """
-    widths = [round_up(math.ceil(1.1 * width * lengths.mean_target / lengths.mean_input))]
-    while widths[-1] < lengths.longest_target:
-        widths.append(min(round_up(int(1.5 * widths[-1])), round_up(lengths.longest_target)))
+    widths = [round_up(math.ceil(1.1 * width * usual.targets.mean / usual.inputs.mean))]
+    while widths[-1] < usual.targets.most:
+        widths.append(min(round_up(int(1.5 * widths[-1])), round_up(usual.targets.most)))
     return widths
 
 
 def round_up(length: int, quantum: int = 8) -> int:
     return -(-length // quantum) * quantum
-
-
-def _power_of_two(size: float) -> int:
-    """The nearest to `size` from 8 to 128, where the kernels' tiles end."""
-    return 2 ** min(max(round(math.log2(max(size, 1.0))), 3), 7)

@@ -6,11 +6,12 @@ them. Everything a step reads or writes has a fixed place here: a static cache, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
@@ -18,8 +19,6 @@ from altup.kernels.replay import record
 
 EAGER_STEPS = 3  # steps that are run one by one: they warm up what a graph records, and short answers end here
 CACHE_SHARE = 0.25  # of the free memory, for a cache that has room for the longest text allowed
-# Without cuDNN's, which PyTorch prefers on Hopper: with masked keys it does not repeat itself to the last bit.
-ATTENTIONS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 CHECK_EVERY = 8  # replayed steps between two looks at whether all have ended, for which the host has to wait
 
 
@@ -38,17 +37,31 @@ class ReplayedGeneration:
         fast = input_ids.is_cuda and plain and not _is_hooked(self)
         if not (fast and fits(self, len(input_ids), stopping_criteria.max_length, free_memory(input_ids.device))):
             there: Any = super()
-            return there._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+            with repeatable_attention():
+                return there._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
         eos = [criteria.eos_token_id for criteria in stopping_criteria if isinstance(criteria, EosTokenCriteria)]
-        return decode_greedily(
-            self,
-            input_ids,
-            limit=stopping_criteria.max_length,
-            eos=torch.cat([numbers.flatten() for numbers in eos]).to(input_ids.device) if eos else None,
-            pad=generation_config.pad_token_id,
-            encoder_outputs=kwargs["encoder_outputs"],
-            attention_mask=kwargs.get("attention_mask"),
-        )
+        with repeatable_attention():
+            return decode_greedily(
+                self,
+                input_ids,
+                limit=stopping_criteria.max_length,
+                eos=torch.cat([numbers.flatten() for numbers in eos]).to(input_ids.device) if eos else None,
+                pad=generation_config.pad_token_id,
+                encoder_outputs=kwargs["encoder_outputs"],
+                attention_mask=kwargs.get("attention_mask"),
+            )
+
+
+@contextmanager
+def repeatable_attention() -> Iterator[None]:
+    """Without cuDNN's attention, which PyTorch prefers on Hopper: with masked keys it does not repeat itself to
+    the last bit."""
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
 def _is_greedy(config: Any, logits_processor: Any, stopping_criteria: Any, kwargs: dict[str, Any]) -> bool:
@@ -141,7 +154,7 @@ def decode_greedily(
         enabled=torch.is_autocast_enabled(device.type),
         cache_enabled=False,
     )
-    with torch.compiler.set_stance("force_eager"), exact, sdpa_kernel(ATTENTIONS):
+    with torch.compiler.set_stance("force_eager"), exact:
         latest, done = input_ids, given
         while done < min(limit, given + EAGER_STEPS) and not bool(ended.all()):
             latest = step(latest)
