@@ -59,3 +59,12 @@ def test_bad_input_is_one_clear_line(tmp_path):
     assert done.returncode == 2
     assert "missing" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_refusal_leaves_no_folder_of_its_own(tmp_path):
+    hugging_face_t5().save_pretrained(tmp_path / "t5")
+    (tmp_path / "mine").mkdir()
+    for out in ("wide", "mine"):
+        done = run_altup("upcycle", tmp_path / "t5", "--out", tmp_path / out, "--method", "sum")
+        assert done.returncode == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "t5"]

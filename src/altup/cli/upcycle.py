@@ -39,16 +39,22 @@ def command(
     logging.disable_progress_bar()
     console = Console()
     model = find_model(model)
+    fresh = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {out} cannot be made: {error.strerror}; give a new folder") from None
     if any(out.iterdir()):
         raise UserError(f"--out {out} is not empty; give a new folder")
-    with console.status(f"Loading {model}"):
-        original = load_pretrained(model)
-    with console.status("Widening"):
-        wide = upcycle(original, method=method, num_blocks=k, seed=seed)
+    try:
+        with console.status(f"Loading {model}"):
+            original = load_pretrained(model)
+        with console.status("Widening"):
+            wide = upcycle(original, method=method, num_blocks=k, seed=seed)
+    except UserError:
+        if fresh:
+            out.rmdir()
+        raise
     with console.status("Comparing with the original"), torch.no_grad():
         ids = torch.randint(3, wide.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(0))
         inputs = {"input_ids": ids.to(wide.device)}
