@@ -23,8 +23,7 @@ from altup.finetuning.packing import (
     target_widths,
     wide_rows,
 )
-from altup.training.parallel import Processes
-from altup.training.prefetch import assemble
+from altup.training.prefetch import alike
 from tests.finetuning.test_mixture import TASKS
 from tests.models.helpers import tiny_t5
 
@@ -241,18 +240,15 @@ def test_a_packed_mixture_holds_what_a_padded_one_does(packing):
 
 
 @pytest.mark.parametrize("packing", sorted(LAYOUTS))
-def test_packed_micro_batches_of_a_step_have_one_shape(packing):
+def test_packed_micro_batches_can_be_made_of_one_shape(packing):
     """And hold what they hold anyway."""
     mixture = Mixture(TASKS, [50, 20, 3], 24, 0, seed=1, packing=packing)
-    mine = Processes(0, 1, torch.device("cpu"))
     differed = False
     for step in range(6):
         apart = [mixture.examples(step, start, start + 8) for start in (0, 8, 16)]
         differed |= len({rows["input_ids"].shape for rows in apart}) > 1
-        batch = assemble(mixture, 8, mine, step)
-        assert len({tuple((name, rows.shape) for name, rows in micro.items()) for micro in batch.micro}) == 1
-        for micro, rows in zip(batch.micro, apart, strict=True):
-            assert unpack({name: tensor.numpy() for name, tensor in micro.items()}) == unpack(rows)
-        assert batch.tokens == sum((rows["labels"] != IGNORED).sum() for rows in apart)
-        assert batch.inputs == sum((rows["segments"] != 0).sum() for rows in apart)
+        levelled = alike(apart)
+        assert len({tuple((name, rows.shape) for name, rows in micro.items()) for micro in levelled}) == 1
+        for micro, rows in zip(levelled, apart, strict=True):
+            assert unpack(micro) == unpack(rows)
     assert differed

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-IGNORED = -100
+from altup.training.prefetch import IGNORED
+
 NARROW, WIDEST = 8, 512  # usual examples of a narrow row, and tokens unless an input is longer
 LONG = 1 / 4  # of a narrow row: inputs beyond this are fitted in tightly, those below it evenly
 WIDE = 4096  # tokens of a wide row, or about as many
@@ -73,14 +74,12 @@ def wide_rows(inputs: Sequence[int], targets: Sequence[int], usual: Usual) -> Ro
     """As many rows as the examples usually need, and as wide as the fullest of them."""
     number = max(1, round(len(inputs) * usual.inputs.mean / max(WIDE, usual.inputs.most)))
     examples = balance_rows(inputs, number)
-    width, target_width = (
-        round_up(max(1, *(sum(sizes[example] for example in row) for row in examples)), quantum)
-        for sizes, quantum in (
-            (inputs, _quantum(usual.inputs, len(inputs), number, 1 / 32)),
-            (targets, _quantum(usual.targets, len(inputs), number, 1 / 4)),
-        )
-    )
-    return Rows(examples, number, width, target_width)
+
+    def width(sizes: Sequence[int], like: Sizes, share: float) -> int:
+        fullest = max(1, *(sum(sizes[example] for example in row) for row in examples))
+        return round_up(fullest, _quantum(like, len(sizes), number, share))
+
+    return Rows(examples, number, width(inputs, usual.inputs, 1 / 32), width(targets, usual.targets, 1 / 4))
 
 
 def _quantum(sizes: Sizes, examples: int, rows: int, share: float) -> int:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from altup.data.batches import Batches, read_ahead
+from altup.kernels.cross_entropy import IGNORED
 from altup.training.parallel import Processes
 
-IGNORED = -100
 PADDING = {"labels": IGNORED}  # of packed rows; all else is 0, and no token sees an input of segment 0
 
 
@@ -52,13 +52,14 @@ def assemble(batches: Batches, micro_batch: int, mine: Processes, step: int) -> 
     arrays = [
         batches.examples(step, begin + first, begin + last) for begin in range(0, batches.batch_size, micro_batch)
     ]
-    arrays = alike(arrays)
+    if mine.device.type == "cuda" and mine.world == 1:
+        arrays = alike(arrays)
     tokens = sum(int((a[label_name(a)] != IGNORED).sum()) for a in arrays)
     return StepBatch([to_tensors(a, mine) for a in arrays], tokens, sum(map(count_inputs, arrays)))
 
 
 def alike(arrays: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    """Packed micro-batches with padding up to the largest: a step of one shape is a graph that can be replayed."""
+    """Packed micro-batches, padded up to the largest: on one GPU a step of one shape is replayed as a graph."""
     if len(arrays) < 2 or "segments" not in arrays[0]:
         return arrays
     shapes = {name: np.max([a[name].shape for a in arrays], axis=0) for name in arrays[0]}

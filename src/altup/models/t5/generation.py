@@ -22,9 +22,22 @@ CACHE_SHARE = 0.25  # of the free memory, for a cache that has room for the long
 CHECK_EVERY = 8  # replayed steps between two looks at whether all have ended, for which the host has to wait
 
 
+@contextmanager
+def repeatable_attention() -> Iterator[None]:
+    """Without cuDNN's attention, which PyTorch prefers on Hopper: with masked keys it does not repeat itself to
+    the last bit."""
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
+
+
 class ReplayedGeneration:
     """Put before Hugging Face's GenerationMixin: plain greedy decoding on a CUDA GPU takes the fast way."""
 
+    @repeatable_attention()
     def _sample(
         self,
         input_ids: Tensor,
@@ -37,31 +50,17 @@ class ReplayedGeneration:
         fast = input_ids.is_cuda and plain and not _is_hooked(self)
         if not (fast and fits(self, len(input_ids), stopping_criteria.max_length, free_memory(input_ids.device))):
             there: Any = super()
-            with repeatable_attention():
-                return there._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+            return there._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
         eos = [criteria.eos_token_id for criteria in stopping_criteria if isinstance(criteria, EosTokenCriteria)]
-        with repeatable_attention():
-            return decode_greedily(
-                self,
-                input_ids,
-                limit=stopping_criteria.max_length,
-                eos=torch.cat([numbers.flatten() for numbers in eos]).to(input_ids.device) if eos else None,
-                pad=generation_config.pad_token_id,
-                encoder_outputs=kwargs["encoder_outputs"],
-                attention_mask=kwargs.get("attention_mask"),
-            )
-
-
-@contextmanager
-def repeatable_attention() -> Iterator[None]:
-    """Without cuDNN's attention, which PyTorch prefers on Hopper: with masked keys it does not repeat itself to
-    the last bit."""
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(enabled)
+        return decode_greedily(
+            self,
+            input_ids,
+            limit=stopping_criteria.max_length,
+            eos=torch.cat([numbers.flatten() for numbers in eos]).to(input_ids.device) if eos else None,
+            pad=generation_config.pad_token_id,
+            encoder_outputs=kwargs["encoder_outputs"],
+            attention_mask=kwargs.get("attention_mask"),
+        )
 
 
 def _is_greedy(config: Any, logits_processor: Any, stopping_criteria: Any, kwargs: dict[str, Any]) -> bool:
