@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from altup.training.checkpoints import damage
+from tests.torchrun import COMMAND, environment, torchrun
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
 from tests.training.verbs import altup, prepare_text
 
@@ -313,27 +314,20 @@ def test_a_terminal_gets_a_live_line(trained: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_trains_together(trained: Path, data: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "altup"]
-    done = subprocess.run(
-        [*command, "pretrain", "--data", data, "--out", tmp_path / "run", *SMALL, "--parallel", "fsdp"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run = tmp_path / "run"
+    done = torchrun("-m", "altup", "pretrain", "--data", data, "--out", run, *SMALL, "--parallel", "fsdp", out=run)
     assert done.stdout.count("finished 6 steps") == 1
-    for ours, theirs in zip(records(trained), records(tmp_path / "run"), strict=True):
+    for ours, theirs in zip(records(trained), records(run), strict=True):
         assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-5)
 
 
 @pytest.mark.slow
 def test_a_signal_to_torchrun_stops_and_saves(data: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "altup"]
-    run = tmp_path / "run"
+    run, endless = tmp_path / "run", ["--steps", "100000", "--log-every", "1"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
-            [*command, "pretrain", "--data", data, "--out", run, *SMALL, "--steps", "100000", "--log-every", "1"],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            [*COMMAND, "-m", "altup", "pretrain", "--data", data, "--out", run, *SMALL, *endless],
+            env=environment(),
             stdout=log,
             stderr=log,
         )

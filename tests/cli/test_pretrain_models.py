@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import yaml
 
 from altup import AltUpBertForMaskedLM, AltUpDecoderForCausalLM
 from altup.training import checkpoints
+from tests.torchrun import torchrun
 from tests.training.compare import assert_same_run, records
 from tests.training.verbs import altup, prepare_text, start
 
@@ -119,15 +117,9 @@ def test_mistakes_get_one_clear_line(data: Path, tmp_path: Path, arguments: list
 @pytest.mark.parametrize("family", ["bert", "decoder"])
 def test_two_processes_train_as_one(family: str, data: Path, tmp_path: Path) -> None:
     """Sharded, tied tables included."""
-    together = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    for name, how, options in (("one", [], []), ("two", together, ["--parallel", "fsdp"])):
-        command = ["pretrain", "--model", family, "--data", data, "--out", tmp_path / name, *SMALL, *options]
-        done = subprocess.run(
-            [sys.executable, *how, "-m", "altup", *map(str, command), "--dropout", "0"],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+    command = ["pretrain", "--model", family, "--data", data, *SMALL, "--dropout", "0"]
+    code, text = altup(tmp_path / "log", *command, "--out", tmp_path / "one")
+    assert code == 0, text
+    torchrun("-m", "altup", *command, "--out", tmp_path / "two", "--parallel", "fsdp", out=tmp_path / "two")
     for ours, theirs in zip(records(tmp_path / "one"), records(tmp_path / "two"), strict=True):
         assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-4)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.finetune import build_model, choose_packing, finetune
 from altup.training.metrics import read_records
 from tests.evaluation.tiny import made_up_words, save_tiny
+from tests.torchrun import torchrun
 from tests.training.compare import assert_same_run, records, weights
 
 SMALL: dict[str, Any] = {
@@ -122,12 +120,7 @@ def test_two_processes_make_the_same_run(model: Path, data: Path, tmp_path: Path
              "--steps", "16", "--lr", "0.05", "--dropout", "0", "--eval-every", "8", "--eval-batch-size", "4",
              "--log-every", "1", "--track", "none"]  # fmt: skip
     assert CliRunner().invoke(app, [*flags, "--out", str(alone)]).exit_code == 0
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, "-m", "altup", *flags, "--out", str(together), "--parallel", kind],
-        capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    torchrun("-m", "altup", *flags, "--out", together, "--parallel", kind, out=together)
     for ours, theirs in zip(records(alone), records(together), strict=True):
         assert theirs.pop("split") == ours.pop("split")
         assert theirs == pytest.approx(ours, rel=1e-4)

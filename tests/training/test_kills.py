@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import random
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from altup.training import checkpoints
 from altup.training.turns import TURN
+from tests.torchrun import COMMAND, environment, torchrun
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
 from tests.training.verbs import altup, prepare_text, start
 
@@ -105,6 +107,50 @@ def test_sigterm_saves_and_says_how_to_go_on(data: Path, never_killed: tuple[Pat
     assert code == 0, text
     assert "resuming from" in text
     assert_same_run(never_killed[0], out, STEPS)
+
+
+def test_a_crash_says_where_it_happened(data: Path, never_killed: tuple[Path, float], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    running = start(tmp_path / "log", *command(data, out))
+    running.wait_for("step 6/")
+    running.signal(signal.SIGSEGV)
+    assert running.wait() == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in running.text
+    assert "training/loop.py" in running.text
+    code, text = altup(tmp_path / "log2", *command(data, out))
+    assert code == 0, text
+    assert_same_run(never_killed[0], out, STEPS)
+
+
+def rank_of(process: Path) -> int | None:
+    """The rank that torchrun gave to a process of /proc; None for others."""
+    with contextlib.suppress(OSError):
+        for entry in (process / "environ").read_bytes().split(b"\0"):
+            if entry.startswith(b"RANK="):
+                return int(entry[5:])
+    return None
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_torchrun_restarts_what_crashed(data: Path, tmp_path: Path, rank: int) -> None:
+    """With `--max-restarts` and `--resume` a run of several processes goes on by itself, to the same weights."""
+    whole, crashed = (tmp_path / name for name in ("whole", "crashed"))
+    torchrun("-m", "altup", *command(data, whole), out=whole)
+    arguments = [*COMMAND, "--max-restarts=3", "-m", "altup", *command(data, crashed)]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([str(a) for a in arguments], env=environment(), stdout=log, stderr=log)
+        while not (crashed / "checkpoints" / "step-9").exists():
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.01)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        (chosen,) = (int(child) for child in children if rank_of(Path("/proc") / child) == rank)
+        os.kill(chosen, signal.SIGSEGV)
+        code = process.wait(120)
+    text = (tmp_path / "log").read_text()
+    assert code == 0, text
+    assert "resuming from" in text
+    assert_same_run(whole, crashed, STEPS)
 
 
 def test_two_runs_in_one_folder_are_refused(data: Path, tmp_path: Path) -> None:

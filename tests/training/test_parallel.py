@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 from altup.errors import UserError
 from altup.training.parallel import Processes, check_share
 from altup.training.prefetch import share
+from tests.torchrun import torchrun
 from tests.training.compare import assert_same_run, records, weights
 from tests.training.tiny import build, run
 
@@ -26,17 +25,8 @@ LONG = {
 KINDS = ("ddp", "fsdp")
 
 
-def torchrun(cases: list[dict[str, Any]], number: int = 2) -> None:
-    here = Path(__file__).parent
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]
-    done = subprocess.run(
-        [*command, str(here / "tiny.py"), json.dumps(cases)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+def train_together(cases: list[dict[str, Any]], out: Path) -> None:
+    torchrun(Path(__file__).parent / "tiny.py", json.dumps(cases), out=out)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"out": f"{folder}/{kind}-cut", "settings": base, "resume": True},
             {"out": f"{folder}/{kind}-half", "settings": {**LONG, "parallel": kind, "stop_after": 20}},
         ]
-    torchrun(cases)
+    train_together(cases, folder)
     return folder
 
 
@@ -73,6 +63,28 @@ def assert_close(ours: Path, theirs: Path) -> None:
         assert b["accuracy"] == pytest.approx(a["accuracy"], abs=0.005)
     for name, tensor in weights(ours).items():
         torch.testing.assert_close(weights(theirs)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_a_launch_that_crashes_is_made_once_more(tmp_path: Path) -> None:
+    """Once, from an empty folder, and not silently."""
+    script, out, before = (tmp_path / name for name in ("crash.py", "out", "before"))
+    script.write_text(
+        "import os, pathlib, signal, sys\n"
+        "out, before, crashes = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    out.mkdir()\n"
+        "    before.open('a').write('x')\n"
+        "    if before.stat().st_size <= crashes:\n"
+        "        os.kill(os.getpid(), signal.SIGSEGV)\n"
+    )
+    with pytest.warns(UserWarning, match="crash.py"):
+        torchrun(script, out, before, 1, out=out)
+    assert before.read_text() == "xx"
+    shutil.rmtree(out)
+    before.unlink()
+    with pytest.warns(UserWarning, match="crash.py"), pytest.raises(AssertionError, match="Fatal Python error"):
+        torchrun(script, out, before, 2, out=out)
+    assert before.read_text() == "xx"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,22 +139,22 @@ METHODS = (
 @pytest.mark.slow
 def test_every_method_trains_in_parallel(tmp_path: Path) -> None:
     """Also in bf16, where coefficients must stay float32 under FSDP2."""
-    cases = []
+    cases, together = [], tmp_path / "together"
     for method in METHODS:
         model = {"method": method, "num_layers": 3, "dropout_rate": 0.0}
         if "moe" in method:
             model |= {"experts": 4, "expert_jitter": 0.0}
         settings: dict[str, Any] = {"steps": 5, "log_every": 1, "eval_every": 5, "model": model}
         for kind in KINDS:
-            cases.append({"out": f"{tmp_path}/{method}-{kind}", "settings": {**settings, "parallel": kind}})
+            cases.append({"out": f"{together}/{method}-{kind}", "settings": {**settings, "parallel": kind}})
             bf16 = {**settings, "parallel": kind, "precision": "bf16"}
-            cases.append({"out": f"{tmp_path}/{method}-{kind}-bf16", "settings": bf16})
+            cases.append({"out": f"{together}/{method}-{kind}-bf16", "settings": bf16})
         run(tmp_path / f"{method}-alone", **settings)
         run(tmp_path / f"{method}-alone-bf16", precision="bf16", **settings)
-    torchrun(cases)
+    train_together(cases, together)
     for method in METHODS:
         for kind in KINDS:
             for suffix, tolerance in (("", 1e-5), ("-bf16", 0.02)):
-                ours, theirs = (tmp_path / f"{method}-{who}{suffix}" for who in ("alone", kind))
+                ours, theirs = tmp_path / f"{method}-alone{suffix}", together / f"{method}-{kind}{suffix}"
                 losses = [[r["loss"] for r in records(path)] for path in (ours, theirs)]
                 assert losses[1] == pytest.approx(losses[0], rel=tolerance), (method, kind, suffix)

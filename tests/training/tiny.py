@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import os
@@ -126,4 +127,6 @@ if __name__ == "__main__":
         for case in json.loads(sys.argv[1]):
             loop = tiny_loop(Path(case.pop("out")), mine, **case.pop("settings"))
             loop.run(**case)
+            del loop
+            gc.collect()  # here, and not by a thread that reads ahead for the next run
     leave()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
 import sys
@@ -64,6 +65,7 @@ for _verb in VERBS:
 
 
 def main() -> None:
+    faulthandler.enable()  # a crash inside a library says where it happened
     code = _run()
     if code == STOPPED:
         from altup.training.signals import ignore_signals

@@ -16,6 +16,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.rendezvous import rendezvous
 
 from altup.errors import UserError
 
@@ -73,11 +74,25 @@ def processes() -> Iterator[Processes]:
     if world == 1:
         yield Processes(rank, world, device)
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=_meeting_place(), rank=rank, world_size=world)
     try:
         yield Processes(rank, world, device)
     finally:
         dist.destroy_process_group()
+
+
+def _meeting_place() -> dist.Store | None:
+    """Where processes of one machine look for each other; None, for several machines, leaves it to PyTorch.
+
+    When `torchrun` restarts processes that crashed, the store still holds the addresses of the dead ones (PyTorch
+    2.13, issue 135712), so every attempt gets a part of the store for itself. Machines count attempts each for
+    themselves and need not agree on the number.
+    """
+    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        return None
+    store, _, _ = next(rendezvous("env://"))
+    return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
 def leave(code: int = 0) -> NoReturn:
