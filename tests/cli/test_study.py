@@ -160,7 +160,10 @@ def test_a_report_of_an_own_study_speaks_of_that_alone(out: Path, tmp_path: Path
     result = altup("study", "report", mine, "--results", out / "results", "--out", path, "--no-plots")
     assert result.returncode == 0, result.stderr
     text = path.read_text(encoding="utf-8")
-    assert [row[0] for row in rows_of(text, "mine")] == ["Dense<small>tiny</small>", "Wide<small>tiny</small>"]
+    assert [row[0] for row in rows_of(text, "mine")] == [
+        "Dense<small>tiny, 1 seed</small>",
+        "Wide<small>tiny, 1 seed</small>",
+    ]
     assert "of the paper" not in text
     assert "laims" not in text
 
@@ -184,6 +187,36 @@ def test_a_dry_run_says_what_it_would_cost(out: Path) -> None:
     arguments = ["study", "run", "varying-k", "--scale", "paper", "--data", str(out / "data/text"), "--dry-run"]
     paper_cost = CliRunner().invoke(app, [*arguments, "--device", "H200", "--out", str(out / "paper")])
     assert "days of one device" in " ".join(paper_cost.output.split())
+
+
+def test_what_text_would_cost_is_told_before_it_is_prepared(tmp_path: Path) -> None:
+    arguments = ["study", "run", "varying-k", "--scale", "paper", "--dry-run", "--device", "H200"]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert "T5's vocabulary" in result.output
+    assert "days of one device" in " ".join(result.output.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_lost_records_are_told(out: Path, tmp_path: Path) -> None:
+    """They decide which studies share a run, so that numbers would change without a word."""
+    shutil.copytree(out / "results", tmp_path / "results")
+    arguments = ["study", "table", "varying-k", "--results", str(tmp_path / "results")]
+    assert "warning" not in CliRunner().invoke(app, arguments).output
+    lost = sorted((tmp_path / "results" / "runs").glob("*.json"))[0]
+    lost.unlink()
+    assert f"no record of 1 run (runs/{lost.name})" in CliRunner().invoke(app, arguments).output
+
+
+def test_a_claim_that_studies_share_is_counted_once(report: Path) -> None:
+    text = report.read_text(encoding="utf-8")
+    shown = [(claim, size, ours) for _, claim, size, _, ours, _ in rows_of(text, "claims")]
+    assert len([place for place in shown if place[0].startswith("AltUp K=2 better than Dense<")]) > 3
+    distinct = {place for place in shown if place[2]}
+    assert len(distinct) < len([place for place in shown if place[2]])
+    counted = re.search(r"Of (\d+) claims", text)
+    assert counted
+    assert int(counted[1]) == len(distinct) + len([place for place in shown if not place[2]])
 
 
 @pytest.mark.parametrize(

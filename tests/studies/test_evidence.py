@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from altup.errors import UserError
-from altup.studies.comparison import NOT_RUN, OUTSIDE, compare, compare_speedups, show_pair
+from altup.studies.comparison import NO_LINE, NOT_RUN, OUTSIDE, compare, compare_speedups, show_pair
 from altup.studies.evidence import Evidence, choose_evidence, student
 from altup.studies.render import render_claims, render_table
 from altup.studies.results import Result, merge, read_results, read_run_record, write_results, write_run_record
@@ -40,6 +40,9 @@ def test_means_errors_and_differences_by_hand() -> None:
     dense = evidence.get("varying-k", "Dense", "small", "accuracy")
     assert dense is not None
     assert (dense.mean, dense.seeds, dense.error) == (40.5, 2, pytest.approx(math.sqrt(1.25 / 2)))
+    once = evidence.get("varying-k", "AltUp K=4", "small", "accuracy")
+    assert once is not None
+    assert (once.seeds, once.error) == (1, pytest.approx(math.sqrt(1.25)))
     gain = evidence.difference("varying-k", "small", "accuracy", "AltUp K=2", "Dense")
     assert gain is not None
     assert (gain.mean, gain.error) == (2.5, pytest.approx(math.sqrt(1.25)))
@@ -92,6 +95,13 @@ def test_the_newest_run_of_a_seed_counts() -> None:
     found = choose_evidence([newer, *SEEDS]).get("varying-k", "Dense", "small", "accuracy")
     assert found is not None
     assert (found.mean, found.seeds) == (45.5, 2)
+    on_one_day = [
+        result("Dense", value, "0", run=run, date=f"2025-02-01 {time}")
+        for value, run, time in ((50.0, "b", "09:59:59"), (60.0, "a", "10:00:00"))
+    ]
+    found = choose_evidence([*on_one_day, *SEEDS]).get("varying-k", "Dense", "small", "accuracy")
+    assert found is not None
+    assert found.mean == 50.5
 
 
 def test_scales_texts_and_machines_are_not_mixed() -> None:
@@ -165,6 +175,13 @@ def test_speedups_beside_the_papers() -> None:
     assert rows["small", "AltUp K=2", "accuracy"].ours["training"] == pytest.approx(50.0)
     assert rows["small", "AltUp K=2", "accuracy"].ours["forward"] == NOT_RUN
     assert rows["small", "Recycled K=2", "accuracy"].ours["training"] == OUTSIDE
+    alone = [r for r in results if r.label != "Dense + 4 layers"]
+    ours = {
+        r.label: r.ours
+        for r in compare_speedups(shipped()["speed-accuracy"], choose_evidence(alone))
+        if r.size == "small"
+    }
+    assert ours["AltUp K=2"]["training"] == NO_LINE  # nothing was found to be outside of anything
     assert rows["large", "AltUp K=2", "SQuAD"].paper == 87
     assert rows["large", "AltUp K=2", "SQuAD"].ours["training"] == NOT_RUN
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,11 +23,12 @@ from altup.studies.estimate import machine
 from altup.studies.inputs import identify
 from altup.studies.plan import Job, SpeedFacts, deciding_fields, make_plan, resolve, speed_key
 from altup.studies.queue import Queue
-from altup.studies.results import read_results, read_run_record
+from altup.studies.results import Result, read_results, read_run_record, write_results
 from altup.studies.run import StudyRun
 from altup.studies.scale import Scale, find_scale, with_settings
 from altup.studies.study import Study, read_study, shipped
 from altup.studies.study_report import StudyReport
+from altup.training.pretraining import PretrainConfig
 from tests.training.compare import records, weights
 from tests.training.verbs import altup, prepare_text, start
 
@@ -60,7 +62,7 @@ def plan(studies: list[Study], scale: Scale, data: Path, **changes: Any) -> Any:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory, scale: Scale, data: Path) -> tuple[StudyRun, Any]:
     out = tmp_path_factory.mktemp("study") / "out"
-    run = study_run(out, scale, data, speed=True)
+    run = study_run(out, scale, data, speed=True, command="first")
     return run, run.run(lambda text: None)
 
 
@@ -122,13 +124,15 @@ def test_results_of_another_machine_count_as_done(
     assert elsewhere.run(lambda text: None).finished == 0
     assert not (tmp_path / "out" / "runs").exists()
     again = replace(TWO, name="again")
-    assert (
-        study_run(tmp_path / "out", scale, data, again, results=done[0].results).run(lambda t: None).finished == 0
-    )
+    later = study_run(tmp_path / "out", scale, data, again, results=done[0].results, command="later")
+    assert later.run(lambda text: None).finished == 0
     rows = {(r.study, r.label, r.metric): r.value for r in read_results(done[0].results) if r.seed in ("", "0")}
     copied = {(label, metric) for study, label, metric in rows if study == "again"}
     assert copied == {(label, metric) for study, label, metric in rows if study == "two"}
     assert all(rows["again", label, metric] == rows["two", label, metric] for label, metric in copied)
+    commands = {(r.study, r.label): r.command for r in read_results(done[0].results) if r.seed in ("", "0")}
+    for label in ("Dense", "AltUp K=2"):  # the one that measured it, not the last that found it done
+        assert commands["again", label] == commands["two", label] == f"first --only {shlex.quote(label)}"
     tuned = replace(TWO, name="two", finetune=("glue",), finetune_at=("smoke",))
     pending = study_run(
         tmp_path / "out", scale, data, tuned, results=done[0].results, tasks=str(tmp_path), only=("Dense",)
@@ -443,6 +447,25 @@ def test_estimates_come_from_flops_or_from_measured_speed(scale: Scale, data: Pa
     seconds = run.estimate(machine("H200"))(dense)
     assert 60 < seconds < 600  # 256,000 sequences of a small model on an H200 take minutes
     slower = run.estimate(machine("A100"))(dense)
+    key = speed_key(
+        PretrainConfig.from_dict(dense.settings["config"], "here"),
+        run.inputs.vocabulary.padded_size,
+        "NVIDIA H200",
+    )
+    place = {
+        "study": "two",
+        "label": "Dense",
+        "size": "small",
+        "seed": "",
+        "scale": "mini",
+        "data": "",
+        "step": "",
+    }
+    place |= {"unit": "", "versions": "", "date": "", "command": "", "run": key, "hardware": "NVIDIA H200"}
+    speeds = {"train_seq_per_s": 1000.0, "relative_speed": 1.0}
+    write_results(run.results, [Result(**place, metric=name, value=value) for name, value in speeds.items()])
+    measured = study_run(tmp_path, find_scale("mini"), data).estimate(machine("H200"))(dense)
+    assert measured == pytest.approx(256 + machine("H200").start)
     assert slower > 2 * seconds - 60
     with pytest.raises(UserError, match="H200"):
         machine("Abacus")

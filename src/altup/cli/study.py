@@ -12,6 +12,7 @@ from altup.cli.run_options import STOPPED, read_overrides
 
 if TYPE_CHECKING:
     from altup.studies.run import StudyRun
+    from altup.studies.study_report import StudyReport
 
 app = typer.Typer(
     help="The paper's tables and figures as studies, at any scale.", no_args_is_help=True, add_completion=False
@@ -134,13 +135,21 @@ def run_studies(
     chosen = list(shipped().values()) if everything else [find_study(name) for name in names or ()]
     at = with_settings(find_scale(scale), read_overrides(set_ or []), minutes)
     again = ["altup", "study", "run", *(names or ["--all"]), "--scale", scale]
-    given = {"--set": set_, "--data": data, "--tasks": tasks, "--seeds": seeds, "--minutes": minutes}
+    given = {
+        "--set": set_,
+        "--data": data,
+        "--tasks": tasks,
+        "--seeds": seeds,
+        "--minutes": minutes,
+        "--jobs": jobs,
+    }
     for flag, values in given.items():
         for value in values if isinstance(values, list) else [values]:
             again += [flag, str(value)] if value is not None else []
+    again += ["--no-speed"] * (not speed) + ["--no-finetune"] * (not finetune)
     studies = StudyRun(
         chosen, at, out, results or out / "results", at.seeds if seeds is None else read_seeds(seeds),
-        data, tasks, tuple(only or ()), finetune, speed, shlex.join(again),
+        data, tasks, tuple(only or ()), finetune, speed, shlex.join(again), imagined=dry_run,
     )  # fmt: skip
     if dry_run:
         _show_plan(studies, device, price)
@@ -163,6 +172,7 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
     from rich.table import Table
 
     from altup.studies.estimate import duration, machine
+    from altup.studies.inputs import IMAGINED
 
     plan = studies.plan()
     on = machine(device) if device else studies.machine
@@ -190,6 +200,8 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
         )
     console = Console()
     console.print(table)
+    if studies.inputs.identity == IMAGINED:
+        _say("Without --data: counted with T5's vocabulary of 32,128.")
     cost = f", {price * total / 3600:,.2f} at {price:g} an hour" if price is not None else ""
     console.print(
         f"{len(jobs) + len(waiting)} jobs; about {duration(total)} of one device ({on.name}){cost}. "
@@ -225,7 +237,9 @@ def write_report(
     """Write one HTML file that works offline: every table of the paper (or the studies named) with the results."""
     from altup.studies.study_report import StudyReport
 
-    StudyReport(_folders(results), scale, names or ()).write(out, plots)
+    report = StudyReport(_folders(results), scale, names or ())
+    _warn_of_lost_records(report)
+    report.write(out, plots)
     typer.echo(f"{out}" + (f", plots in {out.with_name(out.stem + '-plots')}" if plots else ""))
 
 
@@ -243,10 +257,22 @@ def print_tables(
 
     check_choice("format", form, FORMATS)
     report = StudyReport(_folders(results), scale, names or ())
+    _warn_of_lost_records(report)
     for study in report.studies:
         typer.echo(render_table(study, report.evidence, form))
         if form == "markdown" and study.expect:
             typer.echo(render_claims(study, report.evidence))
+
+
+def _warn_of_lost_records(report: StudyReport) -> None:
+    from altup.words import number_of
+
+    if lost := report.runs_without_record():
+        files = ", ".join([f"runs/{key}.json" for key in lost[:3]] + ["…"] * (len(lost) > 3))
+        _say(
+            f"warning: no record of {number_of(len(lost), 'run')} ({files}), so that curves lack them, and "
+            "studies that share their models"
+        )
 
 
 def _folders(results: list[Path] | None) -> list[Path]:

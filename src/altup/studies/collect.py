@@ -6,13 +6,12 @@ import json
 import math
 import re
 import shlex
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from altup.studies.machine import hardware, versions_text
+from altup.studies.machine import hardware, now, versions_text
 from altup.studies.metrics import METRICS
 from altup.studies.plan import Cell, Job, Plan, deciding_fields, run_folder
 from altup.studies.results import Result, read_results, read_run_record, write_results, write_run_record
@@ -38,7 +37,7 @@ def record_job(job: Job, out: Path, results: Path, alone: bool) -> None:
     make = _pretrain_record if job.kind == "pretrain" else _finetune_record
     record = {
         "key": job.key, "kind": job.kind, "title": job.title, "hardware": hardware(),
-        "versions": versions_text(), "date": time.strftime("%Y-%m-%d"), **make(job, run_folder(out, job), alone),
+        "versions": versions_text(), "date": now(), **make(job, run_folder(out, job), alone),
     }  # fmt: skip
     write_run_record(results, record)
 
@@ -154,11 +153,13 @@ def _finetune_record(job: Job, folder: Path, alone: bool) -> dict[str, Any]:
 
 
 def collect(plan: Plan, out: Path, results: Path, command: str) -> list[Result]:
-    """The rows of every cell that has finished anything, written to the results folder."""
+    """The rows of every cell that has finished anything, written to the results folder.
+
+    `command` is what is running now; what an earlier one measured keeps its own.
+    """
     earlier: dict[str, list[Result]] = {}
     for row in read_results(results):
-        if not row.seed:
-            earlier.setdefault(row.run, []).append(row)
+        earlier.setdefault(row.run, []).append(row)
     found: list[Result] = []
     for cell in plan.cells:
         common: dict[str, Any] = {
@@ -169,8 +170,10 @@ def collect(plan: Plan, out: Path, results: Path, command: str) -> list[Result]:
         speed = read_speed(out, cell.speed_key)
         # What another study measured of the same model, on a machine of the same name, counts here too.
         found += _speed_rows(cell, speed, common) if speed else [
-            replace(row, **{**common, "command": row.command}) for row in earlier.get(cell.speed_key, ())
+            replace(row, **common) for row in earlier.get(cell.speed_key, ())
         ]  # fmt: skip
+    commands = {run: rows[0].command for run, rows in earlier.items()}
+    found = [replace(row, command=commands.get(row.run, row.command)) for row in found]
     rows = list({row.identity: row for row in found}.values())
     write_results(results, rows)
     return rows

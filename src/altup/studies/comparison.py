@@ -13,6 +13,7 @@ from altup.studies.study import Study
 
 NOT_RUN = "not run at this scale"
 OUTSIDE = "outside the dense range"
+NO_LINE = "needs two dense models"
 SPEED = "train_seq_per_s"
 # What the paper's figure calls a benchmark, and our measures for it (their mean).
 BENCHMARKS = {
@@ -37,12 +38,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class TableRow:
-    """`in_paper` rows stand in the paper's table; `run` says whether we trained that model."""
+    """`in_paper` rows stand in the paper's table; `run` says whether we measured that model, `seeds` how often we
+    trained it."""
 
     size: str
     label: str
     in_paper: bool
     run: bool
+    seeds: int
     cells: dict[str, Pair] = field(default_factory=dict)
     note: str = ""
 
@@ -66,7 +69,8 @@ def compare(study: Study, evidence: Evidence) -> list[TableRow]:
         theirs = numbers.get(place, {})
         base = numbers.get((size, study.baseline), {})
         cells = {m: _pair(study, evidence, size, label, m, theirs, base) for m in study.measures}
-        rows.append(TableRow(size, label, place in numbers, place in ran, cells))
+        seeds = len(evidence.runs(study.name, label, size))
+        rows.append(TableRow(size, label, place in numbers, place in ran, seeds, cells))
     return rows
 
 
@@ -201,6 +205,9 @@ def _speedups(
         dense = [(time, score) for _, l, time, score in points if l in study.frontier]
         if not own:
             found[name] = NOT_RUN
+            continue
+        if len(dense) < 2:
+            found[name] = NO_LINE
             continue
         try:
             found[name] = 100 * speedup(dense, *own[0])

@@ -61,7 +61,7 @@ class Evidence:
     """Results of one scale on one text. The newest run of a seed counts, and for speeds the machine most used.
 
     Standard errors come from the spread between seeds of the same model, pooled over all models of that size: with
-    two or three seeds a model's own spread says too little.
+    two or three seeds a model's own spread says too little, and a model with one seed is no surer for having none.
     """
 
     scale: str
@@ -111,7 +111,7 @@ class Evidence:
         if not by_seed:
             return None
         values = [r.value for r in by_seed.values()]
-        noise = self.noise(metric, size) if len(values) > 1 else None
+        noise = self.noise(metric, size)
         error = noise[0] / math.sqrt(len(values)) if noise else None
         return Estimate(statistics.fmean(values), len(values), error, next(iter(by_seed.values())).hardware)
 

@@ -6,16 +6,22 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from altup.data.tokenizer import Vocabulary
+
+IMAGINED = "imagined"  # identity of text that is not there
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where text and tasks lie, and what identifies the text, and each task that was asked for."""
+    """Where text and tasks lie, its vocabulary, and what identifies the text, and each task that was asked for."""
 
     data: str
     tasks: str | None
     identity: str
+    vocabulary: Vocabulary
     known: dict[tuple[Any, ...], str] = field(default_factory=dict, repr=False, compare=False)
 
     def identify_tasks(self, names: Iterable[str]) -> dict[str, str]:
@@ -45,7 +51,18 @@ def identify(data: str, tasks: str | None) -> Inputs:
 
     text, unseen = TokenStream(data, "train"), TokenStream(data, "validation")
     parts = (text.sha256, unseen.sha256, text.vocabulary.sha256)
-    return Inputs(data, tasks, hashlib.sha256("".join(parts).encode()).hexdigest()[:8])
+    identity = hashlib.sha256("".join(parts).encode()).hexdigest()[:8]
+    return Inputs(data, tasks, identity, text.vocabulary)
+
+
+def imagine(tasks: str | None) -> Inputs:
+    """Text that is not prepared yet, in T5's vocabulary: enough to say what studies would cost."""
+    from altup.data.tokenizer import SENTINELS, Vocabulary
+
+    pieces = 32_000
+    sentinels = tuple(range(pieces + len(SENTINELS) - 1, pieces - 1, -1))
+    vocabulary = Vocabulary("", pieces + len(SENTINELS), 0, 1, None, sentinels[0], sentinels)
+    return Inputs("DATA", tasks, IMAGINED, vocabulary)
 
 
 def key_of(*parts: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from pathlib import Path
 
 
@@ -21,6 +22,11 @@ def hardware() -> str:
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+
+
+def now() -> str:
+    """When a result was obtained, to the second: of two on one day the newer counts."""
+    return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def versions_text() -> str:

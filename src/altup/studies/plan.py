@@ -149,12 +149,10 @@ def make_plan(
     machine: str,
 ) -> Plan:
     """All cells of the studies. `chosen_steps(study, label, size)` are those of an equal-time run made before."""
-    from altup.data.shards import TokenStream
-
     labels = {row.label for study in studies for row in study.rows}
     for label in only:
         check_choice("--only", label, sorted(labels))
-    vocabulary = TokenStream(inputs.data, "train").vocabulary.padded_size
+    vocabulary = inputs.vocabulary.padded_size
     cells: list[Cell] = []
     speed: dict[str, PretrainConfig] = {}
     for study in studies:

@@ -12,7 +12,7 @@ from typing import Any
 from altup.errors import UserError
 from altup.studies.collect import collect, record_job
 from altup.studies.estimate import Machine, make_estimate, this_machine
-from altup.studies.inputs import Inputs, identify
+from altup.studies.inputs import Inputs, identify, imagine
 from altup.studies.plan import Job, Plan, SpeedFacts, make_plan, run_folder, speed_key
 from altup.studies.queue import Queue
 from altup.studies.results import Result, read_results, read_run_record
@@ -48,6 +48,7 @@ class StudyRun:
     finetune: bool = True
     speed: bool = True
     command: str = "altup study run"
+    imagined: bool = False  # nothing is run, so that text need not be there
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -56,6 +57,8 @@ class StudyRun:
             raise UserError(f"--tasks {self.tasks}: no such folder; give one with SUITE/TASK/SPLIT.jsonl files")
         if self.data is not None:
             return identify(self.data, self.tasks)
+        if self.scale.data != "embedded" and self.imagined:
+            return imagine(self.tasks)
         if self.scale.data != "embedded":
             raise UserError(
                 f"scale {self.scale.name} needs text: `altup prepare FILES --out DIR`, then --data DIR"
@@ -112,13 +115,12 @@ class StudyRun:
         )  # fmt: skip
 
     def estimate(self, on: Machine) -> Callable[[Job], float]:
-        from altup.data.shards import TokenStream
-
-        vocabulary, speeds = TokenStream(self.inputs.data, "train").vocabulary, self.speeds()
+        vocabulary, speeds = self.inputs.vocabulary, self.speeds()
+        full_names = sorted({r.hardware for r in self._earlier if on.name.lower() in r.hardware.lower()})
 
         def speed_of(config: Any) -> float | None:
-            found = speeds.get(speed_key(config, vocabulary.padded_size, on.name))
-            return found.seq_per_s if found else None
+            keys = [speed_key(config, vocabulary.padded_size, name) for name in (on.name, *full_names)]
+            return next((speeds[key].seq_per_s for key in keys if key in speeds), None)
 
         return make_estimate(on, vocabulary, speed_of)
 

@@ -20,7 +20,7 @@ from altup.studies.comparison import (
     show_pair,
     signed,
 )
-from altup.studies.evidence import ONE_SEED, Evidence, choose_evidence
+from altup.studies.evidence import ONE_SEED, Evidence, Verdict, choose_evidence
 from altup.studies.metrics import METRICS, STATIC
 from altup.studies.partial import partial_note
 from altup.studies.report import (
@@ -122,11 +122,29 @@ class StudyReport:
         e = self.evidence
         runs = {r.run for r in e.results if r.seed}
         machines = sorted({r.hardware for r in e.results})
-        verdicts = [v for s in self.studies for v in e.verdicts(s, sizes_run(s, e))]
+        verdicts = self._distinct_verdicts()
         words = ["with one seed and no verdict" if v.word == ONE_SEED else v.word for v in verdicts]
         counted = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
         runs_told = f"{number_of(len(runs), 'run')} on {' and '.join(machines)}."
         return f"Scale {e.scale}: {runs_told}" + (f" Of {len(verdicts)} claims: {counted}." if verdicts else "")
+
+    def _distinct_verdicts(self) -> list[Verdict]:
+        """Studies share models: what the same runs say of the same claim counts once."""
+        e = self.evidence
+        found: dict[tuple[str, ...], Verdict] = {}
+        for study in self.studies:
+            for verdict in e.verdicts(study, sizes_run(study, e)):
+                claim = verdict.expectation
+                runs = [tuple(e.runs(study.name, label, verdict.size)) for label in (claim.better, claim.than)]
+                # Claims that were not run have no runs to know them by.
+                by = runs if verdict.difference else study.name
+                found.setdefault((claim.better, claim.than, claim.metric, verdict.size, str(by)), verdict)
+        return list(found.values())
+
+    def runs_without_record(self) -> list[str]:
+        """Keys of runs that have results, but whose curves, coefficients and config are gone."""
+        runs = dict.fromkeys(r.run for r in self.chosen.results if r.seed)
+        return [key for key in runs if self.record(key) is None]
 
     def _study(self, study: Study) -> Html:
         rows = compare(study, self.evidence)
@@ -191,7 +209,9 @@ def study_table(study: Study, rows: Sequence[TableRow], note: str) -> Html:
     body = []
     for row in rows:
         beyond = study.table is not None and not row.in_paper
-        cells = [Cell(row.label, below=row.size + (", not in the paper's table" if beyond else ""))]
+        below = [row.size, *([number_of(row.seeds, "seed")] if row.seeds else [])]
+        below += ["not in the paper's table"] if beyond else []
+        cells = [Cell(row.label, below=", ".join(below))]
         for m in shown:
             pair = row.cells[m]
             theirs, ours = show_pair(pair, m)

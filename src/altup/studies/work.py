@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ def _finetune(job: Job, out: Path) -> bool:
 
 
 def _speed(job: Job, out: Path) -> bool:
-    from altup.studies.machine import hardware, versions_text
+    from altup.studies.machine import hardware, now, versions_text
     from altup.studies.speed import measure_speed
     from altup.training.pretraining import PretrainConfig
 
@@ -79,7 +78,7 @@ def _speed(job: Job, out: Path) -> bool:
     for key, found in measured.items():
         content = {
             **asdict(found), "base": base, "hardware": hardware(), "versions": versions_text(),
-            "date": time.strftime("%Y-%m-%d"), "settings": settings,
+            "date": now(), "settings": settings,
         }  # fmt: skip
         path = speed_file(out, key)
         if key == base and path.exists():
