@@ -30,6 +30,12 @@ def command(
         Path | None, typer.Option(help="Folder for predictions and scores.", show_default="in the run")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Examples a split.", show_default="all")] = None,
+    inputs_length: Annotated[
+        int | None, typer.Option(help="Most tokens of an input.", show_default="as fine-tuned, else 512")
+    ] = None,
+    targets_length: Annotated[
+        int | None, typer.Option(help="Most tokens of an answer.", show_default="as fine-tuned, else 128")
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Examples decoded together.")] = 128,
     precision: Annotated[
         str | None, typer.Option(help="bf16 or fp32.", show_default="bf16 on GPUs, else fp32")
@@ -48,8 +54,11 @@ def command(
     from altup.errors import UserError, check_choice, check_whole
 
     check_whole("batch_size", batch_size, 1)
-    if limit is not None:
-        check_whole("limit", limit, 1)
+    for name, number, least in (
+        *(("limit", limit, 1), ("inputs_length", inputs_length, 2), ("targets_length", targets_length, 2)),
+    ):
+        if number is not None:
+            check_whole(name, number, least)
     if precision is not None:
         check_choice("precision", precision, ("bf16", "fp32"))
     tasks = find_tasks([*map(check_suite, suite or ()), *(task or ())])
@@ -64,6 +73,7 @@ def command(
     if not present:
         raise UserError(f"none of the suite's tasks is in {data}; check --data")
     place, name, folder = _place(model)
+    trained_with = _lengths(Path(place))
     held_out = load_held_out(present, source, faults, limit)
     out = out or folder
     out.mkdir(parents=True, exist_ok=True)  # or fail before hours of decoding
@@ -84,6 +94,8 @@ def command(
             tokenizer,
             held_out,
             out,
+            inputs_length or trained_with["inputs_length"],
+            targets_length or trained_with["targets_length"],
             batch_size=batch_size,
             autocast=autocast,
             progress=lambda done: bar.advance(line, done),
@@ -104,18 +116,19 @@ def command(
 
 def score_table(scores: list[TaskScore], title: str) -> Any:
     """A row a task and a row a suite; a star marks scores over a part of the data, explained below."""
+    from rich.markup import escape
     from rich.table import Table
 
     from altup.evaluation.scores import score_suites
 
-    table = Table("task", "metrics", "examples", "score", title=title, title_justify="left")
+    table = Table("task", "metrics", "examples", "score", title=escape(title), title_justify="left")
     notes = []
     for score in scores:
         metrics = ", ".join(f"{name} {value:.2f}" for name, value in score.metrics.items())
         mark = "*" if score.partial else ""
         limit = "" if score.limit is None else f" (--limit {score.limit})"
         examples = f"{sum(score.examples.values()):,}{limit}"
-        table.add_row(score.task, metrics, examples, f"{score.score:.2f}{mark}")
+        table.add_row(escape(score.task), metrics, examples, f"{score.score:.2f}{mark}")
         notes += [f"{score.task}: {part}" for part in score.missing]
     suites = score_suites(scores)
     if suites:
@@ -124,8 +137,14 @@ def score_table(scores: list[TaskScore], title: str) -> Any:
         mark = "*" if suite.partial else ""
         table.add_row(suite.suite, f"mean of {len(suite.tasks)} tasks", "", f"{suite.score:.2f}{mark}")
         notes += [part for part in suite.missing if part not in notes]
-    if notes:
-        table.caption = "* partial data: " + "; ".join(notes)
+    captions = ["* partial data: " + "; ".join(notes)] if notes else []
+    for score in scores:
+        for what, number in score.cut.items():
+            if number:
+                total = f"{number:,} of {sum(score.examples.values()):,} {what}"
+                captions.append(f"{score.task}: {total} exceed {score.lengths[what]} tokens and were cut")
+    if captions:
+        table.caption = escape("\n".join(captions))
     return table
 
 
@@ -144,6 +163,21 @@ def _place(model: str) -> tuple[str, str, Path]:
     return str(place), str(place), path / "evaluation" / place.name
 
 
+def _lengths(place: Path) -> dict[str, int]:
+    """The lengths that a fine-tuning run used, by the folder of its final model or of a checkpoint."""
+    import yaml
+
+    from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
+
+    found = {"inputs_length": INPUTS_LENGTH, "targets_length": TARGETS_LENGTH}
+    run = place.parent.parent if place.parent.name == "checkpoints" else place.parent
+    if (run / "config.yaml").is_file():
+        values = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        if isinstance(values, dict) and "tasks" in values:
+            found |= {name: values[name] for name in found if name in values}
+    return found
+
+
 def _own_name(path: Path) -> str:
     """A model folder's name, with that of its run where every run has one of this name."""
     if path.parent.name == "checkpoints":
@@ -160,13 +194,14 @@ def _load(place: str, precision: str | None) -> tuple[Any, Any, Any]:
 
     import altup.models  # noqa: F401  registers our models with the Auto classes
     from altup.evaluation.decoding import round_weights
-    from altup.finetuning.finetune import load_tokenizer
+    from altup.finetuning.finetune import check_vocabulary, load_tokenizer
     from altup.models.upcycling import T5S, load_pretrained
 
     logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = load_pretrained(place, only=T5S).to(device).eval()  # type: ignore[arg-type]
     tokenizer = load_tokenizer(place)
+    check_vocabulary(network, tokenizer)
     if (precision or ("bf16" if device == "cuda" else "fp32")) == "fp32":
         return network, tokenizer, nullcontext
     round_weights(network, torch.bfloat16)

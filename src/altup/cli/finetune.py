@@ -51,6 +51,10 @@ def command(
         int | None,
         run.option("--inputs-length", panel="Training", text="Most tokens of an input.", default="512"),
     ] = None,
+    targets_length: Annotated[
+        int | None,
+        run.option("--targets-length", panel="Training", text="Most tokens of a target.", default="128"),
+    ] = None,
     pack: Annotated[
         bool | None,
         run.option("--pack/--no-pack", panel="Speed", text="Several short examples in a row.", default="on"),
@@ -89,7 +93,10 @@ def command(
         int | None,
         run.option("--eval-batch-size", panel="Watching", text="Examples decoded together.", default="128"),
     ] = None,
-    save_every: run.SaveEvery = None,
+    save_every: Annotated[
+        int | None,
+        run.option("--save-every", panel="Watching", text="Steps between checkpoints.", default="as --eval-every"),
+    ] = None,
     keep_last: run.KeepLast = None,
     keep_best: run.KeepBest = None,
 ) -> None:

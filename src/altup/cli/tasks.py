@@ -44,8 +44,7 @@ def list_tasks(
                 "in_average": task.name in SUITES.get(task.suite, ()),
                 "metrics": task.metrics,
                 "labels": task.labels,
-                "inputs_length": task.inputs_length,
-                "targets_length": task.targets_length,
+                **dict(zip(("inputs_length", "targets_length"), task.lengths(), strict=True)),
                 "published": dict(task.published),
                 "found": sizes[task.name] if source else None,
             }
@@ -65,7 +64,7 @@ def list_tasks(
         held_out = [split for split in task.published if split != "train"]
         cells = [_size_text(task, "train", sizes[task.name], bool(source))]
         cells.append(" + ".join(_size_text(task, split, sizes[task.name], bool(source)) for split in held_out))
-        lengths = f"{task.inputs_length} / {task.targets_length}"
+        lengths = " / ".join(map(str, task.lengths()))
         table.add_row(task.name, "\n".join(task.metrics), lengths, *cells)
     console = Console(highlight=False)
     console.print(table)
@@ -97,9 +96,7 @@ def show(
     task = find_task(name)
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text.assemble((task.name, "bold"), f": {task.description}"))
-    console.print(
-        f"metrics: {', '.join(task.metrics)}; lengths: {task.inputs_length} / {task.targets_length} tokens"
-    )
+    console.print(f"metrics: {', '.join(task.metrics)}; lengths: {' / '.join(map(str, task.lengths()))} tokens")
     if task.labels:
         console.print(f"targets: {', '.join(task.labels)}")
     if data is None and not task.files and not hub:

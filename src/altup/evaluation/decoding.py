@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from altup.data.tasks.examples import pad, tokenise
+from altup.data.tasks.examples import Tokens, pad, tokenise
 
 BUCKET = 64  # inputs are padded to a multiple of this, so that there are few shapes
 
@@ -30,7 +30,7 @@ class Peers(Protocol):
 def decode(
     model: Any,
     tokenizer: Any,
-    texts: Sequence[str],
+    texts: Sequence[str] | Tokens,
     *,
     inputs_length: int,
     targets_length: int,
@@ -44,7 +44,7 @@ def decode(
     Inputs are cut at `inputs_length` tokens. Of several processes each decodes every n-th batch, and all get
     everything. `progress` is told how many texts a batch finished.
     """
-    tokens = tokenise(tokenizer, texts, inputs_length)
+    tokens = texts if isinstance(texts, Tokens) else tokenise(tokenizer, texts, inputs_length)
     longest_first = np.argsort(-tokens.lengths, kind="stable")  # what does not fit in memory fails at once
     outputs = torch.zeros(len(texts), targets_length, dtype=torch.int64)
     rank, world = (peers.rank, peers.world) if peers else (0, 1)

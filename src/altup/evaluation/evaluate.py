@@ -10,10 +10,12 @@ from typing import Any
 
 from altup.data.faults import Faults
 from altup.data.tasks import Example, Task
-from altup.data.tasks.examples import load_examples
+from altup.data.tasks.examples import load_examples, tokenise
 from altup.data.tasks.sources import TaskSource, source_of
+from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.errors import UserError
 from altup.evaluation.decoding import decode
+from altup.evaluation.metrics import check_metrics
 from altup.evaluation.scores import SuiteScore, TaskScore, score_suites, score_task
 
 SCORES = "scores.json"
@@ -42,6 +44,7 @@ def load_held_out(
     """The held-out examples of each task, at most `limit` a split; a task that has none is an error."""
     found = []
     for task in tasks:
+        check_metrics(task)
         present = [split for split in task.held_out if source_of(task, source).has(task, split)]
         if not present:
             raise UserError(f"task {task.name}: no {' or '.join(task.held_out)} in the data; leave the task out")
@@ -57,25 +60,24 @@ def evaluate_tasks(
     tokenizer: Any,
     held_out: Sequence[HeldOutTask],
     out: Path | None = None,
-    inputs_length: int | None = None,
+    inputs_length: int = INPUTS_LENGTH,
+    targets_length: int = TARGETS_LENGTH,
     **options: Any,
 ) -> list[TaskScore]:
     """Every task's score. With `out`, predictions go to `out/<task>.<split>.jsonl`. `options` go to `decode`."""
     scores = []
     for held in held_out:
-        task = held.task
-        predictions = {
-            split: decode(
-                model,
-                tokenizer,
-                [example.input for example in examples],
-                inputs_length=min(inputs_length or task.inputs_length, task.inputs_length),
-                targets_length=task.targets_length,
-                **options,
+        task, predictions = held.task, {}
+        most = dict(zip(("inputs", "targets"), task.lengths(inputs_length, targets_length), strict=True))
+        cut = dict.fromkeys(most, 0)
+        for split, examples in held.splits.items():
+            inputs = tokenise(tokenizer, [example.input for example in examples], most["inputs"])
+            cut["inputs"] += inputs.cut
+            cut["targets"] += tokenise(tokenizer, [e.target for e in examples], most["targets"]).cut
+            predictions[split] = decode(
+                model, tokenizer, inputs, inputs_length=most["inputs"], targets_length=most["targets"], **options
             )
-            for split, examples in held.splits.items()
-        }
-        scores.append(score_task(task, predictions, held.splits, held.limit, held.skipped))
+        scores.append(score_task(task, predictions, held.splits, held.limit, held.skipped, most, cut))
         if out is not None:
             for split, examples in held.splits.items():
                 write_predictions(out / f"{task.name}.{split}.jsonl", predictions[split], examples)

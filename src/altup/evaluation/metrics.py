@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import re
 import string
+import unicodedata
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from altup.data.tasks.task import Example, Task
-from altup.errors import UserError
+from altup.errors import UserError, check_choice
 
 Metric = Callable[[Task, Sequence[str], Sequence[Example]], float]
 
@@ -24,6 +25,19 @@ DETERMINERS = frozenset(
     | {"these", "this", "those", "which", "whose", "your"}
 )
 UNKNOWN = -1
+LABELS = {"accuracy": 1, "matthews": 2, "f1": 2, "f1a": 2, "macro_f1": 1}  # how many a metric needs
+
+
+def check_metrics(task: Task) -> None:
+    """Before hours of training: the metrics are known, and have the labels that they compare."""
+    if not task.metrics:
+        raise UserError(f"task {task.name}: no metric; give some of {', '.join(METRICS)}")
+    for name in task.metrics:
+        check_choice(f"task {task.name}: metric", name, METRICS)
+        labels = LABELS.get(name, 0)
+        if labels > len(task.labels) or (name in ("f1", "f1a") and len(task.labels) != 2):
+            wanted = "exactly 2" if name in ("f1", "f1a") else f"at least {labels}"
+            raise UserError(f"task {task.name}: {name} compares {wanted} labels, and it has {len(task.labels)}")
 
 
 def compute_metrics(task: Task, predictions: Sequence[str], examples: Sequence[Example]) -> dict[str, float]:
@@ -129,6 +143,11 @@ def normalise_trivia(text: str) -> str:
     return normalise(text, TRIVIA_PUNCTUATION, " ")
 
 
+def as_tokenised(text: str) -> str:
+    """Characters as vocabularies have them (NFKC: `²` is `2`), white space collapsed."""
+    return " ".join(unicodedata.normalize("NFKC", text).split())
+
+
 def same_text(prediction: str, reference: str) -> float:
     return float(prediction == reference)
 
@@ -167,5 +186,5 @@ METRICS: dict[str, Metric] = {
     "f1_words": best_match(normalise, shared_words),
     "trivia_exact_match": best_match(normalise_trivia, same_text),
     "trivia_f1_words": best_match(normalise_trivia, shared_words),
-    "exact_text": best_match(lambda text: " ".join(text.split()), same_text),
+    "exact_text": best_match(as_tokenised, same_text),
 }

@@ -15,7 +15,8 @@ class TaskScore:
     """A task's metrics in percent, averaged over its held-out splits.
 
     `missing` says what data was not there, `limit` how many examples of a split were asked for at most, and
-    `skipped` which records were none.
+    `skipped` which records were none. `lengths` are the most tokens of inputs and answers, `cut` how many inputs
+    were longer, and how many targets, which no answer can then equal.
     """
 
     task: str
@@ -25,6 +26,8 @@ class TaskScore:
     missing: tuple[str, ...] = ()
     limit: int | None = None
     skipped: dict[str, Any] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+    cut: dict[str, int] = field(default_factory=dict)
 
     @property
     def score(self) -> float:
@@ -45,6 +48,8 @@ class TaskScore:
             missing=tuple(values["missing"]),
             limit=values.get("limit"),
             skipped=values.get("skipped", {}),
+            lengths=values.get("lengths", {}),
+            cut=values.get("cut", {}),
         )
 
 
@@ -77,6 +82,8 @@ def score_task(
     examples: Mapping[str, Sequence[Example]],
     limit: int | None = None,
     skipped: dict[str, Any] | None = None,
+    lengths: dict[str, int] | None = None,
+    cut: dict[str, int] | None = None,
 ) -> TaskScore:
     """The score of predictions by split, against all splits the task should be scored on."""
     splits = {split: compute_metrics(task, predictions[split], examples[split]) for split in examples}
@@ -89,7 +96,9 @@ def score_task(
             missing.append(f"{split} is not there")
         elif wanted is not None and counts[split] != wanted:
             missing.append(f"{split} {counts[split]:,} of {wanted:,}")
-    return TaskScore(task.name, means, counts, splits, tuple(missing), limit, skipped or {})
+    return TaskScore(
+        task.name, means, counts, splits, tuple(missing), limit, skipped or {}, lengths or {}, cut or {}
+    )
 
 
 def suites_of(names: Iterable[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.errors import UserError, check_choice, check_range, check_whole
 from altup.training.config import TrainConfig
 
@@ -16,6 +17,7 @@ class FinetuneConfig(TrainConfig):
     `model` is a run, a model folder or a name on the hub. `tasks` holds names of tasks or suites, or a user's own
     files, each with a weight (`squad=2`) or none of them. `data` is a folder of task files; None is the hub.
     `pack` puts several examples into a row; models with strided or pooled sequences would mix them, and pad.
+    A checkpoint is saved with every evaluation unless `save_every` says otherwise, so that the best can be kept.
     `batches` is what the data says of itself, filled in at the start and compared when a run goes on.
     """
 
@@ -29,9 +31,11 @@ class FinetuneConfig(TrainConfig):
     decay_fraction: float | None = 0.0
     dropout: float = 0.1
     z_loss: float = 1e-4
-    inputs_length: int = 512
+    inputs_length: int = INPUTS_LENGTH
+    targets_length: int = TARGETS_LENGTH
     pack: bool = True
     eval_every: int = 1_000
+    save_every: int | None = None  # type: ignore[assignment]
     eval_batch_size: int = 128
     eval_limit: int | None = None
     on_error: str = "stop"
@@ -48,6 +52,8 @@ class FinetuneConfig(TrainConfig):
     }
 
     def __post_init__(self) -> None:
+        if self.save_every is None:
+            self.save_every = self.eval_every
         super().__post_init__()
         if not self.model:
             raise UserError("model is not set; give a run, a model folder or a name on the hub")
@@ -56,6 +62,7 @@ class FinetuneConfig(TrainConfig):
         check_range("dropout", self.dropout, 0, 1)
         check_range("z_loss", self.z_loss, 0, float("inf"))
         check_whole("inputs_length", self.inputs_length, 2)
+        check_whole("targets_length", self.targets_length, 2)
         check_whole("eval_batch_size", self.eval_batch_size, 1)
         if self.eval_limit is not None:
             check_whole("eval_limit", self.eval_limit, 1)

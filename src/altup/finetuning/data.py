@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,11 @@ def load_data(
     scored: list[Task] = []
     known: dict[str, Task] = {}
     for name, weight in config.weighted_names():
-        found = [task for task in map(find_task, SUITES.get(name, (name,))) if add_task(task, known)]
+        members = [find_task(member) for member in SUITES.get(name, (name,))]
+        found = [task for task in members if add_task(task, known)]
+        if weight is not None and len(found) < len(members):
+            twice = next(task.name for task in members if task not in found)
+            raise UserError(f"task {twice} is named twice, so that its weight is not clear; name it once")
         present = [t for t in found if source_of(t, source).has(t, "train")]
         for task in found:
             if task not in present:
@@ -44,7 +49,7 @@ def load_data(
                         f"task {task.name}: no training examples; put train.jsonl into {place}, or leave it out"
                     )
                 say(f"{task.name}: no training examples in the data; it is not trained")
-        loaded = [_load_training(task, source, tokenizer, config.inputs_length, faults, say) for task in present]
+        loaded = [_load_training(task, source, tokenizer, config, faults, say) for task in present]
         training += loaded
         groups.append((weight, [len(task) for task in loaded]))
         scored += [task for task in found if _can_be_scored(task, source, say)]
@@ -55,14 +60,27 @@ def load_data(
     return FinetuneData(mixture, load_held_out(scored, source, faults, config.eval_limit))
 
 
+def describe_held_out(held_out: list[HeldOutTask], config: FinetuneConfig) -> str:
+    """A hash of what scores are measured on, and how: others cannot be compared with them."""
+    digest = hashlib.sha256(repr((config.eval_limit, config.inputs_length, config.targets_length)).encode())
+    for held in held_out:
+        digest.update(repr((held.task.name, held.splits)).encode())
+    return digest.hexdigest()[:16]
+
+
 def _load_training(
-    task: Task, source: TaskSource, tokenizer: Any, inputs_length: int, faults: Faults, say: Callable[[str], None]
+    task: Task,
+    source: TaskSource,
+    tokenizer: Any,
+    config: FinetuneConfig,
+    faults: Faults,
+    say: Callable[[str], None],
 ) -> TrainingTask:
     examples = load_examples(task, "train", source, faults)
-    inputs_length = min(inputs_length, task.inputs_length)
-    inputs = tokenise(tokenizer, [e.input for e in examples], inputs_length)
-    targets = tokenise(tokenizer, [e.target for e in examples], task.targets_length)
-    for what, tokens, length in (("inputs", inputs, inputs_length), ("targets", targets, task.targets_length)):
+    lengths = task.lengths(config.inputs_length, config.targets_length)
+    inputs = tokenise(tokenizer, [e.input for e in examples], lengths[0])
+    targets = tokenise(tokenizer, [e.target for e in examples], lengths[1])
+    for what, tokens, length in zip(("inputs", "targets"), (inputs, targets), lengths, strict=True):
         if tokens.cut:
             say(f"{task.name}: {tokens.cut:,} of {len(tokens):,} {what} exceed {length} tokens and were cut")
     return TrainingTask(task.name, inputs, targets)

@@ -31,7 +31,7 @@ def finetune(
     """Train as `config` says in the folder `out`, under `torchrun` with the other processes."""
     from altup.data.faults import Faults, counted
     from altup.evaluation.scores import suites_of
-    from altup.finetuning.data import load_data
+    from altup.finetuning.data import describe_held_out, load_data
     from altup.training.card import write_card
     from altup.training.hub import create_repository, upload
     from altup.training.loop import Loop
@@ -55,6 +55,10 @@ def finetune(
             say(f"left out: {left_out}")
         config = replace(config, batches=data.mixture.describe())
         _introduce(config, data.mixture, say)
+        assert config.save_every is not None
+        if config.keep_best and config.eval_every % config.save_every:
+            both = f"eval_every={config.eval_every}, save_every={config.save_every}"
+            say(f"{both}: only steps that are both measured and saved can be kept as the best")
         names = [held.task.name for held in data.held_out]
 
         def afterwards(outcome: Outcome) -> None:
@@ -77,6 +81,7 @@ def finetune(
             tokenizer=tokenizer,
             score=lambda values: values["score"],
             also_best=[*suites_of(names), *names],
+            yardstick=describe_held_out(data.held_out, config),
             afterwards=afterwards,
         ).run(resume)
         if mine.is_first and push_to_hub and outcome.finished:
@@ -168,6 +173,7 @@ def make_evaluate(
                 held_out,
                 place if mine.is_first else None,
                 config.inputs_length,
+                config.targets_length,
                 batch_size=config.eval_batch_size,
                 autocast=engine.autocast,
                 peers=mine if mine.world > 1 else None,

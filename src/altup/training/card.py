@@ -36,7 +36,7 @@ def write_card(
         f"# {title}\n",
         data + "\n",
         _results([r for r in held_out if r.get("loss") is not None]),
-        _scores([r for r in held_out if r.get("score") is not None]),
+        _scores([r for r in held_out if r.get("score") is not None], folder),
         f"![Loss and accuracy]({CURVES})\n" if plotted else "",
         "## Use\n",
         f"```python\nimport altup.models\nfrom transformers import {auto_class}, AutoTokenizer\n\n"
@@ -83,14 +83,15 @@ def _results(held_out: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _scores(held_out: list[dict[str, Any]]) -> str:
-    """Task scores: the last and the best of each, and where the best was."""
+def _scores(held_out: list[dict[str, Any]], folder: RunFolder) -> str:
+    """Task scores: the last and the best of each, where the best was, and whether its checkpoint is kept."""
     if not held_out:
         return ""
-    lines = ["| held-out, % | last | best | at step |", "|---|---|---|---|"]
+    lines = ["| held-out, % | last | best | at step | kept as |", "|---|---|---|---|---|"]
     for name in (n for n in held_out[-1] if n not in ("step", "split")):
         best = max((r for r in held_out if r.get(name) is not None), key=lambda r: r[name])
-        lines.append(f"| {name} | {held_out[-1][name]:.2f} | {best[name]:.2f} | {best['step']:,} |")
+        kept = f"step-{best['step']}" if (folder.checkpoints / f"step-{best['step']}").is_dir() else "not kept"
+        lines.append(f"| {name} | {held_out[-1][name]:.2f} | {best[name]:.2f} | {best['step']:,} | {kept} |")
     return "\n".join(lines) + "\n"
 
 

@@ -58,7 +58,8 @@ class Loop:
     `build_model(checkpoint)` gives the model: fresh for None, else that checkpoint's. `make_evaluate(engine)`
     gives the callback that measures it on held-out data, called on every process; the checkpoint with the
     highest `score` of what it returns is the best, and so is, each for itself, the one with the highest value of
-    every name in `also_best`. `flops` is the cost of one training example, for the share
+    every name in `also_best`; they are forgotten where a run goes on with another `yardstick`, which says what
+    is measured. `flops` is the cost of one training example, for the share
     of the device's peak. `afterwards` writes what belongs to the folder of a run that has ended, on the first
     process.
     """
@@ -74,6 +75,7 @@ class Loop:
     sinks: Sequence[Sink] = ()
     score: Callable[[dict[str, float]], float] = lowest_loss
     also_best: Sequence[str] = ()
+    yardstick: str = ""
     afterwards: Callable[[Outcome], None] | None = None
 
     def run(self, resume: bool = False) -> Outcome:
@@ -107,6 +109,10 @@ class Loop:
             return self._train()
 
     def _build(self, checkpoint: Path | None) -> None:
+        self._measured_otherwise = self.state.get("yardstick", self.yardstick) != self.yardstick
+        if self._measured_otherwise:
+            self.state |= {"best": None, "best_of": {}}
+        self.state["yardstick"] = self.yardstick
         torch.manual_seed(self.config.seed)
         self.engine = Engine(self.build_model(checkpoint), self.config, self.mine)
         self.evaluate = self.make_evaluate(self.engine) if self.make_evaluate else None
@@ -128,6 +134,8 @@ class Loop:
             self._use(tracker(name, self.folder.path, step, asdict(self.config)))
         if checkpoint:
             self.console.say(f"resuming from {checkpoint}")
+        if self._measured_otherwise:
+            self.console.say("held-out data or its limits have changed: the best so far do not count any more")
 
     def _use(self, sink: AnySink) -> AnySink:
         self._all_sinks.append(sink)

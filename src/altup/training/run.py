@@ -170,10 +170,10 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 def newest_model(path: Path) -> Path:
     """The model folder that `path` means: itself, or a run's final model, or its newest whole checkpoint."""
     if (path / "config.json").exists():
-        return path
+        return _checked(path)
     run = RunFolder(path)
     if (run.final / "config.json").exists():
-        return run.final
+        return _checked(run.final)
     found = checkpoints.newest_whole(run.checkpoints) if run.checkpoints.is_dir() else None
     if found is None:
         if not path.exists():
@@ -182,6 +182,16 @@ def newest_model(path: Path) -> Path:
             f"{path}: neither a model folder (config.json) nor a run with a checkpoint (checkpoints/step-N)"
         )
     return found
+
+
+def _checked(model: Path) -> Path:
+    """A model folder, if it has no seal, or is as it was sealed."""
+    if (model / checkpoints.MANIFEST).exists() and (wrong := checkpoints.damage(model)):
+        raise UserError(
+            f"{model} is damaged: {wrong}; take another checkpoint, or remove {checkpoints.MANIFEST} if the "
+            "change is meant"
+        )
+    return model
 
 
 def find_model(name: str) -> str:

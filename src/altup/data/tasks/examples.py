@@ -28,7 +28,14 @@ def read_examples(
         except BadRecordError as error:
             faults.report(error.reason, where, str(error))
             continue
+        except (LookupError, TypeError, ValueError, AttributeError) as error:  # of a task that does not look first
+            faults.report("unreadable record", where, f"{task.name}: {type(error).__name__}: {error}")
+            continue
         for example in examples:
+            if task.labels and example.target not in task.labels:
+                known = ", ".join(task.labels)
+                faults.report("label outside its set", where, f"{example.target!r}; known are {known}")
+                continue
             if faults.accept(example.input, where) and faults.accept(example.target, where):
                 yield example
 

@@ -108,7 +108,8 @@ def trivia_qa(record: Record, training: bool) -> list[Example]:
     if not isinstance(answer, dict):
         raise BadRecordError("wrong kind of field", f"answer={answer!r} has no 'value' and 'aliases'")
     value = text_of(answer, "value")
-    accepted = tuple(dict.fromkeys([value, *texts_of(answer, "aliases")]))
+    aliases = texts_of(answer, "aliases") if answer.get("aliases") != [] else []
+    accepted = tuple(dict.fromkeys([value, *aliases]))
     return [Example(f"trivia_qa question: {text_of(record, 'question')}", value, accepted)]
 
 

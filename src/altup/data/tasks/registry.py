@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import runpy
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,13 +19,21 @@ SUITES: dict[str, tuple[str, ...]] = {
     "super_glue": tuple(task.name for task in super_glue.TASKS),
 }
 KINDS = ("", ".gz", ".zst")
+TAKEN = {"step", "split", "score", "loss", "accuracy", *SUITES}  # by other fields of a run's records
+_files: dict[Path, list[str]] = {}  # Python files that were run, and the tasks they registered
 
 
 def register(task: Task) -> Task:
     """Add a task; it is then known by its name wherever tasks are named."""
     if task.name in TASKS:
         raise UserError(f"task {task.name!r} is registered already; choose another name")
-    TASKS[task.name] = task
+    TASKS[task.name] = _named(task)
+    return task
+
+
+def _named(task: Task) -> Task:
+    if task.name in TAKEN:
+        raise UserError(f"a task cannot be called {task.name!r}, which means something else in a run's records")
     return task
 
 
@@ -36,7 +45,7 @@ def find_task(name: str) -> Task:
     """A task by its full name, its name without the suite where that is unique, or a user's file or folder.
 
     `my.jsonl` (also .gz, .zst) is a task whose lines hold `input` and `target`; a folder holds `train.jsonl` and
-    `validation.jsonl` of this kind.
+    `validation.jsonl` of this kind. `my.py` is a Python file that registers a task, `my.py:news` one of several.
     """
     if name in TASKS:
         return TASKS[name]
@@ -45,6 +54,9 @@ def find_task(name: str) -> Task:
         return same[0]
     if same:
         raise UserError(f"task {name!r} could be {' or '.join(t.name for t in same)}; give the whole name")
+    file, _, task = name.partition(".py:") if ".py:" in name else (name.removesuffix(".py"), "", "")
+    if len(file) < len(name):
+        return _task_of_file(Path(f"{file}.py"), task)
     path = Path(name)
     if path.exists() or ".jsonl" in path.suffixes:
         return own_task(path)
@@ -52,6 +64,25 @@ def find_task(name: str) -> Task:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`altup tasks list` shows them."
     raise UserError(f"task {name!r} is not known; {hint} Your own task is a .jsonl file with `input` and `target`")
+
+
+def _task_of_file(path: Path, name: str) -> Task:
+    """The task that a user's Python file registers; of several the one with `name`."""
+    if not path.is_file():
+        raise UserError(f"task {str(path)!r}: no such file")
+    key = path.resolve()
+    if key not in _files:
+        before = set(TASKS)
+        runpy.run_path(str(key))
+        _files[key] = [found for found in TASKS if found not in before]
+    found = _files[key]
+    if not found:
+        raise UserError(f"{path} registers no task; it should call altup.data.tasks.register")
+    if not name and len(found) > 1:
+        raise UserError(f"{path} registers {', '.join(found)}; give one of them: {path}:{found[0]}")
+    if name and name not in found:
+        raise UserError(f"{path} registers {', '.join(found)}, and no {name!r}")
+    return TASKS[name or found[0]]
 
 
 def find_tasks(names: Iterable[str]) -> list[Task]:
@@ -96,4 +127,5 @@ def own_task(path: Path) -> Task:
     else:
         raise UserError(f"task {str(path)!r}: no such file")
     name = path.name.partition(".jsonl")[0] or str(path)
-    return Task(name=name, write=plain, metrics=("exact_text",), description=f"from {path}", files=files)
+    task = Task(name=name, write=plain, metrics=("exact_text",), description=f"from {path}", files=files)
+    return _named(task)

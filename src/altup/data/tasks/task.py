@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Record = Mapping[str, Any]
+INPUTS_LENGTH, TARGETS_LENGTH = 512, 128  # tokens, unless a run or a task says otherwise
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Task:
     - `metrics` are names in `altup.evaluation.metrics`, `labels` the targets of a classification in the order of
       their numbers;
     - `folder` is where its files lie below a data folder, `hub` its (name, config) as a Hugging Face dataset;
+    - `inputs_length` and `targets_length` are its own limits in tokens, where it has any;
     - `held_out` are the splits it is scored on, equally weighted, and `published` the sizes of complete splits;
     - `files` are a user's own files by split, in place of a source.
     """
@@ -48,8 +50,8 @@ class Task:
     metrics: tuple[str, ...]
     description: str = ""
     labels: tuple[str, ...] = ()
-    inputs_length: int = 512
-    targets_length: int = 128
+    inputs_length: int | None = None
+    targets_length: int | None = None
     folder: str = ""
     hub: tuple[str, str | None] | None = None
     held_out: tuple[str, ...] = ("validation",)
@@ -63,6 +65,10 @@ class Task:
     @property
     def short_name(self) -> str:
         return self.name.rpartition("/")[2]
+
+    def lengths(self, inputs: int = INPUTS_LENGTH, targets: int = TARGETS_LENGTH) -> tuple[int, int]:
+        """The most tokens of an input and of a target: what a run asks for, or the task's own where it is less."""
+        return min(inputs, self.inputs_length or inputs), min(targets, self.targets_length or targets)
 
 
 def text_of(record: Record, name: str) -> str:
