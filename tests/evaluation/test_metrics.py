@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from altup.data.tasks import Example, find_task
+from altup.data.tasks import Example, Task, find_task
 from altup.errors import UserError
 from altup.evaluation.metrics import METRICS, compute_metrics, normalise, normalise_trivia, parse_score
 from altup.evaluation.scores import score_suites, score_task
@@ -188,6 +188,14 @@ def test_trivia_splits_where_squad_joins() -> None:
     found = compute_metrics(find_task("trivia_qa"), ["rock-n-roll"], examples)
     assert found == {"trivia_exact_match": 100, "trivia_f1_words": 100}
     assert measure("exact_match", "squad", ["rock-n-roll"], examples) == 0
+
+
+def test_own_answers_are_compared_as_vocabularies_write_them() -> None:
+    """A vocabulary with NFKC can say `E=mc2`, and never `E=mc²`."""
+    task = Task("mine", lambda record, training: [], ("exact_text",))
+    pairs = [("E=mc2", "E=mc²"), ("cafe\u0301", "café"), ("a  b", "a b"), ("A", "a")]
+    examples = [Example("", target, (target,)) for _, target in pairs]
+    assert compute_metrics(task, [said for said, _ in pairs], examples) == {"exact_text": 75.0}
 
 
 def test_numbers_of_predictions_and_examples_must_agree() -> None:

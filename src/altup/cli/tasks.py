@@ -29,7 +29,7 @@ def _list_if_nothing_else(context: typer.Context) -> None:
 def list_tasks(
     data: Data = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """All tasks: metrics, lengths, and the sizes of their splits (with --data: found of published)."""
+    """All tasks: metrics, lengths, sizes of splits (with --data: found of published), and how inputs are laid out."""
     from altup.data.tasks import SUITES, TASKS
     from altup.data.tasks.sources import open_tasks
 
@@ -42,6 +42,7 @@ def list_tasks(
             {
                 "name": task.name,
                 "in_average": task.name in SUITES.get(task.suite, ()),
+                "input": task.layout,
                 "metrics": task.metrics,
                 "labels": task.labels,
                 **dict(zip(("inputs_length", "targets_length"), task.lengths(), strict=True)),
@@ -56,6 +57,7 @@ def list_tasks(
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("task", "metrics", "lengths", "train", "held out", box=SIMPLE_HEAD)
     for column in table.columns[:3]:
@@ -68,6 +70,10 @@ def list_tasks(
         table.add_row(task.name, "\n".join(task.metrics), lengths, *cells)
     console = Console(highlight=False)
     console.print(table)
+    inputs = Table("task", "input", box=SIMPLE_HEAD)
+    for task in TASKS.values():
+        inputs.add_row(task.name, Text(task.layout))
+    console.print(inputs)
     console.print(
         "Lengths are the most tokens of input and target. Examples as the model reads them:\n"
         "altup tasks show squad --data DIR"
@@ -96,6 +102,8 @@ def show(
     task = find_task(name)
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text.assemble((task.name, "bold"), f": {task.description}"))
+    if task.layout:
+        console.print(Text(f"input: {task.layout}"))
     console.print(f"metrics: {', '.join(task.metrics)}; lengths: {' / '.join(map(str, task.lengths()))} tokens")
     if task.labels:
         console.print(f"targets: {', '.join(task.labels)}")

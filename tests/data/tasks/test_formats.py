@@ -154,6 +154,17 @@ def test_text_of_a_record(name: str, record: dict[str, Any], text: str, target: 
         assert (example.input, example.target) == (text, target)
 
 
+@pytest.mark.parametrize(("name", "record", "text", "target"), GOLDEN)
+def test_the_layout_of_a_task_is_how_it_is_written(
+    name: str, record: dict[str, Any], text: str, target: str
+) -> None:
+    task = find_task(name)
+    if task.short_name in ("wsc", "squad", "multirc"):  # which change the fields' text
+        assert text.split(": ")[0] == task.layout.split(": ")[0]
+    else:
+        assert task.layout.format(**record) == text
+
+
 def test_every_task_has_a_golden_text() -> None:
     named = {find_task(name).name for name, *_ in GOLDEN} | {"super_glue/record"}
     assert named == set(TASKS)
@@ -220,6 +231,11 @@ def test_the_pronoun_is_marked(text: str, pronoun: str, index: int, marked: str)
 
 def test_punctuation_is_spaced_and_unicode_left_alone() -> None:
     assert space_punctuation(" It's  24–10:\t“a_b” $5.0 ") == "It ' s 24–10 : “a _ b” $ 5 . 0"
+
+
+def test_trivia_answers_need_no_other_names() -> None:
+    record = {"question": "Q", "answer": {"value": "A", "aliases": []}}
+    assert find_task("trivia_qa").write(record, True)[0].references == ("A",)
 
 
 @pytest.mark.parametrize(

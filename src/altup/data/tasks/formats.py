@@ -16,6 +16,11 @@ def keyed(prefix: str, keys: tuple[str, ...], record: Record) -> str:
     return " ".join([prefix, *(f"{key}: {text_of(record, key)}" for key in keys)])
 
 
+def layout(prefix: str, keys: tuple[str, ...]) -> str:
+    """`"mnli hypothesis: {hypothesis} premise: {premise}"`: how `keyed` writes."""
+    return " ".join([prefix, *(f"{key}: {{{key}}}" for key in keys)])
+
+
 def classification(prefix: str, keys: tuple[str, ...], labels: tuple[str, ...]) -> Write:
     def write(record: Record, training: bool) -> list[Example]:
         target = label_of(record, labels)

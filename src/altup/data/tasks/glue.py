@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from altup.data.tasks.formats import classification, similarity
+from altup.data.tasks.formats import classification, layout, similarity
 from altup.data.tasks.task import Task
 
 ENTAILMENT = ("entailment", "not_entailment")
@@ -32,7 +32,8 @@ def _labelled(
     **fields: Any,
 ) -> Task:
     write = classification(name, keys, labels)
-    return _glue(name, metrics, sizes, write=write, labels=labels, description=description, **fields)
+    shown = {"description": description, "layout": layout(name, keys)}
+    return _glue(name, metrics, sizes, write=write, labels=labels, **shown, **fields)
 
 
 TASKS = (
@@ -60,6 +61,7 @@ TASKS = (
         *("stsb", ("pearson", "spearman"), (5_749, 1_500)),
         write=similarity("stsb", ("sentence1", "sentence2")),
         description="how alike are two sentences, 0 to 5?",
+        layout=layout("stsb", ("sentence1", "sentence2")),
     ),
     _labelled(
         *("mnli", ("hypothesis", "premise"), ("entailment", "neutral", "contradiction"), ("accuracy",)),

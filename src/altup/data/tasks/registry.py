@@ -127,5 +127,7 @@ def own_task(path: Path) -> Task:
     else:
         raise UserError(f"task {str(path)!r}: no such file")
     name = path.name.partition(".jsonl")[0] or str(path)
-    task = Task(name=name, write=plain, metrics=("exact_text",), description=f"from {path}", files=files)
+    task = Task(
+        name=name, write=plain, metrics=("exact_text",), description=f"from {path}", layout="{input}", files=files
+    )
     return _named(task)

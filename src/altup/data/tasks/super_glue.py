@@ -18,6 +18,7 @@ def _super_glue(
     keys: tuple[str, ...] = (),
     labels: tuple[str, ...] = (),
     write: formats.Write | None = None,
+    layout: str = "",
 ) -> Task:
     more: dict[str, Any] = {"labels": labels} if labels else {}
     return Task(
@@ -25,6 +26,7 @@ def _super_glue(
         write=write or formats.classification(name, keys, labels),
         metrics=metrics,
         description=description,
+        layout=layout or formats.layout(name, keys),
         targets_length=62,
         folder=f"super_glue/{name}",
         hub=("aps/super_glue", name),
@@ -52,11 +54,13 @@ TASKS = (
     _super_glue(
         *("multirc", ("f1a", "question_exact_match"), (27_243, 4_848), "does this answer the question?"),
         write=formats.multirc(TRUTH),
+        layout=formats.layout("multirc", ("question", "answer", "paragraph")),
         labels=TRUTH,
     ),
     _super_glue(
         *("record", ("exact_match", "f1_words"), (100_730, 10_000), "which entity stands at @placeholder?"),
         write=formats.record,
+        layout=formats.layout("record", ("query", "entities", "passage")),
     ),
     _super_glue(
         *("rte", ("accuracy",), (2_490, 277), "does the premise entail the hypothesis?"),
@@ -71,5 +75,6 @@ TASKS = (
     _super_glue(
         *("wsc", ("referent_accuracy",), (554, 104), "what does the *pronoun* stand for?"),
         write=formats.wsc,
+        layout="wsc: {text, its *pronoun* marked}",
     ),
 )

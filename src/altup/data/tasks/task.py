@@ -40,6 +40,7 @@ class Task:
     - `metrics` are names in `altup.evaluation.metrics`, `labels` the targets of a classification in the order of
       their numbers;
     - `folder` is where its files lie below a data folder, `hub` its (name, config) as a Hugging Face dataset;
+    - `layout` shows an input, with the record's fields in braces;
     - `inputs_length` and `targets_length` are its own limits in tokens, where it has any;
     - `held_out` are the splits it is scored on, equally weighted, and `published` the sizes of complete splits;
     - `files` are a user's own files by split, in place of a source.
@@ -49,6 +50,7 @@ class Task:
     write: Callable[[Record, bool], list[Example]]
     metrics: tuple[str, ...]
     description: str = ""
+    layout: str = ""
     labels: tuple[str, ...] = ()
     inputs_length: int | None = None
     targets_length: int | None = None
