@@ -29,7 +29,7 @@ def _list_if_nothing_else(context: typer.Context) -> None:
 def list_tasks(
     data: Data = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """All tasks: metrics, lengths, sizes of splits (with --data: found of published), and how inputs are laid out."""
+    """All tasks: metrics, lengths, sizes of splits (with --data: found of published), and how inputs look."""
     from altup.data.tasks import SUITES, TASKS
     from altup.data.tasks.sources import open_tasks
 
