@@ -142,7 +142,8 @@ def test_damaged_weights_are_refused(short: Path, first_word: Path, tmp_path: Pa
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    result = CliRunner().invoke(app, ["evaluate", str(run / part), "--task", str(first_word)])
+    out = ["--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["evaluate", str(run / part), "--task", str(first_word), *out])
     assert isinstance(result.exception, UserError)
     assert "model.safetensors have changed" in str(result.exception)
     with pytest.raises(UserError, match="is damaged"):
@@ -153,7 +154,8 @@ def test_damaged_weights_are_refused(short: Path, first_word: Path, tmp_path: Pa
 
 def test_a_tokenizer_that_is_too_large_is_refused_before_decoding(first_word: Path, tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "small", rows=100)
-    result = CliRunner().invoke(app, ["evaluate", str(model), "--task", str(first_word)])
+    out = ["--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["evaluate", str(model), "--task", str(first_word), *out])
     assert isinstance(result.exception, UserError)
     assert "100 rows" in str(result.exception)
 
