@@ -16,6 +16,7 @@ from altup.errors import UserError
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.finetune import build_model, choose_packing, finetune
 from altup.training.metrics import read_records
+from altup.training.run import find_model
 from tests.evaluation.tiny import made_up_words, save_tiny
 from tests.torchrun import torchrun
 from tests.training.compare import assert_same_run, records, weights
@@ -158,7 +159,7 @@ def test_it_begins_with_a_hugging_face_t5(model: Path, data: Path, tmp_path: Pat
     theirs.save_pretrained(tmp_path / "t5")
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "t5")
     start = config(tmp_path / "t5", data, dropout=0.25, steps=2)
-    ours = build_model(start, None)
+    ours = build_model(start, start.model)
     assert same_function(ours, theirs)
     assert {m.dropout for m in ours.modules() if isinstance(getattr(m, "dropout", None), float)} == {0.25}
     assert ours.config.z_loss == 1e-4  # type: ignore[union-attr]
@@ -170,14 +171,14 @@ def test_it_begins_with_a_run_or_an_upcycled_model(trained: Path, data: Path, tm
     from altup.models.upcycling import upcycle
 
     final = AltUpT5ForConditionalGeneration.from_pretrained(trained / "final")
-    again = build_model(config(trained, data), None)
+    again = build_model(config(trained, data), find_model(str(trained)))
     assert same_function(again, final)
     dense = AltUpT5ForConditionalGeneration(
         type(final.config).from_preset("tiny", "dense", d_model=16, vocab_size=640)
     )
     wide = upcycle(dense, "recycled", 2)
     wide.save_pretrained(tmp_path / "wide")
-    assert same_function(build_model(config(tmp_path / "wide", data), None), dense)
+    assert same_function(build_model(config(tmp_path / "wide", data), str(tmp_path / "wide")), dense)
 
 
 def test_a_tokenizer_of_another_model_is_refused(data: Path, tmp_path: Path) -> None:

@@ -140,8 +140,10 @@ def test_torchrun_restarts_what_crashed(data: Path, tmp_path: Path, rank: int) -
     arguments = [*COMMAND, "--max-restarts=3", "-m", "altup", *command(data, crashed)]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen([str(a) for a in arguments], env=environment(), stdout=log, stderr=log)
+        end = time.monotonic() + 120
         while not (crashed / "checkpoints" / "step-9").exists():
             assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < end, (tmp_path / "log").read_text()
             time.sleep(0.01)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         (chosen,) = (int(child) for child in children if rank_of(Path("/proc") / child) == rank)

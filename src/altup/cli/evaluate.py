@@ -54,9 +54,8 @@ def command(
     from altup.errors import UserError, check_choice, check_whole
 
     check_whole("batch_size", batch_size, 1)
-    for name, number, least in (
-        *(("limit", limit, 1), ("inputs_length", inputs_length, 2), ("targets_length", targets_length, 2)),
-    ):
+    given = {"limit": (limit, 1), "inputs_length": (inputs_length, 2), "targets_length": (targets_length, 2)}
+    for name, (number, least) in given.items():
         if number is not None:
             check_whole(name, number, least)
     if precision is not None:
@@ -165,17 +164,14 @@ def _place(model: str) -> tuple[str, str, Path]:
 
 def _lengths(place: Path) -> dict[str, int]:
     """The lengths that a fine-tuning run used, by the folder of its final model or of a checkpoint."""
-    import yaml
-
     from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
+    from altup.training.config import read_yaml
+    from altup.training.run import RunFolder
 
-    found = {"inputs_length": INPUTS_LENGTH, "targets_length": TARGETS_LENGTH}
-    run = place.parent.parent if place.parent.name == "checkpoints" else place.parent
-    if (run / "config.yaml").is_file():
-        values = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-        if isinstance(values, dict) and "tasks" in values:
-            found |= {name: values[name] for name in found if name in values}
-    return found
+    run = RunFolder(place.parent.parent if place.parent.name == "checkpoints" else place.parent)
+    told = read_yaml(run.config) if run.config.is_file() else {}
+    usual = {"inputs_length": INPUTS_LENGTH, "targets_length": TARGETS_LENGTH}
+    return {name: told.get(name, length) for name, length in usual.items()} if "tasks" in told else usual
 
 
 def _own_name(path: Path) -> str:

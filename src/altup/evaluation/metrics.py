@@ -25,7 +25,8 @@ DETERMINERS = frozenset(
     | {"these", "this", "those", "which", "whose", "your"}
 )
 UNKNOWN = -1
-LABELS = {"accuracy": 1, "matthews": 2, "f1": 2, "f1a": 2, "macro_f1": 1}  # how many a metric needs
+# How many labels a metric compares, at least and at most.
+LABELS = {"accuracy": (1, 999), "matthews": (2, 999), "macro_f1": (1, 999), "f1": (2, 2), "f1a": (2, 2)}
 
 
 def check_metrics(task: Task) -> None:
@@ -34,9 +35,9 @@ def check_metrics(task: Task) -> None:
         raise UserError(f"task {task.name}: no metric; give some of {', '.join(METRICS)}")
     for name in task.metrics:
         check_choice(f"task {task.name}: metric", name, METRICS)
-        labels = LABELS.get(name, 0)
-        if labels > len(task.labels) or (name in ("f1", "f1a") and len(task.labels) != 2):
-            wanted = "exactly 2" if name in ("f1", "f1a") else f"at least {labels}"
+        least, most = LABELS.get(name, (0, 999))
+        if not least <= len(task.labels) <= most:
+            wanted = f"{'exactly' if least == most else 'at least'} {least}"
             raise UserError(f"task {task.name}: {name} compares {wanted} labels, and it has {len(task.labels)}")
 
 

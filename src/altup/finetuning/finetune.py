@@ -76,7 +76,7 @@ def finetune(
             folder=folder,
             mine=mine,
             batches=data.mixture,
-            build_model=lambda checkpoint: check_vocabulary(build_model(config, checkpoint), tokenizer),
+            build_model=lambda checkpoint: check_vocabulary(build_model(config, place, checkpoint), tokenizer),
             make_evaluate=make_evaluate(config, data.held_out, tokenizer, folder, mine) if names else None,
             tokenizer=tokenizer,
             score=lambda values: values["score"],
@@ -98,8 +98,8 @@ def load_tokenizer(place: str) -> Any:
         raise UserError(f"{place!r}: no tokenizer beside the model ({error})") from None
 
 
-def build_model(config: FinetuneConfig, checkpoint: Path | None) -> torch.nn.Module:
-    """The model to begin with, ours or converted to ours, or that of a checkpoint; float32, with dropout."""
+def build_model(config: FinetuneConfig, place: str, checkpoint: Path | None = None) -> torch.nn.Module:
+    """The model at `place`, ours or converted to ours, or that of a checkpoint; float32, with dropout."""
     import torch
     from transformers.utils import logging
 
@@ -107,12 +107,11 @@ def build_model(config: FinetuneConfig, checkpoint: Path | None) -> torch.nn.Mod
     from altup.models.t5.convert import from_hugging_face
     from altup.models.t5.model import AltUpT5ForConditionalGeneration
     from altup.models.upcycling import T5S, load_pretrained
-    from altup.training.run import find_model
 
     logging.disable_progress_bar()
     if checkpoint is not None:
         return AltUpT5ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
-    found: Any = load_pretrained(find_model(config.model), only=T5S)
+    found: Any = load_pretrained(place, only=T5S)
     if not isinstance(found, AltUpT5ForConditionalGeneration):
         found = from_hugging_face(found)
     fields = {**found.config.to_dict(), "dropout_rate": config.dropout, "z_loss": config.z_loss}

@@ -106,13 +106,10 @@ class Loop:
         ):
             self._build(checkpoint)
             self._open_sinks(checkpoint)
+            self._check_yardstick()
             return self._train()
 
     def _build(self, checkpoint: Path | None) -> None:
-        self._measured_otherwise = self.state.get("yardstick", self.yardstick) != self.yardstick
-        if self._measured_otherwise:
-            self.state |= {"best": None, "best_of": {}}
-        self.state["yardstick"] = self.yardstick
         torch.manual_seed(self.config.seed)
         self.engine = Engine(self.build_model(checkpoint), self.config, self.mine)
         self.evaluate = self.make_evaluate(self.engine) if self.make_evaluate else None
@@ -134,8 +131,14 @@ class Loop:
             self._use(tracker(name, self.folder.path, step, asdict(self.config)))
         if checkpoint:
             self.console.say(f"resuming from {checkpoint}")
-        if self._measured_otherwise:
-            self.console.say("held-out data or its limits have changed: the best so far do not count any more")
+
+    def _check_yardstick(self) -> None:
+        """What was measured otherwise cannot be the best any more."""
+        if self.state.get("yardstick", self.yardstick) != self.yardstick:
+            self.state |= {"best": None, "best_of": {}}
+            if self.mine.is_first:
+                self.console.say("held-out data or its limits have changed: the best so far do not count any more")
+        self.state["yardstick"] = self.yardstick
 
     def _use(self, sink: AnySink) -> AnySink:
         self._all_sinks.append(sink)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import runpy
 from collections.abc import Iterable
 from pathlib import Path
@@ -54,9 +55,8 @@ def find_task(name: str) -> Task:
         return same[0]
     if same:
         raise UserError(f"task {name!r} could be {' or '.join(t.name for t in same)}; give the whole name")
-    file, _, task = name.partition(".py:") if ".py:" in name else (name.removesuffix(".py"), "", "")
-    if len(file) < len(name):
-        return _task_of_file(Path(f"{file}.py"), task)
+    if match := re.fullmatch(r"(.+\.py)(?::(.+))?", name):
+        return _task_of_file(Path(match[1]), match[2])
     path = Path(name)
     if path.exists() or ".jsonl" in path.suffixes:
         return own_task(path)
@@ -66,7 +66,7 @@ def find_task(name: str) -> Task:
     raise UserError(f"task {name!r} is not known; {hint} Your own task is a .jsonl file with `input` and `target`")
 
 
-def _task_of_file(path: Path, name: str) -> Task:
+def _task_of_file(path: Path, name: str | None) -> Task:
     """The task that a user's Python file registers; of several the one with `name`."""
     if not path.is_file():
         raise UserError(f"task {str(path)!r}: no such file")
