@@ -12,7 +12,7 @@ from rich.console import Console
 from altup.bench.rows import Machine, Row, Sheet, read_rows
 from altup.bench.table import build_table
 from altup.bench.timing import Spread
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 MACHINE = Machine.here(torch.device("cpu"), torch.float32)
 ROWS = [

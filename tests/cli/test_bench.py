@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from altup.bench.rows import read_rows
 from altup.cli.bench import command
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 app = typer.Typer()
 app.command()(command)

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from altup.cli.params import command
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.models import AltUpBertConfig, AltUpDecoderConfig, AltUpT5Config
 from altup.models.accounting import account
 from altup.training.pretraining import PretrainConfig

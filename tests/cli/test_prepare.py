@@ -16,8 +16,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from altup.cli.prepare import command
+from altup.core.errors import UserError
 from altup.data.embedded import documents
-from altup.errors import UserError
 
 app = typer.Typer()
 app.command()(command)

@@ -241,7 +241,7 @@ def test_a_claim_that_studies_share_is_counted_once(report: Path) -> None:
     ],
 )
 def test_mistakes_get_one_clear_line(tmp_path: Path, arguments: list[str], words: str) -> None:
-    from altup.errors import UserError
+    from altup.core.errors import UserError
 
     where = ["--out", str(tmp_path / "out")] if arguments[0] == "run" else []
     result = CliRunner().invoke(app, ["study", *arguments, *where])

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from altup.cli.main import app
-from altup.errors import UserError
+from altup.core.errors import UserError
 from tests.evaluation.tiny import save_tiny
 
 run = CliRunner(env={"COLUMNS": "120"})

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from altup.core.errors import UserError
 from altup.data.batches import Batches, HeldOut, ShardBatches, read_ahead
 from altup.data.objectives import OBJECTIVES, Causal, SpanCorruption, build_objective
 from altup.data.shards import TokenStream
-from altup.errors import UserError
 
 LENGTH = 64
 

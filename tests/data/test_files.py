@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from altup.core.errors import UserError
 from altup.data.faults import Faults, Limits
 from altup.data.files import LocalFiles, split_lines
-from altup.errors import UserError
 
 zstandard = pytest.importorskip("zstandard")
 

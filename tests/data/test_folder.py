@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from altup.core.errors import UserError
 from altup.data.files import LocalFiles
 from altup.data.prepare import Recipe, prepare
-from altup.errors import UserError
 
 
 @pytest.fixture

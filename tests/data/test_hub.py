@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from altup.core.errors import UserError
 from altup.data.faults import Faults
 from altup.data.hub import HubDataset
 from altup.data.prepare import Recipe, prepare
 from altup.data.shards import TokenStream
 from altup.data.sources import open_source
-from altup.errors import UserError
 
 datasets = pytest.importorskip("datasets")
 

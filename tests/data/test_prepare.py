@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from altup.core.errors import UserError
 from altup.data import tokenizer as tokenizers
 from altup.data.files import LocalFiles
 from altup.data.prepare import Recipe, prepare
 from altup.data.shards import Manifest, TokenStream, verify
-from altup.errors import UserError
 
 SHARD = 7_001
 

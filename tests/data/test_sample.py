@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from altup.core.errors import UserError
 from altup.data.files import LocalFiles
 from altup.data.prepare import Recipe
 from altup.data.sample import sample
-from altup.errors import UserError
 
 
 def folder_of(path: Path, files: int, documents: int, characters: int) -> list[str]:

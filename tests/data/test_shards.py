@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from altup.core.errors import UserError
 from altup.data.shards import MANIFEST, Manifest, TokenStream, token_type, verify
-from altup.errors import UserError
 
 
 @pytest.fixture

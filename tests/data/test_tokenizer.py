@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from altup.core.errors import UserError
 from altup.data import tokenizer as tokenizers
-from altup.errors import UserError
 
 SIZE = 1000
 

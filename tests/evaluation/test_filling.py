@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.evaluation.filling import fill_spans
 from tests.training.verbs import prepare_text
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from altup.core.errors import UserError
 from altup.data.tasks import Example, Task, find_task
-from altup.errors import UserError
 from altup.evaluation.metrics import METRICS, compute_metrics, normalise, normalise_trivia, parse_score
 from altup.evaluation.scores import score_suites, score_task
 

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from altup.cli.main import app
+from altup.core.errors import UserError
 from altup.data.tasks import TASKS
-from altup.errors import UserError
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.finetune import finetune
 from altup.training.run import read_state

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from altup.cli.main import app
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.finetune import build_model, choose_packing, finetune
 from altup.training.metrics import read_records

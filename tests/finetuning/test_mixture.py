@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from altup.core.errors import UserError
 from altup.data.tasks.examples import Tokens
-from altup.errors import UserError
 from altup.finetuning.mixture import Mixture, TrainingTask, shares_of
 
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from altup.core.errors import UserError
 from altup.data.tasks.examples import pad
-from altup.errors import UserError
 from altup.finetuning.mixture import Mixture
 from altup.finetuning.packing import (
     IGNORED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.kernels import altup_update, altup_update_reference
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.kernels.altup_update import altup_update
 from altup.kernels.altup_update_dynamic import altup_update_dynamic, altup_update_dynamic_reference, mix_blocks
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.kernels.attention import attention, attention_reference, keep_mask
 
 B, H, Q, K, D = 2, 3, 5, 7, 4

@@ -11,7 +11,7 @@ import torch
 from torch import library
 from torch.utils.checkpoint import checkpoint
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.kernels.attention import attention, attention_reference, keep_mask
 from altup.kernels.attention.op import attend, attend_backward
 from tests.kernels.interpreter import (

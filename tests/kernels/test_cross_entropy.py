@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.kernels import token_sums
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import library
 from torch.utils.checkpoint import checkpoint
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.kernels import cross_entropy, head_sums
 from tests.kernels.interpreter import (
     DEVICE,

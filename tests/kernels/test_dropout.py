@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import library
 from torch.utils.checkpoint import checkpoint
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.kernels.dropout import LANES, dropout, keep_mask_reference
 from altup.kernels.dropout_op import keep_mask_op
 from altup.kernels.philox import philox, stream_keys

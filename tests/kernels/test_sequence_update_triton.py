@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import library
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.kernels import sequence_update
 from altup.kernels.sequence_update_op import sequence_update_backward, sequence_update_op
 from tests.kernels.interpreter import (

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.models.accounting import account
 from altup.models.config import METHODS

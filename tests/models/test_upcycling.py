@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from altup import upcycle, widen
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.models.t5.convert import from_hugging_face
 from altup.models.upcycling import T5S, load_pretrained
 from tests.models.families import build

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import altup
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.models.widening import handlers
 from tests.models.families import DECODER, build
 

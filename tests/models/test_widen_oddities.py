@@ -15,7 +15,7 @@ import torch
 import transformers as hf
 
 import altup
-from altup.errors import UserError
+from altup.core.errors import UserError
 from tests.models.families import DECODER, ENCODER
 
 RELATIVE = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}

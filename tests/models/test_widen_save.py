@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, BertForSequenceClassification
 
 from altup import load_widened, narrow, widen
-from altup.errors import UserError
+from altup.core.errors import UserError
 from tests.models.families import FAMILIES, build, inputs
 from tests.models.test_widen_training import train
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from altup import load_widened, narrow, widen
-from altup.errors import UserError
+from altup.core.errors import UserError
 from tests.models.families import FAMILIES, build, inputs
 
 

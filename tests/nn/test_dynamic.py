@@ -219,7 +219,7 @@ def test_in_our_models(method, tmp_path):
 
 def test_dynamic_needs_blocks():
     from altup import AltUpT5Config
-    from altup.errors import UserError
+    from altup.core.errors import UserError
 
     with pytest.raises(UserError, match="coefficients='dynamic' does not fit widening='none'"):
         AltUpT5Config.from_preset("tiny", "dense", coefficients="dynamic")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.studies.comparison import NO_LINE, NOT_RUN, OUTSIDE, compare, compare_speedups, show_pair
 from altup.studies.evidence import Evidence, choose_evidence, student
 from altup.studies.render import render_claims, render_table

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.models.config import METHODS
 from altup.models.t5.config import SIZES
 from altup.studies.paper import TABLES, table

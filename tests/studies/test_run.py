@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.finetuning.config import FinetuneConfig
 from altup.studies.estimate import machine
 from altup.studies.inputs import identify

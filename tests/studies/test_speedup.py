@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.studies.comparison import printed_speedups
 from altup.studies.speedup import OutsideDenseRangeError, dense_latency, speedup
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.studies import paper
 from altup.studies.comparison import paper_numbers, size_of
 from altup.studies.scale import SCALES, find_scale, read_seeds, with_settings

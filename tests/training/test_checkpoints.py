@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.training.checkpoints import (
     MANIFEST,
     damage,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.training.config import TrainConfig, read_yaml
 from altup.training.pretraining import PretrainConfig
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.training.heldout import held_out_loss
 from altup.training.prefetch import prefetch
 from tests.training.compare import assert_same_bits, records, weights

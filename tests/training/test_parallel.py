@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.training.parallel import Processes, check_share
 from altup.training.prefetch import share
 from tests.torchrun import torchrun

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.training.pretraining import PretrainConfig
 from altup.training.run import RunFolder, newest_model
 from tests.training.compare import records

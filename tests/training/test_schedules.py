@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.training.schedules import build_schedule
 
 

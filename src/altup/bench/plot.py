@@ -7,7 +7,7 @@ from pathlib import Path
 
 from altup.bench.rows import Row
 from altup.bench.table import WHOLE, by_problem, by_provider, find
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 DRAWN = [mode for mode in WHOLE if mode != "copy"]
 # Okabe and Ito's colours, told apart by colour-blind readers and in grey.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import altup
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 OK, DISAGREES, FAILED, SKIPPED = "ok", "disagrees", "failed", "skipped"
 KINDS = ("ours", "plain", "peer", "floor")

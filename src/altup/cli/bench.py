@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from altup.bench.cases import CASES
-from altup.errors import UserError, check_choice, check_whole
+from altup.core.errors import UserError, check_choice, check_whole
 
 if TYPE_CHECKING:
     from altup.bench.rows import Row

@@ -47,11 +47,11 @@ def command(
 
     Scores of other tasks that the same model has in the folder are kept.
     """
+    from altup.core.errors import UserError, check_choice, check_whole
     from altup.data.faults import Faults, counted
     from altup.data.tasks import find_tasks
     from altup.data.tasks.registry import check_suite
     from altup.data.tasks.sources import open_tasks
-    from altup.errors import UserError, check_choice, check_whole
 
     check_whole("batch_size", batch_size, 1)
     given = {"limit": (limit, 1), "inputs_length": (inputs_length, 2), "targets_length": (targets_length, 2)}

@@ -29,7 +29,7 @@ def command(
 
     A T5 fills gaps with any number of tokens, a BERT with one each; a decoder continues the text.
     """
-    from altup.errors import UserError, check_range, check_whole
+    from altup.core.errors import UserError, check_range, check_whole
 
     check_whole("max_new_tokens", max_new_tokens, 1)
     check_whole("beams", beams, 1)

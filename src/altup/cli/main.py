@@ -12,7 +12,7 @@ import typer
 
 import altup
 from altup.cli.run_options import STOPPED
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 # In the order of a model's life. Each module has a function `command`, or an `app` of several; heavy imports
 # live inside them.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from altup.errors import UserError, check_choice
+from altup.core.errors import UserError, check_choice
 
 if TYPE_CHECKING:
     from altup.models.config import AltUpConfig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from altup.cli.options import ConfigFile, Experts, ExtraLayers, K, Method, Model, Size, Stride, model_config
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 if TYPE_CHECKING:
     from altup.models.accounting import Accounting

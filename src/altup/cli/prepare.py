@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from altup.words import number_of
+from altup.core.text import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,11 +62,11 @@ def command(
 
     Run the same command again to go on after an interruption. The result does not depend on the number of workers.
     """
+    from altup.core.errors import UserError
     from altup.data.faults import MEBIBYTE, Limits
     from altup.data.prepare import Recipe, prepare
     from altup.data.shards import Manifest
     from altup.data.sources import open_source
-    from altup.errors import UserError
 
     if validation and validation_fraction is not None:
         raise UserError("--validation and --validation-fraction exclude each other; give one of them")

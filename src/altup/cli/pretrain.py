@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from altup.cli import run_options as run
 from altup.cli.options import Experts, ExtraLayers, K, Method, Model, Size, Stride
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
-from altup.errors import UserError
-from altup.words import number_of
+from altup.core.errors import UserError
+from altup.core.text import number_of
 
 if TYPE_CHECKING:
     from altup.training.loop import Outcome

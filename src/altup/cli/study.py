@@ -118,11 +118,11 @@ def run_studies(
     ] = None,
 ) -> None:
     """Run studies. Stop with Ctrl-C and run the same command again to go on; what is finished is not repeated."""
-    from altup.errors import UserError, check_range, check_whole
+    from altup.core.errors import UserError, check_range, check_whole
+    from altup.core.text import number_of
     from altup.studies.run import StudyRun
     from altup.studies.scale import find_scale, read_seeds, with_settings
     from altup.studies.study import find_study, shipped
-    from altup.words import number_of
 
     if everything == bool(names):
         raise UserError("name studies (`altup study list` shows them), or give --all")
@@ -251,7 +251,7 @@ def print_tables(
     form: Annotated[str, typer.Option("--format", help="markdown or csv.")] = "markdown",
 ) -> None:
     """Print the tables of studies (all, unless named): the paper's numbers, ours, what became of its claims."""
-    from altup.errors import check_choice
+    from altup.core.errors import check_choice
     from altup.studies.render import FORMATS, render_claims, render_table
     from altup.studies.study_report import StudyReport
 
@@ -265,7 +265,7 @@ def print_tables(
 
 
 def _warn_of_lost_records(report: StudyReport) -> None:
-    from altup.words import number_of
+    from altup.core.text import number_of
 
     if lost := report.runs_without_record():
         files = ", ".join([f"runs/{key}.json" for key in lost[:3]] + ["…"] * (len(lost) > 3))
@@ -276,7 +276,7 @@ def _warn_of_lost_records(report: StudyReport) -> None:
 
 
 def _folders(results: list[Path] | None) -> list[Path]:
-    from altup.errors import UserError
+    from altup.core.errors import UserError
 
     found = results or [OUT / "results"]
     for folder in found:

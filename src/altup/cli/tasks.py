@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 if TYPE_CHECKING:
     from altup.data.tasks import Task
@@ -92,11 +92,11 @@ def show(
     from rich.console import Console
     from rich.text import Text
 
+    from altup.core.errors import check_whole
     from altup.data.faults import Faults, counted
     from altup.data.tasks import find_task
     from altup.data.tasks.examples import load_examples
     from altup.data.tasks.sources import open_tasks
-    from altup.errors import check_whole
 
     check_whole("count", count, 1)
     task = find_task(name)

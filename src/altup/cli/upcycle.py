@@ -32,7 +32,7 @@ def command(
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    from altup.errors import UserError
+    from altup.core.errors import UserError
     from altup.models.upcycling import load_pretrained, upcycle
     from altup.training.run import find_model
 

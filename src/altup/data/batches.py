@@ -14,10 +14,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from altup.core.errors import UserError, check_whole
 from altup.data.objectives import Objective
 from altup.data.randomness import keys, permute
 from altup.data.shards import TokenStream
-from altup.errors import UserError, check_whole
 
 ORDER, MASKS, HELD_OUT = 1, 2, 3  # first coordinates of keys, so that no two uses share one
 Step = TypeVar("Step")

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from altup.core.errors import UserError
 from altup.data.faults import Faults
-from altup.errors import UserError
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "ensurepip"}
 LEAST_WORDS = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from altup.errors import UserError, check_choice, check_whole
+from altup.core.errors import UserError, check_choice, check_whole
 
 MEBIBYTE = 1 << 20
 PLACES_KEPT = 3  # of every reason the first places are remembered, so that a count can be looked into

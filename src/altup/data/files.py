@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from altup.core.errors import UserError
 from altup.data.faults import Faults, Limits
-from altup.errors import UserError
 
 KINDS = (".txt", ".jsonl", ".parquet")
 CODECS = {".gz": "gzip", ".zst": "zstd"}

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from altup.core.errors import UserError, may_not_write
 from altup.data import tokenizer as tokenizers
 from altup.data.disk import TEMPORARY
 from altup.data.shards import MANIFEST, SPLITS, TOKENIZER, Manifest, damage, token_type, tokenizer_damage
-from altup.errors import UserError, may_not_write
 
 SHARD_FILE = rf"({'|'.join(SPLITS)})-\d{{5,}}\.bin"
 UNFINISHED = re.compile(rf"({re.escape(MANIFEST)}|{TOKENIZER}|{SHARD_FILE}){re.escape(TEMPORARY)}")

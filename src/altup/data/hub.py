@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from altup.core.errors import UserError
+from altup.core.hub import hub_problem
 from altup.data.faults import Faults
 from altup.data.files import prints
-from altup.errors import UserError
-from altup.places import hub_problem
 
 
 class HubDataset:

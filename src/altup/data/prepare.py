@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from altup.core.errors import UserError, check_range, check_whole
 from altup.data import tokenizer as tokenizers
 from altup.data.disk import TEMPORARY, rename_folder_whole
 from altup.data.faults import MEBIBYTE, Faults, Limits
@@ -20,7 +21,6 @@ from altup.data.sample import sample
 from altup.data.shards import SPLITS, TOKENIZER, Manifest, Shard, hashes, write_shard
 from altup.data.sources import Chain, Reader, Source
 from altup.data.workers import Workers
-from altup.errors import UserError, check_range, check_whole
 
 CHUNK = 1 << 20  # characters tokenised in one request, at most
 Watch = Callable[[str, float | None, int, int], None]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from altup.core.errors import UserError
 from altup.data.faults import Faults, counted
 from altup.data.sources import Chain
-from altup.errors import UserError
 
 if TYPE_CHECKING:
     from altup.data.prepare import Recipe

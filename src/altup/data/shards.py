@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from altup.core.errors import UserError, check_choice
 from altup.data.disk import files_below, sha256_of, write_whole
 from altup.data.tokenizer import Vocabulary
-from altup.errors import UserError, check_choice
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from altup.core.errors import UserError
 from altup.data.faults import Faults
-from altup.errors import UserError
 
 
 class Reader(Protocol):

@@ -18,8 +18,8 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from altup.errors import UserError, check_whole
-from altup.places import find_tokenizer
+from altup.core.errors import UserError, check_whole
+from altup.core.hub import find_tokenizer
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 SENTINELS = [f"<extra_id_{i}>" for i in range(100)]

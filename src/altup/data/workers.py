@@ -25,9 +25,9 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from tokenizers import Tokenizer
 
+from altup.core.errors import UserError
 from altup.data.shards import token_type
 from altup.data.tokenizer import load, size_of
-from altup.errors import UserError
 
 LENGTH = struct.Struct("<Q")
 LONGEST = 1 << 20  # characters tokenised at a time; longer documents are cut at white space

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from altup.core.errors import UserError
 from altup.data.faults import Faults
 from altup.data.tasks import Example, Task
 from altup.data.tasks.examples import load_examples, tokenise
 from altup.data.tasks.sources import TaskSource, source_of
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
-from altup.errors import UserError
 from altup.evaluation.decoding import decode
 from altup.evaluation.metrics import check_metrics
 from altup.evaluation.scores import SuiteScore, TaskScore, score_suites, score_task

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 

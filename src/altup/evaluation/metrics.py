@@ -14,8 +14,8 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
+from altup.core.errors import UserError, check_choice
 from altup.data.tasks.task import Example, Task
-from altup.errors import UserError, check_choice
 
 Metric = Callable[[Task, Sequence[str], Sequence[Example]], float]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.evaluation.filling import SENTINEL
 
 Pieces = list[tuple[str, bool]]

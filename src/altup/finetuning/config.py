@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from altup.core.errors import UserError, check_choice, check_range, check_whole
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
-from altup.errors import UserError, check_choice, check_range, check_whole
 from altup.training.config import TrainConfig
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from altup.core.errors import UserError
 from altup.data.faults import Faults
 from altup.data.tasks import SUITES, Task, find_task
 from altup.data.tasks.examples import load_examples, tokenise
 from altup.data.tasks.registry import add_task
 from altup.data.tasks.sources import TaskSource, open_tasks, source_of
-from altup.errors import UserError
 from altup.evaluation.evaluate import HeldOutTask, has_held_out, load_held_out
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.mixture import Mixture, TrainingTask, shares_of

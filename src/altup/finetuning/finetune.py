@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from altup.errors import UserError
+from altup.core.errors import UserError
+from altup.core.text import number_of
 from altup.finetuning.config import FinetuneConfig
-from altup.words import number_of
 
 if TYPE_CHECKING:
     import torch

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from altup.core.errors import UserError, check_whole
 from altup.data.randomness import keys, permute
 from altup.data.tasks.examples import Tokens
 from altup.data.tasks.examples import pad as pad_rows
-from altup.errors import UserError, check_whole
 from altup.finetuning.packing import IGNORED, LAYOUTS, Sizes, Usual, pack, round_up
 
 MIX, ROWS = 4, 5  # first coordinates of keys, beside those of altup.data.batches

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from altup.errors import UserError, check_choice
+from altup.core.errors import UserError, check_choice
 from altup.kernels.altup_update_op import update
 from altup.kernels.availability import FUSED_DTYPES, interprets_triton, runs_triton
 

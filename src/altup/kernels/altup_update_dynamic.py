@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from altup.errors import UserError, check_choice
+from altup.core.errors import UserError, check_choice
 from altup.kernels.altup_update import FUSED_BLOCKS, State, _check_triton
 from altup.kernels.altup_update_dynamic_op import mix
 from altup.kernels.availability import FUSED_DTYPES, runs_triton

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from altup.errors import UserError, check_choice, check_range
+from altup.core.errors import UserError, check_choice, check_range
 from altup.kernels.availability import interprets_triton, runs_triton
 from altup.kernels.dropout_op import keep_mask_op
 from altup.kernels.philox import is_kept, keep_scale, stream_keys, stream_words

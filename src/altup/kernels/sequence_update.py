@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from altup.errors import UserError, check_choice
+from altup.core.errors import UserError, check_choice
 from altup.kernels.availability import FUSED_DTYPES, interprets_triton, runs_triton
 from altup.kernels.sequence_update_op import sequence_update_op
 

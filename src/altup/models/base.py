@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.kernels import TokenSums
 from altup.models.config import AltUpConfig
 from altup.nn import PartialExperts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from transformers import PreTrainedConfig
 
-from altup.errors import UserError, check_choice, check_range, check_whole
+from altup.core.errors import UserError, check_choice, check_range, check_whole
 
 WIDENINGS = ("none", "altup", "recycled", "sum", "wide")
 SEQUENCES = ("none", "altup", "skip", "pool")

@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from altup.errors import check_choice
+from altup.core.errors import check_choice
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:

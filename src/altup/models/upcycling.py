@@ -18,7 +18,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from altup.errors import UserError, check_choice, check_whole
+from altup.core.errors import UserError, check_choice, check_whole
+from altup.core.hub import find_place
 from altup.models.base import empty_like
 from altup.models.bert import AltUpBertForMaskedLM
 from altup.models.bert import convert as bert
@@ -28,7 +29,6 @@ from altup.models.decoder import convert as decoder
 from altup.models.t5 import AltUpT5ForConditionalGeneration
 from altup.models.t5 import convert as t5
 from altup.nn import AltUp
-from altup.places import find_place
 
 CONVERTERS: dict[Any, Callable[..., PreTrainedModel]] = {
     T5ForConditionalGeneration: t5.from_hugging_face,

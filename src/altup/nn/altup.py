@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from altup.errors import UserError, check_choice, check_whole
+from altup.core.errors import UserError, check_choice, check_whole
 from altup.kernels.altup_update import State, altup_update
 from altup.nn.coefficients import CoefficientModule, coefficient
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from altup.errors import check_choice
+from altup.core.errors import check_choice
 from altup.kernels.altup_update import State
 from altup.kernels.altup_update_dynamic import altup_update_dynamic, mix_blocks
 from altup.nn.altup import AltUp, Layer, residual_and_update

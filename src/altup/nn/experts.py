@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from altup.errors import UserError, check_range, check_whole
+from altup.core.errors import UserError, check_range, check_whole
 from altup.nn.coefficients import CoefficientModule, coefficient
 
 

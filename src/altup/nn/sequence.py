@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from altup.errors import UserError, check_whole
+from altup.core.errors import UserError, check_whole
 from altup.kernels import sequence_update
 from altup.nn.coefficients import CoefficientModule, coefficient
 

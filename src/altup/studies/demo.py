@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from altup.errors import check_whole
+from altup.core.errors import check_whole
 from altup.studies.runs import Run, read_run
 from altup.studies.speed import Speed, compare_speed
 

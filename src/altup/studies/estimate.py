@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.studies.plan import Job
 
 USE_OF_PEAK = 0.35  # what runs of small to large models reach of a GPU's bf16 peak, roughly

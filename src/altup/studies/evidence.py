@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.studies.metrics import METRICS
 from altup.studies.results import Result
 from altup.studies.study import Expectation, Study

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 NAMES = {
     dict: "a mapping",

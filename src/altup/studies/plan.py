@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from altup.errors import UserError, check_choice
+from altup.core.errors import UserError, check_choice
 from altup.studies.inputs import Inputs, key_of
 from altup.studies.scale import Scale
 from altup.studies.study import Row, Study

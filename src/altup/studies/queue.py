@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.studies.plan import Job
 from altup.studies.work import is_done, work
 from altup.training.turns import TURN

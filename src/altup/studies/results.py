@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.studies.metrics import METRICS
 
 RUNS = "runs"

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.studies.collect import collect, record_job
 from altup.studies.estimate import Machine, make_estimate, this_machine
 from altup.studies.inputs import Inputs, identify, imagine

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 if TYPE_CHECKING:
     from altup.models.t5.config import AltUpT5Config

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from altup.errors import UserError, check_whole
+from altup.core.errors import UserError, check_whole
 from altup.studies.kinds import check_kinds
 from altup.studies.study import FINETUNED, SCALES, Study, refuse_unknown
 

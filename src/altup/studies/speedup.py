@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 
 class OutsideDenseRangeError(UserError):

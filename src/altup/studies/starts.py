@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from altup.errors import UserError, check_choice
+from altup.core.errors import UserError, check_choice
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from altup.errors import UserError, check_choice
+from altup.core.errors import UserError, check_choice
 from altup.studies import paper
 from altup.studies.kinds import check_kinds
 from altup.studies.metrics import METRICS

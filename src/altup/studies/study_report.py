@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from altup.core.text import number_of
 from altup.studies import comparison
 from altup.studies.claims import claims_table, sizes_run
 from altup.studies.comparison import (
@@ -44,7 +45,6 @@ from altup.studies.shared import with_shared
 from altup.studies.study import Study, find_study, shipped
 from altup.studies.study_plots import study_plots
 from altup.studies.study_rule import rule_section
-from altup.words import number_of
 
 TITLE, OWN_TITLE = "AltUp: the paper's studies, run again", "AltUp: studies"
 

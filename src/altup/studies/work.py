@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.studies.plan import Job, run_folder
 from altup.studies.speed import Measured
 

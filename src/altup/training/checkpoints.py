@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from altup.errors import UserError, check_whole, may_not_write
+from altup.core.errors import UserError, check_whole, may_not_write
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import yaml
 
-from altup.errors import UserError, check_choice, check_range, check_whole
+from altup.core.errors import UserError, check_choice, check_range, check_whole
 from altup.training.schedules import SCHEDULES, build_schedule
 
 PRECISIONS = ("bf16", "fp32")

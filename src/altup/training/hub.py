@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.training.card import CURVES
 from altup.training.run import RunFolder
 

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from altup.core.errors import UserError
+from altup.core.text import number_of
 from altup.data.batches import Batches
-from altup.errors import UserError
 from altup.models.compiling import left_uncompiled
 from altup.training import checkpoints
 from altup.training.config import TrainConfig
@@ -29,7 +30,6 @@ from altup.training.run import RunFolder, disk_errors, read_state
 from altup.training.signals import StopRequest
 from altup.training.state import load_optimizer, save_checkpoint, save_final
 from altup.training.turns import Turn
-from altup.words import number_of
 
 AnySink = TypeVar("AnySink", bound=Sink)
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from altup.errors import UserError, check_choice, check_range, check_whole
+from altup.core.errors import UserError, check_choice, check_range, check_whole
+from altup.core.text import number_of
 from altup.models.families import family
 from altup.training.config import TrainConfig
-from altup.words import number_of
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 # In the order of what one wants to know: a narrow terminal cuts the rest.
 FORMS = {

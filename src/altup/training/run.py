@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from altup.errors import UserError, may_not_write
-from altup.places import find_place, missing
+from altup.core.errors import UserError, may_not_write
+from altup.core.hub import find_place, missing
 from altup.training import checkpoints
 from altup.training.config import TrainConfig, read_yaml
 from altup.training.parallel import Processes

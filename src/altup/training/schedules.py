@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from altup.errors import UserError, check_choice, check_range, check_whole
+from altup.core.errors import UserError, check_choice, check_range, check_whole
 
 SCHEDULES = ("rsqrt", "constant", "linear", "cosine")
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from altup.core.errors import UserError
 from altup.data.objectives import Causal, Masked, build_objective
 from altup.data.randomness import keys
 from altup.data.tokenizer import Vocabulary
-from altup.errors import UserError
 
 
 def test_masked_counts_and_shares() -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from altup.core.errors import UserError
 from altup.data.objectives import SpanCorruption
 from altup.data.objectives.span_corruption import lengths, noise_counts
 from altup.data.randomness import keys
-from altup.errors import UserError
 
 SENTINELS = list(range(32_099, 31_999, -1))
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from altup.core.errors import UserError
 from altup.data.tasks import SUITES, TASKS, Task, find_task, find_tasks, register
 from altup.data.tasks.formats import plain
-from altup.errors import UserError
 
 
 def test_names_and_suites() -> None:

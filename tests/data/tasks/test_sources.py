@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from altup.core.errors import UserError
 from altup.data import tokenizer as vocabularies
 from altup.data.faults import Faults, counted
 from altup.data.tasks import Task, find_task
 from altup.data.tasks.examples import load_examples, pad, read_examples, tokenise
 from altup.data.tasks.formats import classification
 from altup.data.tasks.sources import TaskFolder, TaskHub, open_tasks
-from altup.errors import UserError
 
 RECORDS = [{"sentence": f"Sentence {i}.", "label": i % 2, "idx": i} for i in range(5)]
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.training.optimizers import OPTIMIZERS, build_optimizer
 
 

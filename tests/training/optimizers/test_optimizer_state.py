@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.training.checkpoints import load_tensors, save_tensors
 from altup.training.optimizers import OPTIMIZERS, build_optimizer, load_state_tensors, state_tensors
 from altup.training.parallel import leave

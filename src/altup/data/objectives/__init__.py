@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from altup.core.errors import UserError, check_choice
 from altup.data.objectives.causal import Causal
 from altup.data.objectives.masked import Masked
 from altup.data.objectives.span_corruption import SpanCorruption
 from altup.data.tokenizer import Vocabulary
-from altup.errors import UserError, check_choice
 
 __all__ = ["OBJECTIVES", "Causal", "Masked", "Objective", "SpanCorruption", "build_objective"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from altup.errors import check_whole
+from altup.core.errors import check_whole
 
 
 class Causal:

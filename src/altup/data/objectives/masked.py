@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from altup.core.errors import check_range, check_whole
 from altup.data.randomness import below, choose, draws
-from altup.errors import check_range, check_whole
 
 IGNORED = -100
 

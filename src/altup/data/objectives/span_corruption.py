@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from altup.core.errors import UserError, check_range, check_whole
 from altup.data.randomness import choose
 from altup.data.tokenizer import SENTINELS
-from altup.errors import UserError, check_range, check_whole
 
 OURS = len(SENTINELS)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from altup.core.errors import UserError
 from altup.data.faults import Faults
 from altup.data.tasks.sources import TaskSource, source_of
 from altup.data.tasks.task import BadRecordError, Example, Task
-from altup.errors import UserError
 
 TEXTS = 1_000  # tokenised at a time, so that token lists never pile up
 

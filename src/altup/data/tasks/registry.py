@@ -8,10 +8,10 @@ import runpy
 from collections.abc import Iterable
 from pathlib import Path
 
+from altup.core.errors import UserError, check_choice
 from altup.data.tasks import glue, questions, super_glue
 from altup.data.tasks.formats import plain
 from altup.data.tasks.task import Task
-from altup.errors import UserError, check_choice
 
 TASKS: dict[str, Task] = {}
 # What counts in a suite's average; WNLI does not, as in the T5 paper.

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from altup.core.errors import UserError
 from altup.data.faults import Faults
 from altup.data.files import CODECS, PIECE, split_lines
 from altup.data.hub import HubDataset
 from altup.data.tasks.task import Record, Task
-from altup.errors import UserError
 
 KINDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 # A folder may hold one file for the two held-out splits of MNLI; it then counts as the first of them.

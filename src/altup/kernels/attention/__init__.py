@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from altup.errors import UserError, check_choice, check_range
+from altup.core.errors import UserError, check_choice, check_range
 from altup.kernels.attention.op import attend
 from altup.kernels.attention.plain import plain_attention
 from altup.kernels.attention.reference import attention_reference, keep_mask, lay_out

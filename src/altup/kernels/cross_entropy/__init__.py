@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from altup.errors import UserError, check_choice
+from altup.core.errors import UserError, check_choice
 from altup.kernels.availability import FUSED_DTYPES, interprets_triton, runs_triton
 from altup.kernels.cross_entropy.op import fused_head
 from altup.kernels.cross_entropy.reference import IGNORED, TokenSums, token_sums

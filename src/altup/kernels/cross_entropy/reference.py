@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 IGNORED = -100
 

@@ -6,7 +6,7 @@ kept apart, because where a cost comes from matters as much as its sum. docs/acc
 
 from __future__ import annotations
 
-from altup.errors import check_whole
+from altup.core.errors import check_whole
 from altup.models.accounting import single_stack, t5
 from altup.models.accounting.result import Accounting
 from altup.models.accounting.rules import activation_formula

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from altup.errors import UserError, check_range, check_whole
+from altup.core.errors import UserError, check_range, check_whole
 from altup.models.config import AltUpConfig
 
 # `light` is the paper's lightweight BERT, `base` and `large` are BERT's own; `tiny` is ours, for tests.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.models.base import empty_like, refuse_widened, refuse_widened_layers
 from altup.models.bert.config import AltUpBertConfig
 from altup.models.bert.model import AltUpBertForMaskedLM

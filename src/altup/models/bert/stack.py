@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.kernels.cross_entropy import TokenSums, head_sums, token_sums
 from altup.kernels.dropout import dropout
 from altup.models.bert.config import AltUpBertConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from altup.errors import UserError, check_choice, check_range, check_whole
+from altup.core.errors import UserError, check_choice, check_range, check_whole
 from altup.models.config import AltUpConfig
 
 # Shapes in the manner of Llama; `xl` has the layers of a Llama 3.2 1B. `tiny` is for tests.

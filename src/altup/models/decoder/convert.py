@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.models.base import empty_like, refuse_widened, refuse_widened_layers
 from altup.models.decoder.config import AltUpDecoderConfig
 from altup.models.decoder.model import AltUpDecoderForCausalLM

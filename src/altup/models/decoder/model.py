@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.kernels.cross_entropy import IGNORED, head_sums, token_sums
 from altup.kernels.dropout import dropout
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, loss_fields, refuse_attentions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from altup.errors import UserError, check_choice, check_whole
+from altup.core.errors import UserError, check_choice, check_whole
 from altup.models.config import AltUpConfig
 
 # The shapes behind the paper's parameter tables. `small` is the paper's own, shallower than T5 1.1's;

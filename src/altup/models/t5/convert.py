@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.models.base import empty_like, refuse_widened, refuse_widened_layers
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.model import AltUpT5ForConditionalGeneration

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.kernels.attention import lay_out
 from altup.kernels.dropout import dropout
 from altup.models.layers import PreNormLayer

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 Blocks = list[Tensor] | tuple[Tensor, ...]
 

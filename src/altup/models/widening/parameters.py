@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.models.widening.plan import Plan, shares
 
 

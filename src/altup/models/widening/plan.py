@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from altup.errors import UserError, check_choice, check_whole
+from altup.core.errors import UserError, check_choice, check_whole
 from altup.nn import AltUp
 
 METHODS = {"recycled": "alternating", "altup": "alternating", "sameup": "same"}

@@ -9,7 +9,7 @@ import transformers
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.models.widening.plan import Plan
 from altup.models.widening.widen import apply
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 from altup.models.config import AltUpConfig
 from altup.models.widening.handlers import structure_of
 from altup.models.widening.layer import Place, UnfitError, first_argument, narrow_layer, widen_layer

@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 from importlib.resources import files
 
-from altup.errors import check_choice
+from altup.core.errors import check_choice
 
 TABLES = (
     *("parameters_and_speed", "varying_k", "recycled", "block_selection", "sequence", "moe"),

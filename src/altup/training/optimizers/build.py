@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from altup.errors import UserError, check_choice, check_range
+from altup.core.errors import UserError, check_choice, check_range
 from altup.training.optimizers.adafactor import Adafactor
 from altup.training.optimizers.adamw import AdamW, RelativeAdamW
 from altup.training.optimizers.sharding import kind

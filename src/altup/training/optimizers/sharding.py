@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, zeros
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 # Parameters of one kind are worked on together, up to this many elements: few kernel launches for the many
 # small tensors, bounded scratch memory for the large ones; on a CPU, what its caches can hold.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 
 @torch.no_grad()

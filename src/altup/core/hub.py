@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from altup.errors import UserError
+from altup.core.errors import UserError
 
 TIMEOUT = 10.0  # seconds that the hub has to answer whether it knows a name
 MODEL = "give a run or a model folder"

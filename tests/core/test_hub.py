@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from altup.cli.main import app
-from altup.errors import UserError
-from altup.places import find_place
+from altup.core.errors import UserError
+from altup.core.hub import find_place
 
 VERBS = {
     "finetune": ["--task", "sst2", "--out", "out"],
