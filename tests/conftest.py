@@ -13,7 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from altup.core.cpu import make_bf16_safe
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+_BF16 = pytest.StashKey[str | None]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Once, for all processes of the tests: bf16 on the CPU must not crash them."""
+    if not hasattr(config, "workerinput"):
+        config.stash[_BF16] = make_bf16_safe()
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return config.stash.get(_BF16, None)
 
 
 @pytest.fixture(autouse=True)

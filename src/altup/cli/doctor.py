@@ -21,6 +21,9 @@ from typing import Annotated, Any
 
 import typer
 
+from altup.core.cpu import SAFE, VARIABLE, make_bf16_safe
+from altup.core.errors import UserError
+
 OLDEST_PYTHON = (3, 11)
 LOW_DISK_GB = 5
 
@@ -95,6 +98,7 @@ def examine(quick: bool = False) -> list[Check]:
         checks.append(check_import("transformers", *probe(TRANSFORMERS_PROBE)))
         checks += check_devices(torch)
         checks += check_compiler(torch, quick)
+        checks.append(check_bf16())
     return checks + check_optional() + check_machine()
 
 
@@ -190,6 +194,18 @@ def check_compiler(torch: dict[str, Any], quick: bool) -> list[Check]:
         remedy = f"install {tools}, or train with --no-compile" if error else ""
         checks.append(Check("speed", "torch.compile", "missing" if error else "ok", detail, remedy))
     return checks
+
+
+def check_bf16() -> Check:
+    """Whether bf16 products on the CPU survive: only a try tells."""
+    try:
+        told = make_bf16_safe()
+    except UserError as error:
+        return Check("speed", "bf16 on the CPU", "missing", str(error), "train with --precision fp32")
+    limit = os.environ.get(VARIABLE)
+    detail = told or ("works" + (f" ({VARIABLE}={limit})" if limit else ""))
+    remedy = f"altup sets it by itself; elsewhere: export {VARIABLE}={SAFE}" if told else ""
+    return Check("speed", "bf16 on the CPU", "missing" if told else "ok", detail, remedy)
 
 
 def check_optional() -> list[Check]:

@@ -189,6 +189,7 @@ def _load(place: str, precision: str | None) -> tuple[Any, Any, Any]:
     from transformers.utils import logging
 
     import altup.models  # noqa: F401  registers our models with the Auto classes
+    from altup.core.cpu import ensure_bf16
     from altup.evaluation.decoding import round_weights
     from altup.finetuning.finetune import check_vocabulary, load_tokenizer
     from altup.models.upcycling import T5S, load_pretrained
@@ -200,5 +201,6 @@ def _load(place: str, precision: str | None) -> tuple[Any, Any, Any]:
     check_vocabulary(network, tokenizer)
     if (precision or ("bf16" if device == "cuda" else "fp32")) == "fp32":
         return network, tokenizer, nullcontext
+    ensure_bf16(device)
     round_weights(network, torch.bfloat16)
     return network, tokenizer, lambda: torch.autocast(device, dtype=torch.bfloat16)

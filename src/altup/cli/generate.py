@@ -48,6 +48,7 @@ def command(
     from transformers.utils import logging
 
     import altup.models  # noqa: F401  registers our models with the Auto classes
+    from altup.core.cpu import ensure_bf16
     from altup.evaluation.filling import fill_spans
     from altup.evaluation.prompting import continue_text, fill_masks
     from altup.models.families import FAMILIES, family_name
@@ -63,6 +64,8 @@ def command(
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{folder} holds no whole model with a tokenizer: {error}") from None
+    if network.dtype == torch.bfloat16:
+        ensure_bf16(device)
     torch.manual_seed(seed)
     options = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     console = Console(highlight=False, soft_wrap=True)

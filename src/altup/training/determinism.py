@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import torch
 
+from altup.core.cpu import ensure_bf16
+
 
 def seed_forward(seed: int, step: int, micro: int, rank: int) -> None:
     """Make dropout and expert jitter a pure function of (seed, step, micro-batch, process)."""
@@ -19,6 +21,8 @@ def seed_forward(seed: int, step: int, micro: int, rank: int) -> None:
 @contextlib.contextmanager
 def numerics(deterministic: bool, low_precision: bool) -> Iterator[None]:
     """TF32 for what stays float32 beside bf16, and PyTorch's deterministic algorithms; put back at the end."""
+    if low_precision:
+        ensure_bf16("cuda" if torch.cuda.is_available() else "cpu")
     before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.set_float32_matmul_precision("high" if low_precision else "highest")
