@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import platform
 import shlex
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any, TextIO
 
 import altup
 from altup.core.errors import UserError
+from altup.core.files import flush
 
 OK, DISAGREES, FAILED, SKIPPED = "ok", "disagrees", "failed", "skipped"
 KINDS = ("ours", "plain", "peer", "floor")
@@ -131,8 +131,7 @@ class Sheet:
             return
         with self._path.open("a", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        flush(self._path)
 
 
 class _Line:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -12,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError, may_not_write
+from altup.core.files import TEMPORARY, locked
 from altup.data import tokenizer as tokenizers
-from altup.data.disk import TEMPORARY
 from altup.data.shards import MANIFEST, SPLITS, TOKENIZER, Manifest, damage, token_type, tokenizer_damage
 
 SHARD_FILE = rf"({'|'.join(SPLITS)})-\d{{5,}}\.bin"
@@ -44,19 +42,13 @@ def refusals(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
+def locked_folder(out: Path) -> Iterator[None]:
     """The folder, made if it is not there, for this process alone."""
     if out.is_file():
         raise UserError(f"--out {out} is a file; give a new or empty folder")
     out.mkdir(parents=True, exist_ok=True)
-    handle = os.open(out, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with locked(out, f"another `altup prepare` is at work in {out}; wait for it or stop it"):
         yield
-    except BlockingIOError:
-        raise UserError(f"another `altup prepare` is at work in {out}; wait for it or stop it") from None
-    finally:
-        os.close(handle)
 
 
 def begin(out: Path, settings: dict[str, Any]) -> Manifest:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from altup.core.errors import UserError, check_range, check_whole
+from altup.core.files import TEMPORARY, rename_folder
 from altup.data import tokenizer as tokenizers
-from altup.data.disk import TEMPORARY, rename_folder_whole
 from altup.data.faults import MEBIBYTE, Faults, Limits
-from altup.data.folder import begin, locked, refusals
+from altup.data.folder import begin, locked_folder, refusals
 from altup.data.sample import sample
 from altup.data.shards import SPLITS, TOKENIZER, Manifest, Shard, hashes, write_shard
 from altup.data.sources import Chain, Reader, Source
@@ -78,7 +78,7 @@ def prepare(out: str | Path, recipe: Recipe, workers: int | None = None, watch: 
     workers = usable_cores() if workers is None else workers
     check_whole("workers", workers, 1)
     settings = recipe.settings()
-    with refusals(out), locked(out):
+    with refusals(out), locked_folder(out):
         manifest = begin(out, settings)
         if manifest.finished:
             return manifest
@@ -109,7 +109,7 @@ def _settle_tokenizer(out: Path, recipe: Recipe, manifest: Manifest, watch: Watc
     if not folder.exists():
         try:
             _make_tokenizer(beside, recipe, watch)
-            rename_folder_whole(beside, folder)
+            rename_folder(beside, folder)
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
             raise

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from altup.core.errors import UserError, check_choice
-from altup.data.disk import files_below, sha256_of, write_whole
+from altup.core.files import atomic_write, files_below, sha256_of
 from altup.data.tokenizer import Vocabulary
 
 MANIFEST = "manifest.json"
@@ -45,7 +45,7 @@ def token_type(vocab_size: int) -> np.dtype[Any]:
 
 def write_shard(path: Path, parts: Sequence[np.ndarray], documents: int, characters: int) -> Shard:
     ids = np.concatenate(parts)
-    write_whole(path, ids.data.cast("B"))
+    atomic_write(path, ids.data.cast("B"))
     return Shard(path.name, len(ids), documents, characters, hashlib.sha256(ids.data).hexdigest())
 
 
@@ -75,7 +75,7 @@ class Manifest:
                 for segment in self.segments or []
             ],
         }
-        write_whole(folder / MANIFEST, (json.dumps(content, indent=1) + "\n").encode())
+        atomic_write(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:

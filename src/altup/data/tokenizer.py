@@ -8,7 +8,6 @@ normalisation (NFKC, white space collapsed).
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from altup.core.errors import UserError, check_whole
+from altup.core.files import sha256_of
 from altup.core.hub import find_tokenizer
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
@@ -237,7 +237,7 @@ def vocabulary(folder: Path) -> Vocabulary:
     sentinels = tuple(_present(tokenizer, SENTINELS))
     mask = find("mask_token")
     return Vocabulary(
-        sha256=hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest(),
+        sha256=sha256_of(folder / "tokenizer.json"),
         size=size_of(tokenizer),
         pad=eos if pad is None else pad,
         eos=eos,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
+from altup.core.files import atomic_write
 from altup.data.faults import Faults
 from altup.data.tasks import Example, Task
 from altup.data.tasks.examples import load_examples, tokenise
@@ -93,7 +94,7 @@ def write_predictions(path: Path, predictions: Sequence[str], examples: Sequence
         if example.group:
             record["group"] = example.group
         lines.append(json.dumps(record, ensure_ascii=False) + "\n")
-    _write(path, lambda temporary: temporary.write_text("".join(lines), encoding="utf-8"))
+    atomic_write(path, "".join(lines))
 
 
 def summarise(scores: Sequence[TaskScore], model: str, checkpoint: str | None = None) -> dict[str, Any]:
@@ -113,14 +114,5 @@ def summarise(scores: Sequence[TaskScore], model: str, checkpoint: str | None = 
 
 def write_scores(folder: Path, summary: dict[str, Any]) -> Path:
     path = folder / SCORES
-    text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
-    _write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    atomic_write(path, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     return path
-
-
-def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    """A file that is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    write(temporary)
-    temporary.replace(path)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from altup.core.files import sha256_of
 from altup.evaluation.evaluate import SCORES
 from altup.evaluation.scores import TaskScore
 
@@ -19,8 +20,7 @@ def identity(place: str, model: Any) -> str:
         return f"{place}@{getattr(model.config, '_commit_hash', None)}"
     digest = hashlib.sha256()
     for path in sorted([folder / "config.json", *folder.glob("model*.safetensors")]):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(bytes.fromhex(sha256_of(path)))
     return digest.hexdigest()
 
 

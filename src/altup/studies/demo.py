@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import check_whole
+from altup.core.files import atomic_write
 from altup.studies.runs import Run, read_run
 from altup.studies.speed import Speed, compare_speed
 
@@ -111,7 +112,7 @@ class Demo:
         say("comparing speed: the models take turns, so that other work on this machine slows all of them alike")
         speeds = compare_speed({method: self.config(method) for method in MODELS}, rounds)
         content = {"settings": settings, "speeds": {method: asdict(speed) for method, speed in speeds.items()}}
-        kept.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        atomic_write(kept, json.dumps(content, indent=1) + "\n")
         return speeds
 
     def runs(self) -> dict[str, Run]:

@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from altup.core.files import atomic_write
 from altup.studies.demo import MODELS, Demo, comparison, verdict
 from altup.studies.machine import processor
 from altup.studies.report import (
@@ -49,7 +50,7 @@ def write_report(demo: Demo, runs: dict[str, Run], speeds: dict[str, Speed]) -> 
         section("What the update rule learned", _coefficients(runs)),
         section("What was run", *_provenance(demo, runs)),
     )
-    demo.report.write_text(html, encoding="utf-8")
+    atomic_write(demo.report, html)
     return demo.report
 
 

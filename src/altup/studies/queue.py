@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from altup.core.errors import UserError
+from altup.core.files import atomic_write
 from altup.studies.plan import Job
 from altup.studies.work import is_done, work
 from altup.training.turns import TURN
@@ -156,7 +157,7 @@ class Queue:
 
     def _start(self, job: Job, device: str | None) -> subprocess.Popen[bytes]:
         described = self.log(job).with_suffix(".json")
-        described.write_text(json.dumps(asdict(job)), encoding="utf-8")
+        atomic_write(described, json.dumps(asdict(job)))
         environment = dict(os.environ)
         if device is not None:
             environment |= {"CUDA_VISIBLE_DEVICES": device, TURN: str(self.out / "turns" / device)}

@@ -7,6 +7,7 @@ curves, learned coefficients. Folders of different machines are merged with `mer
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
+from altup.core.files import atomic_write
 from altup.studies.metrics import METRICS
 
 RUNS = "runs"
@@ -98,13 +100,12 @@ def write_results(folder: Path, results: Iterable[Result]) -> None:
         path = folder / f"{study}.csv"
         if path.exists() and path.stat().st_size and _read_table(path) is None:
             raise UserError(f"{path} holds no results of studies and would be written over; move it away")
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            for key in sorted(rows):
-                writer.writerow([_plain(getattr(rows[key], name)) for name in COLUMNS])
-        temporary.replace(path)
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for key in sorted(rows):
+            writer.writerow([_plain(getattr(rows[key], name)) for name in COLUMNS])
+        atomic_write(path, file.getvalue())
 
 
 def _plain(value: str | float) -> str:
@@ -132,10 +133,7 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 def write_run_record(folder: Path, record: dict[str, Any]) -> None:
     path = folder / RUNS / f"{record['key']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    atomic_write(path, json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 def merge(source: Path, target: Path) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from altup.core.files import atomic_write
 from altup.core.text import number_of
 from altup.studies import comparison
 from altup.studies.claims import claims_table, sizes_run
@@ -113,7 +114,7 @@ class StudyReport:
             section("What the update rule learned", *rule, name="rule"),
             section("What was run", *self._provenance(), name="results"),
         )
-        path.write_text(html, encoding="utf-8")
+        atomic_write(path, html)
         if plots:
             drawn = [plot for found in self.plots.values() for plot in found]
             save_plots([*drawn, *rule_plots], path.with_name(f"{path.stem}-plots"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
+from altup.core.files import atomic_write
 from altup.studies.plan import Job, run_folder
 from altup.studies.speed import Measured
 
@@ -83,8 +84,5 @@ def _speed(job: Job, out: Path) -> bool:
         path = speed_file(out, key)
         if key == base and path.exists():
             continue  # what it was first measured as is what others were compared with
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        atomic_write(path, json.dumps(content, indent=1) + "\n")
     return True

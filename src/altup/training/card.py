@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from altup.core.files import atomic_write
 from altup.models.families import family
 from altup.training.config import TrainConfig
 from altup.training.metrics import read_records
@@ -48,7 +49,7 @@ def write_card(
         "## Versions\n",
         "".join(f"- {name} {version}\n" for name, version in versions().items()),
     ]
-    folder.card.write_text("\n".join(part for part in parts if part), encoding="utf-8")
+    atomic_write(folder.card, "\n".join(part for part in parts if part))
 
 
 def resume_command(verb: str, path: Path) -> str:

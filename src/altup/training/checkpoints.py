@@ -8,10 +8,8 @@ the next start. Tensors are stored as safetensors, all else as JSON: no file is 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from altup.core.errors import UserError, check_whole, may_not_write
+from altup.core.files import files_below, flush, sha256_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +44,7 @@ def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
     temporary = folder / f"{UNFINISHED}{name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _flush(folder.parent)
+        flush(folder.parent)
         remove_leftovers(folder)
         temporary.mkdir()
         write(temporary)
@@ -81,7 +80,7 @@ def damage(checkpoint: Path) -> str | None:
             if (found := file.stat().st_size) != size:
                 return f"{file.name} has {found} bytes instead of {size}"
         with ThreadPoolExecutor(THREADS) as pool:
-            for file, digest in zip(digests, pool.map(_hash, digests), strict=True):
+            for file, digest in zip(digests, pool.map(sha256_of, digests), strict=True):
                 if digest != digests[file]:
                     return f"the contents of {file.name} have changed"
     except OSError as error:
@@ -152,7 +151,7 @@ def remove_leftovers(folder: Path) -> list[str]:
             target = folder / path.name.removeprefix(REPLACED)
             if not target.exists():
                 path.rename(target)
-                _flush(folder)
+                flush(folder)
                 continue
             _remove(path)
         elif path.name.startswith(UNFINISHED):
@@ -193,20 +192,20 @@ def load_json(path: Path) -> Any:
 
 def _seal(checkpoint: Path) -> None:
     """Flushes all files, then writes and flushes the manifest and the folders."""
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    files = files_below(checkpoint)
     names = [file.relative_to(checkpoint).as_posix() for file in files]
     with ThreadPoolExecutor(THREADS) as pool:
-        hashes = pool.map(_hash, files)
-        list(pool.map(_flush, files))
+        hashes = pool.map(sha256_of, files)
+        list(pool.map(flush, files))
     entries = {
         name: {"bytes": file.stat().st_size, "sha256": digest}
         for name, file, digest in zip(names, files, hashes, strict=True)
     }
     save_json(checkpoint / MANIFEST, entries)
-    _flush(checkpoint / MANIFEST)
+    flush(checkpoint / MANIFEST)
     for path in [*checkpoint.rglob("*"), checkpoint]:
         if path.is_dir():
-            _flush(path)
+            flush(path)
 
 
 def _replace(target: Path, finished: Path) -> None:
@@ -216,7 +215,7 @@ def _replace(target: Path, finished: Path) -> None:
     if target.exists():
         target.rename(aside)
     finished.rename(target)
-    _flush(target.parent)
+    flush(target.parent)
     if aside.exists():
         _remove(aside)
 
@@ -225,19 +224,5 @@ def _remove(checkpoint: Path) -> None:
     """Renames first, so that no half-removed checkpoint ever bears a checkpoint's name."""
     unfinished = checkpoint.with_name(f"{UNFINISHED}{checkpoint.name}")
     checkpoint.rename(unfinished)
-    _flush(checkpoint.parent)
+    flush(checkpoint.parent)
     shutil.rmtree(unfinished)
-
-
-def _hash(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Has the disk hold what `path`, a file or a folder, holds now."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from altup.core.files import atomic_write, flush
 from altup.training.parallel import Processes
 
 # Fields that differ between two runs that computed the same.
@@ -82,6 +82,7 @@ class JsonLines:
     """metrics.jsonl, the record of a run: one JSON object a line, `step` and `split` in each."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def record(self, values: dict[str, Any]) -> None:
@@ -91,7 +92,7 @@ class JsonLines:
 
     def sync(self) -> None:
         """On disk before a checkpoint says that these steps are done."""
-        os.fsync(self._file.fileno())
+        flush(self._path)
 
     def close(self) -> None:
         self._file.close()
@@ -115,9 +116,4 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def cut_after(path: Path, step: int) -> None:
     """Drop the records after `step`, so that a resumed run writes them once."""
     kept = [record for record in read_records(path) if record["step"] <= step]
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    atomic_write(path, "".join(json.dumps(record) + "\n" for record in kept))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from altup.core.errors import UserError, may_not_write
+from altup.core.files import atomic_write, locked
 from altup.core.hub import find_place, missing
 from altup.training import checkpoints
 from altup.training.config import TrainConfig, read_yaml
@@ -18,7 +18,8 @@ from altup.training.parallel import Processes
 ANY_CONFIG = TypeVar("ANY_CONFIG", bound=TrainConfig)
 # What a run that failed before its first record may have left in its folder.
 BEFORE_THE_FIRST_RECORD = frozenset(
-    {"config.yaml", "config.tmp", "metrics.jsonl", "metrics.tmp", ".lock", "checkpoints", "tensorboard", "wandb"}
+    {"config.yaml", "config.yaml.tmp", "metrics.jsonl", "metrics.jsonl.tmp", ".lock", "checkpoints", "tensorboard"}
+    | {"wandb", "config.tmp", "metrics.tmp"}  # the last two by earlier versions
 )
 STATE_FILE = "training_state.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -62,14 +63,8 @@ class RunFolder:
         if not mine.is_first:
             yield
             return
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"{self.path}: another process is training in this folder; wait for it or stop it"
-                ) from None
+        refusal = f"{self.path}: another process is training in this folder; wait for it or stop it"
+        with locked(self.path / ".lock", refusal):
             yield
 
     def refuse_foreign(self, kind: type[TrainConfig]) -> None:
@@ -116,9 +111,7 @@ class RunFolder:
                 f"steps={config.steps} is less than the {checkpoints.step_of(checkpoint)} that the run in "
                 f"{self.path} has done; give more, or choose another folder"
             )
-        temporary = self.config.with_suffix(".tmp")
-        temporary.write_text(config.to_yaml(), encoding="utf-8")
-        temporary.replace(self.config)
+        atomic_write(self.config, config.to_yaml())
         return checkpoint
 
     def _check_same(self, before: TrainConfig, now: TrainConfig, resume: bool) -> None:

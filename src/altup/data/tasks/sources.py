@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from altup.core.errors import UserError
+from altup.core.files import sha256_of
 from altup.data.faults import Faults
 from altup.data.files import CODECS, PIECE, split_lines
 from altup.data.hub import HubDataset
@@ -123,8 +123,7 @@ def source_of(task: Task, source: TaskSource) -> TaskSource:
 def _identity(path: Path) -> dict[str, Any]:
     """All of a file counts: one label that was put right in its middle makes another task."""
     try:
-        with path.open("rb") as file:
-            return {"name": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {"name": path.name, "sha256": sha256_of(path)}
     except OSError as error:
         raise UserError(f"file {path} cannot be read ({error.strerror}); make it readable or remove it") from None
 

@@ -1,0 +1,125 @@
+"""Files that survive a kill: atomic writes, flushing to the disk, hashes and locks.
+
+A file is written under another name, flushed and renamed: a kill at any instant leaves the old one or the new one.
+Locks end with the process that holds them. They use `flock` itself, not the `filelock` package: that one cannot
+lock a folder, and where a file system has no locks it makes marker files, which a killed process leaves behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from altup.core.errors import UserError
+
+TEMPORARY = ".tmp"  # what a name ends with while its file is written
+PAUSE = 0.1  # seconds between two looks at a lock that another process holds
+
+
+def atomic_write(path: Path, content: str | bytes | memoryview | Callable[[Path], object]) -> None:
+    """Write a file, or replace it, so that it is there whole or not at all; its folder is made if need be.
+
+    `content` is text (UTF-8), bytes, or a function that writes the file of the name that it is given.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        if callable(content):
+            content(temporary)
+        else:
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        flush(temporary)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()  # what does not fit on the disk must not fill it
+        raise
+    flush(path.parent)
+
+
+def rename_folder(temporary: Path, folder: Path) -> None:
+    """Give a finished folder its name, once all its files are on the disk."""
+    for path in [*sorted(temporary.rglob("*")), temporary]:
+        flush(path)
+    temporary.rename(folder)
+    flush(folder.parent)
+
+
+def flush(path: Path) -> None:
+    """Have the disk hold what a file or a folder (its names, not its files) holds now."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Lock:
+    """An exclusive lock on a file (made if need be) or a folder. It ends with the process at the latest."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._descriptor is not None
+
+    def acquire(self, keep_waiting: Callable[[], bool] | None = None) -> bool:
+        """Whether it is ours now. While another process has it, wait for as long as `keep_waiting()` is true."""
+        if self.held:
+            return True
+        if not self.path.is_dir():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDONLY if self.path.is_dir() else os.O_RDWR | os.O_CREAT
+        descriptor = os.open(self.path, flags, 0o666)
+        try:
+            while not _try_lock(descriptor):
+                if keep_waiting is None or not keep_waiting():
+                    return False
+                time.sleep(PAUSE)
+            self._descriptor = descriptor
+            return True
+        finally:
+            if not self.held:
+                os.close(descriptor)
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+@contextlib.contextmanager
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock on a file or folder; UserError(refusal) where another process has it."""
+    lock = Lock(path)
+    if not lock.acquire():
+        raise UserError(refusal)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
