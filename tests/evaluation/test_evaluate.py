@@ -71,12 +71,12 @@ def test_batches_decode_as_single_texts_do(model: Any, tokenizer: Any) -> None:
 
 
 class Pair:
-    """One of two processes; `add_up` needs what the other one computed."""
+    """One of two processes; `all_reduce` needs what the other one computed."""
 
     def __init__(self, rank: int, other: torch.Tensor | None = None):
-        self.rank, self.world, self.other, self.mine = rank, 2, other, torch.empty(0)
+        self.rank, self.world_size, self.other, self.mine = rank, 2, other, torch.empty(0)
 
-    def add_up(self, numbers: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, numbers: torch.Tensor) -> torch.Tensor:
         self.mine = numbers.clone()
         return numbers if self.other is None else numbers + self.other
 

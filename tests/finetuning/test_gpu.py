@@ -20,7 +20,7 @@ from altup.models.t5.config import AltUpT5Config
 from altup.training.config import TrainConfig
 from altup.training.determinism import numerics
 from altup.training.engine import Engine
-from altup.training.parallel import Processes
+from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import StepBatch, assemble, to_tensors
 
 pytestmark = pytest.mark.gpu
@@ -53,8 +53,10 @@ def build(dropout: float) -> Any:
 class Run:
     """Steps of one kind; `speed` is in tokens a second that are not padding."""
 
-    def __init__(self, config: TrainConfig, dropout: float, batches: list[StepBatch], mine: Processes) -> None:
-        self.engine = Engine(build(dropout), config, mine)
+    def __init__(
+        self, config: TrainConfig, dropout: float, batches: list[StepBatch], process_group: ProcessGroup
+    ) -> None:
+        self.engine = Engine(build(dropout), config, process_group)
         self.batches: Iterator[StepBatch] = itertools.cycle(batches)
         self.count = 0
         self.work(len(batches) + 2)
@@ -83,23 +85,28 @@ def test_rows_are_wide_where_the_kernels_attend(fields: dict[str, Any], layout: 
 
 def test_a_step_keeps_the_speed_of_pretraining_for_each_token() -> None:
     """Base, AltUp: packed examples like SQuAD's with dropout, and full rows of pretraining without, in turns."""
-    mine = Processes(0, 1, torch.device("cuda", 0))
+    process_group = ProcessGroup(0, 1, torch.device("cuda", 0))
     shared: dict[str, Any] = {"steps": 10_000, "precision": "bf16"}
     full = {
         "input_ids": np.random.default_rng(3).integers(3, VOCABULARY, (64, 512)),
         "labels": np.random.default_rng(4).integers(3, VOCABULARY, (64, 114)),
     }
-    pretraining = [StepBatch([to_tensors(full, mine)], full["labels"].size, full["input_ids"].size)]
+    pretraining = [StepBatch([to_tensors(full, process_group)], full["labels"].size, full["input_ids"].size)]
     mixture = Mixture([like_squad(5_000)], [5_000], EXAMPLES, 0, packing="wide")
-    packed = [assemble(mixture, EXAMPLES, mine, step) for step in range(STEPS)]
+    packed = [assemble(mixture, EXAMPLES, process_group, step) for step in range(STEPS)]
     shapes = {batch.micro[0]["input_ids"].shape for batch in packed}
 
     with numerics(False, True):
         begun = time.perf_counter()
-        runs = [Run(TrainConfig(batch_size=64, **shared), 0.0, pretraining, mine)]
+        runs = [Run(TrainConfig(batch_size=64, **shared), 0.0, pretraining, process_group)]
         middle = time.perf_counter()
         runs.append(
-            Run(FinetuneConfig(model="made up", tasks=["squad"], batch_size=EXAMPLES, **shared), 0.1, packed, mine)
+            Run(
+                FinetuneConfig(model="made up", tasks=["squad"], batch_size=EXAMPLES, **shared),
+                0.1,
+                packed,
+                process_group,
+            )
         )
         end = time.perf_counter()
         speeds = np.median([[run.work(STEPS) for run in runs] for _ in range(ROUNDS)], axis=0)

@@ -20,7 +20,7 @@ from altup.training.determinism import numerics
 from altup.training.engine import Engine
 from altup.training.loop import Loop
 from altup.training.metrics import read_records
-from altup.training.parallel import Processes
+from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import assemble, to_tensors
 from altup.training.pretraining import PretrainConfig, build_model
 from altup.training.run import RunFolder
@@ -31,10 +31,10 @@ from tests.training.verbs import prepare_text
 pytestmark = pytest.mark.gpu
 
 
-def gpu() -> Processes:
+def gpu() -> ProcessGroup:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU")
-    return Processes(0, 1, torch.device("cuda", 0))
+    return ProcessGroup(0, 1, torch.device("cuda", 0))
 
 
 class StopAt:
@@ -52,11 +52,11 @@ class StopAt:
 
 
 def test_layers_that_do_not_compile_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    mine = gpu()
+    process_group = gpu()
     torch._dynamo.reset()
-    run(tmp_path / "whole", precision="bf16", mine=mine)
+    run(tmp_path / "whole", precision="bf16", process_group=process_group)
     assert "gave up" not in capfd.readouterr().err
-    loop = tiny_loop(tmp_path / "broken", precision="bf16", mine=mine)
+    loop = tiny_loop(tmp_path / "broken", precision="bf16", process_group=process_group)
     whole = loop.build_model
 
     def with_a_hook(checkpoint: Path | None) -> Any:
@@ -71,8 +71,13 @@ def test_layers_that_do_not_compile_are_told(tmp_path: Path, capfd: pytest.Captu
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_resume_is_exact(tmp_path: Path, compiled: bool) -> None:
-    mine = gpu()
-    settings: dict[str, Any] = {"precision": "bf16", "micro_batch": 4, "compile": compiled, "mine": mine}
+    process_group = gpu()
+    settings: dict[str, Any] = {
+        "precision": "bf16",
+        "micro_batch": 4,
+        "compile": compiled,
+        "process_group": process_group,
+    }
     run(tmp_path / "whole", **settings)
     loop = tiny_loop(tmp_path / "cut", **settings)
     loop.sinks = [StopAt(6)]
@@ -84,12 +89,12 @@ def test_resume_is_exact(tmp_path: Path, compiled: bool) -> None:
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
 def test_a_step_waits_for_nothing(optimizer: str) -> None:
     """PyTorch raises at any operation that would make the host wait for the device."""
-    mine = gpu()
+    process_group = gpu()
     settings = {**SETTINGS, "precision": "bf16", "deterministic": False, "clip_norm": 1.0, "compile": False}
-    engine = Engine(build(), TrainConfig(**{**settings, "optimizer": optimizer}), mine)
+    engine = Engine(build(), TrainConfig(**{**settings, "optimizer": optimizer}), process_group)
     batches = MadeUp()
     for step in range(5):
-        batch = assemble(batches, 4, mine, step)
+        batch = assemble(batches, 4, process_group, step)
         if step == 2:
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error")
@@ -99,12 +104,12 @@ def test_a_step_waits_for_nothing(optimizer: str) -> None:
             if step == 4:
                 torch.cuda.set_sync_debug_mode("default")
     torch.cuda.set_sync_debug_mode("default")
-    assert engine.meter.read(mine)["steps"] == 5
+    assert engine.meter.read(process_group)["steps"] == 5
 
 
 def test_the_loop_keeps_the_speed_of_the_bare_step(tmp_path: Path) -> None:
     """Base size: data, skipping, metrics, logging and all keep 95 % of forward, backward and optimizer alone."""
-    mine = gpu()
+    process_group = gpu()
     number = 60
     config = PretrainConfig(
         data=str(prepare_text(tmp_path)),
@@ -120,15 +125,21 @@ def test_the_loop_keeps_the_speed_of_the_bare_step(tmp_path: Path) -> None:
     objective = SpanCorruption(text.vocabulary.sentinels, text.vocabulary.eos)
     batches = ShardBatches(text, objective, config.batch_size)
     model = functools.partial(build_model, config.model, config.model_config(text.vocabulary))
-    loop = Loop(config=config, folder=RunFolder(tmp_path / "run"), mine=mine, batches=batches, build_model=model)
+    loop = Loop(
+        config=config,
+        folder=RunFolder(tmp_path / "run"),
+        process_group=process_group,
+        batches=batches,
+        build_model=model,
+    )
     loop.run()
     records = read_records(tmp_path / "run" / "metrics.jsonl")
     ours = [record["seq_per_s"] for record in records if record["split"] == "train"][-1]
 
     engine = loop.engine
-    examples = to_tensors(batches.examples(0, 0, config.batch_size), mine)
-    batch = {name: tensor.to(mine.device) for name, tensor in examples.items()}
-    one = torch.ones((), device=mine.device)
+    examples = to_tensors(batches.examples(0, 0, config.batch_size), process_group)
+    batch = {name: tensor.to(process_group.device) for name, tensor in examples.items()}
+    one = torch.ones((), device=process_group.device)
 
     def launched() -> None:
         with engine.autocast():

@@ -11,7 +11,7 @@ import torch
 from altup.training.config import TrainConfig
 from altup.training.determinism import numerics
 from altup.training.engine import Engine
-from altup.training.parallel import Processes
+from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import StepBatch, assemble, label_name
 from tests.training.tiny import SETTINGS, MadeUp, build
 
@@ -46,19 +46,19 @@ def train(
     config: type[TrainConfig] = TrainConfig,
     **changes: Any,
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    mine = Processes(0, 1, torch.device("cuda", 0))
+    process_group = ProcessGroup(0, 1, torch.device("cuda", 0))
     settings = {**SETTINGS, "precision": "bf16", "deterministic": False, "compile": True, **changes}
     torch.manual_seed(0)
-    engine = Engine(build(**model or {}), config(**settings), mine)
+    engine = Engine(build(**model or {}), config(**settings), process_group)
     if not graphs:
         engine._graphs = None
     else:
         assert engine._graphs is not None
     with numerics(True, True):  # AdamW would turn rounding of small gradients into steps
         for step in range(6):
-            batch = alter(step, assemble(MadeUp(), settings["micro_batch"], mine, step))
+            batch = alter(step, assemble(MadeUp(), settings["micro_batch"], process_group, step))
             engine.step(step, batch, batch.tokens)
-    return {n: p.detach().cpu() for n, p in engine.plain.named_parameters()}, engine.meter.read(mine)
+    return {n: p.detach().cpu() for n, p in engine.plain.named_parameters()}, engine.meter.read(process_group)
 
 
 def assert_alike(want: tuple[dict, dict], got: tuple[dict, dict]) -> None:
@@ -112,7 +112,7 @@ def test_growing_shapes_take_no_more_memory_than_the_largest() -> None:
     from altup.models.t5.config import AltUpT5Config
     from altup.models.t5.model import AltUpT5ForConditionalGeneration
 
-    mine = Processes(0, 1, torch.device("cuda", 0))
+    process_group = ProcessGroup(0, 1, torch.device("cuda", 0))
     settings = {**SETTINGS, "precision": "bf16", "deterministic": False, "compile": True, "optimizer": "adafactor"}
 
     def reserved(rows: list[int]) -> float:
@@ -120,7 +120,7 @@ def test_growing_shapes_take_no_more_memory_than_the_largest() -> None:
         torch.manual_seed(0)
         before = torch.cuda.memory_reserved()
         model = AltUpT5ForConditionalGeneration(AltUpT5Config.from_preset("small", "altup"))
-        engine = Engine(model, Varied(**settings), mine)
+        engine = Engine(model, Varied(**settings), process_group)
         for step, n in enumerate(rows):
             micro = {"input_ids": torch.randint(3, 30_000, (n, 128)), "labels": torch.randint(3, 30_000, (n, 32))}
             engine.step(step, StepBatch([micro], n * 32, n * 128), n * 32)
@@ -147,17 +147,17 @@ def test_strided_models_with_padding_are_replayed(method: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "adamw-rms"])
 def test_a_replayed_step_without_a_finite_gradient_changes_nothing(optimizer: str) -> None:
-    mine = Processes(0, 1, torch.device("cuda", 0))
+    process_group = ProcessGroup(0, 1, torch.device("cuda", 0))
     settings = {**SETTINGS, "precision": "bf16", "deterministic": False, "compile": True, "optimizer": optimizer}
     torch.manual_seed(0)
-    engine = Engine(build(), TrainConfig(**settings), mine)
+    engine = Engine(build(), TrainConfig(**settings), process_group)
 
     def everything() -> list[torch.Tensor]:
         state = [t for s in engine.optimizer.state.values() for t in s.values()]
         return [t.detach().clone() for t in [*engine.plain.parameters(), *state]]
 
     def step(number: int, tokens: float) -> None:
-        batch = assemble(MadeUp(), 4, mine, number)
+        batch = assemble(MadeUp(), 4, process_group, number)
         engine.step(number, batch, tokens or batch.tokens)
 
     step(0, 0)
@@ -167,4 +167,4 @@ def test_a_replayed_step_without_a_finite_gradient_changes_nothing(optimizer: st
         assert torch.equal(was, now)
     step(2, 0)
     assert not torch.equal(before[0], everything()[0])
-    assert engine.meter.read(mine)["skipped"] == 1
+    assert engine.meter.read(process_group)["skipped"] == 1

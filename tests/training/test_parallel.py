@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from altup.core.errors import UserError
-from altup.training.parallel import Processes, check_share
+from altup.training.parallel import ProcessGroup, check_share
 from altup.training.prefetch import share
 from tests.torchrun import torchrun
 from tests.training.compare import assert_same_run, records, weights
@@ -120,8 +120,8 @@ def test_a_checkpoint_of_sharded_weights_is_an_ordinary_model(runs: Path) -> Non
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_shares_cover_a_micro_batch_once(world: int) -> None:
-    everyone = [Processes(rank, world, torch.device("cpu")) for rank in range(world)]
-    covered = [i for mine in everyone for i in range(*share(24, mine))]
+    everyone = [ProcessGroup(rank, world, torch.device("cpu")) for rank in range(world)]
+    covered = [i for process_group in everyone for i in range(*share(24, process_group))]
     assert covered == list(range(24))
 
 

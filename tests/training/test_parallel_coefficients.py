@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from altup.nn import CoefficientModule
-from altup.training.parallel import Processes, leave, spread
+from altup.training.parallel import ProcessGroup, leave, spread
 from tests.models.helpers import batch, tiny_t5
 
 
@@ -15,7 +15,7 @@ def work(rank, address, results):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     model = spread(
-        tiny_t5("altup+sequence-altup+moe").train(), "fsdp", True, Processes(rank, 2, torch.device("cpu"))
+        tiny_t5("altup+sequence-altup+moe").train(), "fsdp", True, ProcessGroup(rank, 2, torch.device("cpu"))
     )
     used = {}
 

@@ -22,15 +22,15 @@ import torch
 
 from altup.training.config import TrainConfig
 from altup.training.heldout import held_out_loss
-from altup.training.loop import Loop, Outcome
-from altup.training.parallel import Processes, leave, processes
+from altup.training.loop import Loop, TrainOutcome
+from altup.training.parallel import ProcessGroup, join_process_group, leave
 from altup.training.run import RunFolder
 
 SETTINGS: dict[str, Any] = {
     "steps": 12, "batch_size": 8, "lr": 0.02, "schedule": "constant", "precision": "fp32", "log_every": 3,
     "eval_every": 4, "save_every": 5, "keep_last": 3, "deterministic": True,
 }  # fmt: skip
-ALONE = Processes(0, 1, torch.device("cpu"))
+ALONE = ProcessGroup(0, 1, torch.device("cpu"))
 
 
 @dataclass
@@ -102,7 +102,9 @@ def stopping(after: int, **fields: Any) -> Callable[[Path | None], torch.nn.Modu
     return build_stopping
 
 
-def tiny_loop(out: Path, mine: Processes = ALONE, stop_after: int | None = None, **settings: Any) -> Loop:
+def tiny_loop(
+    out: Path, process_group: ProcessGroup = ALONE, stop_after: int | None = None, **settings: Any
+) -> Loop:
     """The loop over `MadeUp`, with held-out evaluation on another seed's sequences."""
     fields = settings.pop("model", {})
     make = functools.partial(build, **fields) if stop_after is None else stopping(stop_after, **fields)
@@ -110,22 +112,22 @@ def tiny_loop(out: Path, mine: Processes = ALONE, stop_after: int | None = None,
     return Loop(
         config,
         RunFolder(out),
-        mine,
+        process_group,
         MadeUp(config.batch_size),
         make,
-        lambda engine: held_out_loss(Fixed(), config.micro_batch or 8, mine, engine.autocast),
+        lambda engine: held_out_loss(Fixed(), config.micro_batch or 8, process_group, engine.autocast),
     )
 
 
-def run(out: Path, resume: bool = False, **settings: Any) -> Outcome:
+def run(out: Path, resume: bool = False, **settings: Any) -> TrainOutcome:
     return tiny_loop(out, **settings).run(resume)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with processes() as mine:
+    with join_process_group() as process_group:
         for case in json.loads(sys.argv[1]):
-            loop = tiny_loop(Path(case.pop("out")), mine, **case.pop("settings"))
+            loop = tiny_loop(Path(case.pop("out")), process_group, **case.pop("settings"))
             loop.run(**case)
             del loop
             gc.collect()  # here, and not by a thread that reads ahead for the next run

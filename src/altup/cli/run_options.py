@@ -13,7 +13,7 @@ from altup.core.errors import UserError
 from altup.core.text import number_of
 
 if TYPE_CHECKING:
-    from altup.training.loop import Outcome
+    from altup.training.loop import TrainOutcome
 
 STOPPED = 75  # EX_TEMPFAIL: stopped on request, everything saved; start again with --resume
 
@@ -166,7 +166,7 @@ def settings(out: Path, resume: bool, file: Path | None, flags: dict[str, Any]) 
     return told
 
 
-def tell(outcome: Outcome, verb: str, out: Path, finished: str) -> None:
+def tell(outcome: TrainOutcome, verb: str, out: Path, finished: str) -> None:
     """How the run ended, once, however many processes there are; one that was stopped exits with STOPPED."""
     from altup.training.card import resume_command
 

@@ -16,15 +16,15 @@ BUCKET = 64  # inputs are padded to a multiple of this, so that there are few sh
 
 
 class Peers(Protocol):
-    """The processes that share the work, such as `altup.training.parallel.Processes`."""
+    """The processes that share the work, such as `altup.training.parallel.ProcessGroup`."""
 
     @property
     def rank(self) -> int: ...
 
     @property
-    def world(self) -> int: ...
+    def world_size(self) -> int: ...
 
-    def add_up(self, numbers: torch.Tensor) -> torch.Tensor: ...
+    def all_reduce(self, numbers: torch.Tensor) -> torch.Tensor: ...
 
 
 def decode(
@@ -47,7 +47,7 @@ def decode(
     tokens = texts if isinstance(texts, Tokens) else tokenise(tokenizer, texts, inputs_length)
     longest_first = np.argsort(-tokens.lengths, kind="stable")  # what does not fit in memory fails at once
     outputs = torch.zeros(len(texts), targets_length, dtype=torch.int64)
-    rank, world = (peers.rank, peers.world) if peers else (0, 1)
+    rank, world = (peers.rank, peers.world_size) if peers else (0, 1)
     was_training = model.training
     model.eval()
     # A model compiled for training would be compiled again for every length of a growing answer.
@@ -59,7 +59,7 @@ def decode(
             progress(len(rows))
     model.train(was_training)
     if peers:
-        outputs = peers.add_up(outputs)
+        outputs = peers.all_reduce(outputs)
     return [read_answer(tokenizer, row) for row in outputs.tolist()]
 
 

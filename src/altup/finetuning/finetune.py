@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from altup.evaluation.scores import TaskScore
     from altup.training.engine import Engine
     from altup.training.heldout import Evaluate
-    from altup.training.loop import Outcome
-    from altup.training.parallel import Processes
+    from altup.training.loop import TrainOutcome
+    from altup.training.parallel import ProcessGroup
     from altup.training.run import RunFolder
 
 
 def finetune(
     config: FinetuneConfig, out: str | Path, resume: bool = False, push_to_hub: str | None = None
-) -> Outcome:
+) -> TrainOutcome:
     """Train as `config` says in the folder `out`, under `torchrun` with the other processes."""
     from altup.data.faults import Faults, counted
     from altup.evaluation.scores import suites_of
@@ -35,18 +35,18 @@ def finetune(
     from altup.training.card import write_card
     from altup.training.hub import create_repository, upload
     from altup.training.loop import Loop
-    from altup.training.parallel import processes
+    from altup.training.parallel import join_process_group
     from altup.training.run import RunFolder, find_model
 
-    with processes() as mine:
+    with join_process_group() as process_group:
         folder = RunFolder(Path(out))
-        say = _say if mine.is_first else lambda text: None
-        if mine.is_first and push_to_hub:
+        say = _say if process_group.is_first else lambda text: None
+        if process_group.is_first and push_to_hub:
             create_repository(push_to_hub)
         place = _newest_checkpoint(folder) or find_model(config.model)
         tokenizer = load_tokenizer(place)
         faults = Faults(config.on_error)
-        packing = choose_packing(place, config, mine.device) if config.pack else None
+        packing = choose_packing(place, config, process_group.device) if config.pack else None
         if config.pack and packing is None:
             say("strided and pooled layers would mix the examples of a row: they are padded, not packed")
             config = replace(config, pack=False)
@@ -61,7 +61,7 @@ def finetune(
             say(f"{both}: only steps that are both measured and saved can be kept as the best")
         names = [held.task.name for held in data.held_out]
 
-        def afterwards(outcome: Outcome) -> None:
+        def afterwards(outcome: TrainOutcome) -> None:
             described = (
                 f"{config.model} fine-tuned for {number_of(outcome.step, 'step')} at batch {config.batch_size} "
                 f"on {', '.join(config.tasks)} ({number_of(data.mixture.sequences_per_epoch, 'example')})."
@@ -74,17 +74,19 @@ def finetune(
         outcome = Loop(
             config=config,
             folder=folder,
-            mine=mine,
+            process_group=process_group,
             batches=data.mixture,
             build_model=lambda checkpoint: check_vocabulary(build_model(config, place, checkpoint), tokenizer),
-            make_evaluate=make_evaluate(config, data.held_out, tokenizer, folder, mine) if names else None,
+            make_evaluate=make_evaluate(config, data.held_out, tokenizer, folder, process_group)
+            if names
+            else None,
             tokenizer=tokenizer,
             score=lambda values: values["score"],
             also_best=[*suites_of(names), *names],
             yardstick=describe_held_out(data.held_out, config),
             afterwards=afterwards,
         ).run(resume)
-        if mine.is_first and push_to_hub and outcome.finished:
+        if process_group.is_first and push_to_hub and outcome.finished:
             upload(folder, push_to_hub)
     return outcome
 
@@ -153,7 +155,11 @@ def check_vocabulary(model: Any, tokenizer: Any) -> Any:
 
 
 def make_evaluate(
-    config: FinetuneConfig, held_out: list[HeldOutTask], tokenizer: Any, folder: RunFolder, mine: Processes
+    config: FinetuneConfig,
+    held_out: list[HeldOutTask],
+    tokenizer: Any,
+    folder: RunFolder,
+    process_group: ProcessGroup,
 ) -> Callable[[Engine], Evaluate]:
     """The loop's callback: every task's score, the suites' means, and `score`, the mean of all tasks.
 
@@ -170,14 +176,14 @@ def make_evaluate(
                 model_to_score(model, low_precision=config.precision == "bf16"),
                 tokenizer,
                 held_out,
-                place if mine.is_first else None,
+                place if process_group.is_first else None,
                 config.inputs_length,
                 config.targets_length,
                 batch_size=config.eval_batch_size,
                 autocast=engine.autocast,
-                peers=mine if mine.world > 1 else None,
+                peers=process_group if process_group.world_size > 1 else None,
             )
-            if mine.is_first:
+            if process_group.is_first:
                 write_scores(place, summarise(scores, f"step-{step}"))
             values = {"score": sum(s.score for s in scores) / len(scores)}
             values |= {suite.suite: suite.score for suite in score_suites(scores)}

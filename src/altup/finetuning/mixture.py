@@ -105,9 +105,9 @@ class Mixture:
     def _drawn(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Task and row of a step's examples, as they are drawn."""
         block, number = divmod(step, TOGETHER)
-        mine = slice(number * self.batch_size, (number + 1) * self.batch_size)
+        chosen = slice(number * self.batch_size, (number + 1) * self.batch_size)
         task, row = self._draw_steps(block)
-        return task[mine], row[mine]
+        return task[chosen], row[chosen]
 
     def _draw(self, block: int) -> tuple[np.ndarray, np.ndarray]:
         """The same of `TOGETHER` steps."""
@@ -120,8 +120,8 @@ class Mixture:
         epoch, place = np.divmod(count, self._sizes[task])
         row = np.empty_like(place)
         for t in np.unique(task):
-            mine = task == t
-            row[mine] = permute(place[mine], int(self._sizes[t]), keys(self.seed, ROWS, int(t), epoch[mine]))
+            chosen = task == t
+            row[chosen] = permute(place[chosen], int(self._sizes[t]), keys(self.seed, ROWS, int(t), epoch[chosen]))
         return task, row
 
     def examples(self, step: int, start: int, stop: int) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ from altup.studies.speed import Speed, compare_speed
 
 if TYPE_CHECKING:
     from altup.data.prepare import Watch
-    from altup.training.loop import Outcome
+    from altup.training.loop import TrainOutcome
     from altup.training.pretraining import PretrainConfig
 
 # The models by method. The first is what the others are compared with.
@@ -94,7 +94,7 @@ class Demo:
     def is_finished(self, method: str) -> bool:
         return (self.folder(method) / "final").is_dir()
 
-    def train(self, method: str) -> Outcome:
+    def train(self, method: str) -> TrainOutcome:
         """To its end, or to where a signal stopped it; goes on from where an earlier one was stopped."""
         from altup.training.pretraining import pretrain
 

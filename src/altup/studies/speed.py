@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from altup.training.parallel import Processes
+    from altup.training.parallel import ProcessGroup
     from altup.training.pretraining import PretrainConfig
 
 Turn = Callable[[int], float]  # does something so many times and gives the seconds it took
@@ -103,11 +103,11 @@ def summarise(seconds: list[float], base: list[float], batch_size: int) -> Speed
 def _subjects(configs: Mapping[str, PretrainConfig]) -> Iterator[dict[str, _Subject]]:
     """A fresh model of each config with its optimizer and one batch, all in this process."""
     from altup.training.determinism import numerics
-    from altup.training.parallel import processes
+    from altup.training.parallel import join_process_group
 
     first = next(iter(configs.values()))
-    with processes() as mine, numerics(first.deterministic, first.precision == "bf16"):
-        yield {name: _Subject(config, mine) for name, config in configs.items()}
+    with join_process_group() as process_group, numerics(first.deterministic, first.precision == "bf16"):
+        yield {name: _Subject(config, process_group) for name, config in configs.items()}
 
 
 class _Subject:
@@ -117,7 +117,7 @@ class _Subject:
     replay it as a recording, whose activations no longer count as allocated.
     """
 
-    def __init__(self, config: PretrainConfig, mine: Processes) -> None:
+    def __init__(self, config: PretrainConfig, process_group: ProcessGroup) -> None:
         import torch
 
         from altup.data.batches import ShardBatches
@@ -127,29 +127,31 @@ class _Subject:
         from altup.training.prefetch import assemble
 
         text = TokenStream(config.data, "train")
-        self._mine = mine
+        self._process_group = process_group
         others = self._start_counting()
-        self._engine = Engine(fresh_model(config, text.vocabulary), config, mine)
+        self._engine = Engine(fresh_model(config, text.vocabulary), config, process_group)
         assert config.micro_batch is not None
         batches = ShardBatches(text, objective_of(config, text.vocabulary), config.batch_size, config.seed)
-        self._batch = assemble(batches, config.micro_batch, mine, 0)
+        self._batch = assemble(batches, config.micro_batch, process_group, 0)
         self.train(1)
-        self.peak_memory = None if others is None else torch.cuda.max_memory_allocated(mine.device) - others
+        self.peak_memory = (
+            None if others is None else torch.cuda.max_memory_allocated(process_group.device) - others
+        )
 
     def _start_counting(self) -> int | None:
         """Bytes that are allocated already, and no peak above them yet; None without a GPU."""
         import torch
 
-        if self._mine.device.type != "cuda":
+        if self._process_group.device.type != "cuda":
             return None
-        torch.cuda.reset_peak_memory_stats(self._mine.device)
-        return torch.cuda.memory_allocated(self._mine.device)
+        torch.cuda.reset_peak_memory_stats(self._process_group.device)
+        return torch.cuda.memory_allocated(self._process_group.device)
 
     def train(self, steps: int) -> float:
         begun = time.perf_counter()
         for step in range(steps):
             self._engine.step(step, self._batch, self._batch.tokens)
-        self._engine.meter.read(self._mine)  # waits for the device
+        self._engine.meter.read(self._process_group)  # waits for the device
         return time.perf_counter() - begun
 
     def forward(self, steps: int) -> float:
@@ -157,7 +159,7 @@ class _Subject:
         import torch
 
         model = self._engine.plain
-        micro = [{n: t.to(self._mine.device) for n, t in part.items()} for part in self._batch.micro]
+        micro = [{n: t.to(self._process_group.device) for n, t in part.items()} for part in self._batch.micro]
         model.eval()
         self._wait()
         begun = time.perf_counter()
@@ -182,7 +184,7 @@ class _Subject:
         model.generation_config = copy.deepcopy(model.generation_config)
         # Not `min_new_tokens`, with which a GPU would not take the fast way that users' greedy decoding goes.
         model.generation_config.eos_token_id = None
-        inputs = self._batch.micro[0]["input_ids"][:batch].long().to(self._mine.device)
+        inputs = self._batch.micro[0]["input_ids"][:batch].long().to(self._process_group.device)
 
         def turn(steps: int) -> float:
             model.eval()
@@ -202,5 +204,5 @@ class _Subject:
     def _wait(self) -> None:
         import torch
 
-        if self._mine.device.type == "cuda":
-            torch.cuda.synchronize(self._mine.device)
+        if self._process_group.device.type == "cuda":
+            torch.cuda.synchronize(self._process_group.device)

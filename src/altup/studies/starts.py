@@ -74,7 +74,7 @@ def begin_with(config: PretrainConfig, start: dict[str, str], out: Path) -> None
     from altup.studies.parts import fresh_model
     from altup.training import checkpoints
     from altup.training.engine import Engine
-    from altup.training.parallel import processes
+    from altup.training.parallel import join_process_group
     from altup.training.run import RunFolder
     from altup.training.state import save_checkpoint
 
@@ -82,10 +82,10 @@ def begin_with(config: PretrainConfig, start: dict[str, str], out: Path) -> None
     folder = RunFolder(out)
     if folder.started or checkpoints.steps(folder.checkpoints):
         return
-    with processes() as mine:
+    with join_process_group() as process_group:
         model = fresh_model(config, TokenStream(config.data, "train").vocabulary)
         set_coefficients(model, start)
-        engine = Engine(model, config, mine)
-        state = {"step": 0, "best": None, "meter": engine.meter.read(mine)}
+        engine = Engine(model, config, process_group)
+        state = {"step": 0, "best": None, "meter": engine.meter.read(process_group)}
         tokenizer = AutoTokenizer.from_pretrained(f"{config.data}/{TOKENIZER}")
         save_checkpoint(engine, folder, tokenizer, state)

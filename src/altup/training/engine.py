@@ -15,7 +15,7 @@ from altup.training.graphs import Graphs
 from altup.training.heldout import output_sums
 from altup.training.metrics import Meter
 from altup.training.optimizers import build_optimizer
-from altup.training.parallel import Processes, gradient_sync, spread, unwrap, whole
+from altup.training.parallel import ProcessGroup, gradient_sync, spread, unwrap, whole
 from altup.training.prefetch import StepBatch
 
 
@@ -26,21 +26,21 @@ class Engine:
     number of processes nor that of micro-batches changes the update.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig, mine: Processes) -> None:
-        self.config, self.mine = config, mine
+    def __init__(self, model: nn.Module, config: TrainConfig, process_group: ProcessGroup) -> None:
+        self.config, self.process_group = config, process_group
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable()  # type: ignore[operator]
         model.train()
-        self.compiles = config.compile and mine.device.type == "cuda"
+        self.compiles = config.compile and process_group.device.type == "cuda"
         if self.compiles:
             # Code for any size is made once two have been seen, so what a step runs depends on the steps before.
             compile_layers(model, dynamic=None if config.SHAPES_VARY and not config.deterministic else False)
-        self.model = spread(model, config.parallel, config.precision == "bf16", mine)
+        self.model = spread(model, config.parallel, config.precision == "bf16", process_group)
         self.plain = unwrap(self.model)
         # Exchanges between processes and recomputed layers do not go into a graph.
-        alone = self.compiles and mine.world == 1 and not config.activation_checkpointing
+        alone = self.compiles and process_group.world_size == 1 and not config.activation_checkpointing
         self._graphs = Graphs(self.plain, self._forward_backward, self._update) if alone else None
-        self._lr = torch.zeros((), device=mine.device)
+        self._lr = torch.zeros((), device=process_group.device)
         self.optimizer = build_optimizer(
             config.optimizer,
             self.plain,
@@ -50,30 +50,30 @@ class Engine:
             beta2=config.beta2,
         )
         self.schedule = config.rate()
-        self.meter = Meter(mine.device)
+        self.meter = Meter(process_group.device)
 
     def autocast(self) -> Any:
         """bf16 where it is safe, over float32 masters."""
         if self.config.precision == "fp32":
             return nullcontext()
-        return torch.autocast(self.mine.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.process_group.device.type, dtype=torch.bfloat16)
 
     def step(self, step: int, batch: StepBatch, tokens: float) -> None:
         """Global step `step` (from 0) on this process's share; `tokens` counts the labels of all shares."""
-        sums = torch.zeros(4, dtype=torch.float64, device=self.mine.device)
+        sums = torch.zeros(4, dtype=torch.float64, device=self.process_group.device)
         last = len(batch.micro) - 1
         self._lr.fill_(self.schedule(step))
         for group in self.optimizer.param_groups:
             group["lr"] = self._lr
-        scale = torch.full((), self.mine.world / tokens, device=self.mine.device)
+        scale = torch.full((), self.process_group.world_size / tokens, device=self.process_group.device)
         replays = self._graphs is not None and len({_shapes(micro) for micro in batch.micro}) == 1
         keeps = last > 0 or not self.config.SHAPES_VARY
         for i, micro in enumerate(batch.micro):
-            seed_forward(self.config.seed, step, i, self.mine.rank)
+            seed_forward(self.config.seed, step, i, self.process_group.rank)
             if replays:
                 sums += self._graphs(micro, scale, add=i > 0, keep=keeps)  # type: ignore[misc]
             else:
-                inputs = {name: t.to(self.mine.device, non_blocking=True) for name, t in micro.items()}
+                inputs = {name: t.to(self.process_group.device, non_blocking=True) for name, t in micro.items()}
                 with gradient_sync(self.model, i == last):
                     sums += self._forward_backward(inputs, scale)
         norm, skip = self._graphs.update() if replays else self._update()  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from altup.training.metrics import SUMS, means
-from altup.training.parallel import Processes
+from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import IGNORED, label_name, share, to_tensors
 
 Evaluate = Callable[[nn.Module, int], dict[str, float]]
@@ -24,25 +24,27 @@ class FixedExamples(Protocol):
     def examples(self, start: int, stop: int) -> dict[str, np.ndarray]: ...
 
 
-def held_out_loss(data: FixedExamples, batch_size: int, mine: Processes, autocast: Callable[[], Any]) -> Evaluate:
+def held_out_loss(
+    data: FixedExamples, batch_size: int, process_group: ProcessGroup, autocast: Callable[[], Any]
+) -> Evaluate:
     """An `evaluate` callback for the loop: teacher-forced loss and accuracy over all of `data`.
 
     Every process takes its share of each batch, as in training, so that it works with sharded models.
     """
-    first, last = share(batch_size, mine)
+    first, last = share(batch_size, process_group)
 
     @torch.no_grad()
     def evaluate(model: nn.Module, step: int) -> dict[str, float]:
         was_training = model.training
         model.eval()
-        sums = torch.zeros(len(SUMS), dtype=torch.float64, device=mine.device)
+        sums = torch.zeros(len(SUMS), dtype=torch.float64, device=process_group.device)
         for begin in range(0, len(data), batch_size):
-            batch = to_tensors(full_batch(data, begin + first, begin + last), mine)
-            inputs = {name: t.to(mine.device, non_blocking=True) for name, t in batch.items()}
+            batch = to_tensors(full_batch(data, begin + first, begin + last), process_group)
+            inputs = {name: t.to(process_group.device, non_blocking=True) for name, t in batch.items()}
             with autocast():
                 sums += output_sums(model(**inputs, return_logits=False))
         model.train(was_training)
-        return means(dict(zip(SUMS, mine.add_up(sums).tolist(), strict=True)))
+        return means(dict(zip(SUMS, process_group.all_reduce(sums).tolist(), strict=True)))
 
     return evaluate
 

@@ -23,7 +23,7 @@ from altup.training.engine import Engine
 from altup.training.hardware import peak_flops
 from altup.training.heldout import Evaluate
 from altup.training.metrics import JsonLines, cut_after, means
-from altup.training.parallel import Processes, check_share
+from altup.training.parallel import ProcessGroup, check_share
 from altup.training.prefetch import prefetch
 from altup.training.progress import Clock, Console, Sink, tracker
 from altup.training.run import RunFolder, disk_errors, read_state
@@ -35,7 +35,7 @@ AnySink = TypeVar("AnySink", bound=Sink)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainOutcome:
     """How a run ended: `finished`, or stopped on request after `step` steps with everything saved.
 
     `skipped` of the steps changed nothing, because their gradients were not finite.
@@ -66,7 +66,7 @@ class Loop:
 
     config: TrainConfig
     folder: RunFolder
-    mine: Processes
+    process_group: ProcessGroup
     batches: Batches
     build_model: Callable[[Path | None], nn.Module]
     make_evaluate: Callable[[Engine], Evaluate] | None = None
@@ -76,16 +76,16 @@ class Loop:
     score: Callable[[dict[str, float]], float] = lowest_loss
     also_best: Sequence[str] = ()
     yardstick: str = ""
-    afterwards: Callable[[Outcome], None] | None = None
+    afterwards: Callable[[TrainOutcome], None] | None = None
 
-    def run(self, resume: bool = False) -> Outcome:
+    def run(self, resume: bool = False) -> TrainOutcome:
         """Train to the end, or until a signal asks to stop."""
         assert self.config.micro_batch is not None
-        check_share(self.config.micro_batch, self.mine.world)
-        if self.mine.is_first:
+        check_share(self.config.micro_batch, self.process_group.world_size)
+        if self.process_group.is_first:
             self.folder.refuse_foreign(type(self.config))
-        with disk_errors(self.folder), self.folder.lock(self.mine), StopRequest() as self._stop:
-            checkpoint = self.folder.open(self.config, resume, self.mine)
+        with disk_errors(self.folder), self.folder.lock(self.process_group), StopRequest() as self._stop:
+            checkpoint = self.folder.open(self.config, resume, self.process_group)
             self.state: dict[str, Any] = read_state(checkpoint) if checkpoint else {"step": 0, "best": None}
             self._saved_at = self.state["step"] if checkpoint else None
             done = checkpoint is not None and self.state["step"] == self.config.steps
@@ -93,8 +93,8 @@ class Loop:
             if not finished:
                 finished = self._run(checkpoint)
             skipped = int(self.state["meter"]["skipped"])
-            outcome = Outcome(self.state["step"], finished, self.state.get("evaluation"), skipped)
-            if self.afterwards and self.mine.is_first:
+            outcome = TrainOutcome(self.state["step"], finished, self.state.get("evaluation"), skipped)
+            if self.afterwards and self.process_group.is_first:
                 with self._stop.while_saving():
                     self.afterwards(outcome)
         return outcome
@@ -111,16 +111,16 @@ class Loop:
 
     def _build(self, checkpoint: Path | None) -> None:
         torch.manual_seed(self.config.seed)
-        self.engine = Engine(self.build_model(checkpoint), self.config, self.mine)
+        self.engine = Engine(self.build_model(checkpoint), self.config, self.process_group)
         self.evaluate = self.make_evaluate(self.engine) if self.make_evaluate else None
         if checkpoint:
             load_optimizer(self.engine, checkpoint)
-            self.engine.meter.restore(self.state["meter"], self.mine)
+            self.engine.meter.restore(self.state["meter"], self.process_group)
 
     def _open_sinks(self, checkpoint: Path | None) -> None:
         step = self.state["step"]
         self._all_sinks: list[Any] = []
-        if not self.mine.is_first:
+        if not self.process_group.is_first:
             return
         cut_after(self.folder.metrics, step)
         self.records = self._use(JsonLines(self.folder.metrics))
@@ -136,7 +136,7 @@ class Loop:
         """What was measured otherwise cannot be the best any more."""
         if self.state.get("yardstick", self.yardstick) != self.yardstick:
             self.state |= {"best": None, "best_of": {}}
-            if self.mine.is_first:
+            if self.process_group.is_first:
                 self.console.say("held-out data or its limits have changed: the best so far do not count any more")
         self.state["yardstick"] = self.yardstick
 
@@ -146,24 +146,24 @@ class Loop:
         return sink
 
     def _train(self) -> bool:
-        config, mine = self.config, self.mine
+        config, process_group = self.config, self.process_group
         first = self.state["step"]
         assert config.micro_batch is not None
-        data = prefetch(self.batches, range(first, config.steps), config.micro_batch, mine)
-        self.clock, self._logged_at, self._tokens = Clock(mine.device), first, 0.0
+        data = prefetch(self.batches, range(first, config.steps), config.micro_batch, process_group)
+        self.clock, self._logged_at, self._tokens = Clock(process_group.device), first, 0.0
         self._told = set(left_uncompiled() if self.engine.compiles else ())  # before this run
         turn = Turn()
         try:
             for step, batch in enumerate(data, start=first):
                 # One small message between hosts: the processes agree on the numbers of tokens and on stopping.
-                mine_here = [batch.tokens, batch.inputs, self._stop.requested]
-                tokens, inputs, asked = mine.add_up(torch.tensor(mine_here, dtype=torch.float64)).tolist()
+                ours = [batch.tokens, batch.inputs, self._stop.requested]
+                tokens, inputs, asked = process_group.all_reduce(torch.tensor(ours, dtype=torch.float64)).tolist()
                 if asked:
                     self._stop.saving = True  # to the end: trackers are closed after it
                     self._save()
                     return False
                 self.engine.step(step, batch, max(tokens, 1.0))
-                if step == first and mine.world == 1:  # this step has compiled
+                if step == first and process_group.world_size == 1:  # this step has compiled
                     with self.clock.paused():
                         turn.wait(lambda: self._stop.requested, self.console.say)
                 self._tokens += inputs + (tokens if self.engine.reads_labels else 0)
@@ -179,7 +179,7 @@ class Loop:
         """Log, evaluate and save, in this order, when `done` steps say so."""
         config = self.config
         self.state["step"] = done
-        if self.mine.is_first:
+        if self.process_group.is_first:
             self.console.tick(done)
         last = done == config.steps
         if done % config.log_every == 0 or last:
@@ -190,7 +190,7 @@ class Loop:
             self._save()
 
     def _log(self, done: int) -> None:
-        values = self.engine.meter.read(self.mine)
+        values = self.engine.meter.read(self.process_group)
         if values["longest"] >= self.config.max_skipped:
             raise UserError(
                 f"{number_of(int(values['longest']), 'step')} in a row had a gradient that is not finite "
@@ -212,9 +212,9 @@ class Loop:
             "seq_per_s": per_second,
             "tokens_per_s": self._tokens / seconds,
         }
-        peak = peak_flops(self.mine.device)
+        peak = peak_flops(self.process_group.device)
         if self.flops and peak:
-            record["mfu"] = per_second * self.flops / (peak * self.mine.world)
+            record["mfu"] = per_second * self.flops / (peak * self.process_group.world_size)
         self._record(record)
         self._warn_of_uncompiled()
         self.engine.meter.start_window()
@@ -222,7 +222,7 @@ class Loop:
 
     def _warn_of_uncompiled(self) -> None:
         """Once for each reason."""
-        if self.mine.is_first and self.engine.compiles:
+        if self.process_group.is_first and self.engine.compiles:
             for reason in left_uncompiled():
                 if reason not in self._told:
                     self.console.say(f"slower than it could be, because torch.compile gave up: {reason}")
@@ -244,13 +244,13 @@ class Loop:
         if self._saved_at == self.state["step"]:
             return
         with self.clock.paused(), self._stop.while_saving():
-            self.state["meter"] = self.engine.meter.read(self.mine)
+            self.state["meter"] = self.engine.meter.read(self.process_group)
             self._choose_best()
-            if self.mine.is_first:
+            if self.process_group.is_first:
                 self.records.sync()
             save_checkpoint(self.engine, self.folder, self.tokenizer, self.state)
             self._saved_at = self.state["step"]
-            if self.mine.is_first:
+            if self.process_group.is_first:
                 best = [self.state["best"], *self.state.get("best_of", {}).values()]
                 keep = [f"step-{one['step']}" for one in best if one and self.config.keep_best]
                 checkpoints.prune(self.folder.checkpoints, self.config.keep_last, keep)

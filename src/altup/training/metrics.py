@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from altup.core.files import atomic_write, flush
-from altup.training.parallel import Processes
+from altup.training.parallel import ProcessGroup
 
 # Fields that differ between two runs that computed the same.
 TIMING_FIELDS = ("seconds", "steps_per_s", "seq_per_s", "tokens_per_s", "mfu")
@@ -48,9 +48,9 @@ class Meter:
             ]
         )
 
-    def read(self, mine: Processes) -> dict[str, float]:
+    def read(self, process_group: ProcessGroup) -> dict[str, float]:
         """Everything by name, added up over the processes; waits for the device."""
-        sums = mine.add_up(self.sums.clone())
+        sums = process_group.all_reduce(self.sums.clone())
         values = torch.cat([sums, self.counts]).tolist()
         return dict(zip((*SUMS, *_STEPS), values, strict=True))
 
@@ -59,9 +59,9 @@ class Meter:
         self.sums.zero_()
         self.counts[:2] = 0
 
-    def restore(self, values: dict[str, float], mine: Processes) -> None:
+    def restore(self, values: dict[str, float], process_group: ProcessGroup) -> None:
         """What `read` gave, taken up by the first process."""
-        if mine.is_first:
+        if process_group.is_first:
             self.sums.copy_(torch.tensor([values[name] for name in SUMS], dtype=torch.float64))
         self.counts.copy_(torch.tensor([values[name] for name in _STEPS], dtype=torch.float64))
 

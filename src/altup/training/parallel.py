@@ -22,29 +22,29 @@ from altup.core.errors import UserError
 
 
 @dataclass(frozen=True)
-class Processes:
+class ProcessGroup:
     """This process among all of them."""
 
     rank: int
-    world: int
+    world_size: int
     device: torch.device
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def add_up(self, numbers: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, numbers: torch.Tensor) -> torch.Tensor:
         """The sum of `numbers` over all processes (on CPU tensors through Gloo: no device is waited for)."""
-        if self.world > 1:
+        if self.world_size > 1:
             dist.all_reduce(numbers)
         return numbers
 
-    def agree(self, text: str | None) -> str | None:
+    def broadcast(self, text: str | None) -> str | None:
         """The first process's `text`, on every process."""
-        if self.world == 1:
+        if self.world_size == 1:
             return text
         data = b"" if text is None else b"+" + text.encode()
-        size = self.add_up(torch.tensor([len(data) if self.is_first else 0]))
+        size = self.all_reduce(torch.tensor([len(data) if self.is_first else 0]))
         box = torch.zeros(int(size), dtype=torch.uint8)
         if self.is_first and data:
             box.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
@@ -52,13 +52,13 @@ class Processes:
         received = bytes(box.tolist())
         return received[1:].decode() if received else None
 
-    def wait_for_all(self) -> None:
-        if self.world > 1:
-            self.add_up(torch.zeros(1))
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            self.all_reduce(torch.zeros(1))
 
 
 @contextlib.contextmanager
-def processes() -> Iterator[Processes]:
+def join_process_group() -> Iterator[ProcessGroup]:
     """Join the process group that `torchrun` describes, and leave it at the end."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = torch.device("cpu")
@@ -72,12 +72,12 @@ def processes() -> Iterator[Processes]:
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     if world == 1:
-        yield Processes(rank, world, device)
+        yield ProcessGroup(rank, world, device)
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=_meeting_place(), rank=rank, world_size=world)
     try:
-        yield Processes(rank, world, device)
+        yield ProcessGroup(rank, world, device)
     finally:
         dist.destroy_process_group()
 
@@ -113,21 +113,21 @@ def check_share(micro_batch: int, world: int) -> None:
         )
 
 
-def spread(model: nn.Module, parallel: str, low_precision: bool, mine: Processes) -> nn.Module:
+def spread(model: nn.Module, parallel: str, low_precision: bool, process_group: ProcessGroup) -> nn.Module:
     """`model` on this process's device, wrapped for several processes.
 
     Both kinds average gradients over processes, so the loop multiplies its loss by their number.
     """
-    if mine.world == 1:
-        return model.to(mine.device)
+    if process_group.world_size == 1:
+        return model.to(process_group.device)
     if parallel == "fsdp":
-        return _shard(model, low_precision, mine)
-    model.to(mine.device)
-    ids = [mine.device.index] if mine.device.type == "cuda" else None
+        return _shard(model, low_precision, process_group)
+    model.to(process_group.device)
+    ids = [process_group.device.index] if process_group.device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
 
-def _shard(model: nn.Module, low_precision: bool, mine: Processes) -> nn.Module:
+def _shard(model: nn.Module, low_precision: bool, process_group: ProcessGroup) -> nn.Module:
     """FSDP2: one group a layer and one for the rest; float32 masters, bf16 on the wire when asked for.
 
     The coefficients of the update rules form groups of their own that stay float32.
@@ -137,7 +137,7 @@ def _shard(model: nn.Module, low_precision: bool, mine: Processes) -> nn.Module:
 
     from altup.nn import CoefficientModule
 
-    mesh = init_device_mesh(mine.device.type, (mine.world,))
+    mesh = init_device_mesh(process_group.device.type, (process_group.world_size,))
     low = torch.bfloat16 if low_precision else torch.float32
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
     exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -172,11 +172,11 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, dist.tensor.DTensor) else tensor
 
 
-def gather(tensors: dict[str, torch.Tensor], mine: Processes) -> dict[str, torch.Tensor]:
+def gather(tensors: dict[str, torch.Tensor], process_group: ProcessGroup) -> dict[str, torch.Tensor]:
     """Full values of `tensors` on the CPU of the first process; empty elsewhere."""
     kept = {}
     for name, tensor in tensors.items():
         full = whole(tensor.detach())
-        if mine.is_first:
+        if process_group.is_first:
             kept[name] = full.cpu()
     return kept

@@ -12,7 +12,7 @@ import torch
 
 from altup.data.batches import Batches, read_ahead
 from altup.kernels.cross_entropy import IGNORED
-from altup.training.parallel import Processes
+from altup.training.parallel import ProcessGroup
 
 PADDING = {"labels": IGNORED}  # of packed rows; all else is 0, and no token sees an input of segment 0
 
@@ -32,30 +32,32 @@ def label_name(batch: Mapping[str, Any]) -> str:
     return "shift_labels" if "shift_labels" in batch else "labels"
 
 
-def share(size: int, mine: Processes) -> tuple[int, int]:
+def share(size: int, process_group: ProcessGroup) -> tuple[int, int]:
     """The contiguous positions of a micro-batch of `size` that this process takes."""
-    return size * mine.rank // mine.world, size * (mine.rank + 1) // mine.world
+    return size * process_group.rank // process_group.world_size, size * (
+        process_group.rank + 1
+    ) // process_group.world_size
 
 
-def to_tensors(arrays: dict[str, np.ndarray], mine: Processes) -> dict[str, torch.Tensor]:
+def to_tensors(arrays: dict[str, np.ndarray], process_group: ProcessGroup) -> dict[str, torch.Tensor]:
     """int64 tensors; for a GPU in pinned memory, from where a copy need not be waited for."""
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a, dtype=np.int64)) for name, a in arrays.items()}
-    if mine.device.type != "cuda":
+    if process_group.device.type != "cuda":
         return tensors
-    with torch.cuda.device(mine.device):  # a thread starts out on the first GPU
+    with torch.cuda.device(process_group.device):  # a thread starts out on the first GPU
         return {name: t.pin_memory() for name, t in tensors.items()}
 
 
-def assemble(batches: Batches, micro_batch: int, mine: Processes, step: int) -> StepBatch:
+def assemble(batches: Batches, micro_batch: int, process_group: ProcessGroup, step: int) -> StepBatch:
     """This process's share of global step `step`, a pure function of its arguments."""
-    first, last = share(micro_batch, mine)
+    first, last = share(micro_batch, process_group)
     arrays = [
         batches.examples(step, begin + first, begin + last) for begin in range(0, batches.batch_size, micro_batch)
     ]
-    if mine.device.type == "cuda" and mine.world == 1:
+    if process_group.device.type == "cuda" and process_group.world_size == 1:
         arrays = alike(arrays)
     tokens = sum(int((a[label_name(a)] != IGNORED).sum()) for a in arrays)
-    return StepBatch([to_tensors(a, mine) for a in arrays], tokens, sum(map(count_inputs, arrays)))
+    return StepBatch([to_tensors(a, process_group) for a in arrays], tokens, sum(map(count_inputs, arrays)))
 
 
 def alike(arrays: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
@@ -79,7 +81,7 @@ def count_inputs(batch: Mapping[str, np.ndarray]) -> int:
 
 
 def prefetch(
-    batches: Batches, steps: range, micro_batch: int, mine: Processes
+    batches: Batches, steps: range, micro_batch: int, process_group: ProcessGroup
 ) -> Generator[StepBatch, None, None]:
     """`assemble` of every step in `steps`, a few of them ahead of the one being used."""
-    yield from read_ahead(functools.partial(assemble, batches, micro_batch, mine), steps)
+    yield from read_ahead(functools.partial(assemble, batches, micro_batch, process_group), steps)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from altup.data.tokenizer import Vocabulary
     from altup.models.accounting import Accounting
     from altup.models.config import AltUpConfig
-    from altup.training.loop import Outcome
-    from altup.training.parallel import Processes
+    from altup.training.loop import TrainOutcome
+    from altup.training.parallel import ProcessGroup
 
 FROM_THE_DATA = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
 OBJECTIVES = {"t5": "span-corruption", "bert": "masked", "decoder": "causal"}
@@ -125,7 +125,7 @@ def build_model(model: str, model_config: AltUpConfig, checkpoint: Path | None) 
 
 def pretrain(
     config: PretrainConfig, out: str | Path, resume: bool = False, push_to_hub: str | None = None
-) -> Outcome:
+) -> TrainOutcome:
     """Train as `config` says in the folder `out`, under `torchrun` with the other processes."""
     from transformers import AutoTokenizer
 
@@ -137,14 +137,14 @@ def pretrain(
     from altup.training.heldout import held_out_loss
     from altup.training.hub import create_repository, upload
     from altup.training.loop import Loop
-    from altup.training.parallel import processes
+    from altup.training.parallel import join_process_group
     from altup.training.run import RunFolder
 
-    with processes() as mine:
+    with join_process_group() as process_group:
         data, folder = Path(config.data), RunFolder(Path(out))
-        if mine.is_first and not folder.started:
+        if process_group.is_first and not folder.started:
             verify(data)
-        if mine.is_first and push_to_hub:
+        if process_group.is_first and push_to_hub:
             create_repository(push_to_hub)
         text, unseen = TokenStream(data, "train"), TokenStream(data, "validation")
         vocabulary = text.vocabulary
@@ -155,10 +155,10 @@ def pretrain(
         config = replace(config, batches={**batches.describe(), "validation": validation.describe()})
         model_config = config.model_config(vocabulary)
         cost = account(model_config, config.inputs_length, objective.targets)
-        if mine.is_first:
-            _introduce(config, cost, batches, mine)
+        if process_group.is_first:
+            _introduce(config, cost, batches, process_group)
 
-        def afterwards(outcome: Outcome) -> None:
+        def afterwards(outcome: TrainOutcome) -> None:
             write_card(
                 folder,
                 config,
@@ -172,17 +172,17 @@ def pretrain(
         outcome = Loop(
             config=config,
             folder=folder,
-            mine=mine,
+            process_group=process_group,
             batches=batches,
             build_model=functools.partial(build_model, config.model, model_config),
             make_evaluate=lambda engine: held_out_loss(
-                validation, config.micro_batch or config.batch_size, mine, engine.autocast
+                validation, config.micro_batch or config.batch_size, process_group, engine.autocast
             ),
             tokenizer=AutoTokenizer.from_pretrained(data / TOKENIZER),
             flops=cost.flops_train,
             afterwards=afterwards,
         ).run(resume)
-        if mine.is_first and push_to_hub and outcome.finished:
+        if process_group.is_first and push_to_hub and outcome.finished:
             upload(folder, push_to_hub)
     return outcome
 
@@ -203,10 +203,16 @@ def example_command(model: str, run: Path) -> str:
     return f"altup generate {shlex.quote(str(run))} --prompt {prompt}"
 
 
-def _introduce(config: PretrainConfig, cost: Accounting, batches: ShardBatches, mine: Processes) -> None:
+def _introduce(
+    config: PretrainConfig, cost: Accounting, batches: ShardBatches, process_group: ProcessGroup
+) -> None:
     """What is about to happen, on one line."""
     epochs = config.steps * config.batch_size / batches.sequences_per_epoch
-    where = f"{mine.world} × {mine.device.type}" if mine.world > 1 else mine.device.type
+    where = (
+        f"{process_group.world_size} × {process_group.device.type}"
+        if process_group.world_size > 1
+        else process_group.device.type
+    )
     print(
         f"{config.method} {config.size} {config.model}: {cost.total:,} parameters; "
         f"{number_of(config.steps, 'step')} of {number_of(config.batch_size, 'sequence')}, "

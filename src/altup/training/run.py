@@ -13,7 +13,7 @@ from altup.core.files import atomic_write, locked
 from altup.core.hub import find_place, missing
 from altup.training import checkpoints
 from altup.training.config import TrainConfig, read_yaml
-from altup.training.parallel import Processes
+from altup.training.parallel import ProcessGroup
 
 ANY_CONFIG = TypeVar("ANY_CONFIG", bound=TrainConfig)
 # What a run that failed before its first record may have left in its folder.
@@ -58,9 +58,9 @@ class RunFolder:
         return self.config.exists() and (has_records or bool(checkpoints.steps(self.checkpoints)))
 
     @contextlib.contextmanager
-    def lock(self, mine: Processes) -> Iterator[None]:
+    def lock(self, process_group: ProcessGroup) -> Iterator[None]:
         """Refuse a second run in this folder while one is going on; the lock ends with the process."""
-        if not mine.is_first:
+        if not process_group.is_first:
             yield
             return
         refusal = f"{self.path}: another process is training in this folder; wait for it or stop it"
@@ -85,13 +85,13 @@ class RunFolder:
         """The config with which the run was started."""
         return kind.from_dict(read_yaml(self.config), str(self.config))
 
-    def open(self, config: TrainConfig, resume: bool, mine: Processes) -> Path | None:
+    def open(self, config: TrainConfig, resume: bool, process_group: ProcessGroup) -> Path | None:
         """Make the folder or check that `config` may go on in it; the checkpoint to go on from, if any.
 
         Only the first process looks and writes; the others learn what it found.
         """
-        found = self._open(config, resume) if mine.is_first else None
-        name = mine.agree(found.name if found else None)
+        found = self._open(config, resume) if process_group.is_first else None
+        name = process_group.broadcast(found.name if found else None)
         return self.checkpoints / name if name else None
 
     def _open(self, config: TrainConfig, resume: bool) -> Path | None:

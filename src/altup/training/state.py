@@ -14,9 +14,9 @@ from altup.training.run import OPTIMIZER_FILE, STATE_FILE, RunFolder
 
 def save_checkpoint(engine: Engine, folder: RunFolder, tokenizer: Any, state: dict[str, Any]) -> Path:
     """Publish `checkpoints/step-N`; every process takes part in gathering, the first one writes."""
-    mine = engine.mine
-    weights = gather(engine.plain.state_dict(), mine)
-    moments = state_tensors(engine.optimizer, engine.plain, keep=mine.is_first)
+    process_group = engine.process_group
+    weights = gather(engine.plain.state_dict(), process_group)
+    moments = state_tensors(engine.optimizer, engine.plain, keep=process_group.is_first)
     name = f"step-{state['step']}"
 
     def write(path: Path) -> None:
@@ -24,20 +24,20 @@ def save_checkpoint(engine: Engine, folder: RunFolder, tokenizer: Any, state: di
         checkpoints.save_tensors(path / OPTIMIZER_FILE, moments)
         checkpoints.save_json(path / STATE_FILE, state)
 
-    if mine.is_first:
+    if process_group.is_first:
         checkpoints.publish(folder.checkpoints, name, write)
-    mine.wait_for_all()
+    process_group.barrier()
     return folder.checkpoints / name
 
 
 def save_final(engine: Engine, folder: RunFolder, tokenizer: Any) -> None:
     """Publish `final/`: the model and its tokenizer alone."""
-    weights = gather(engine.plain.state_dict(), engine.mine)
-    if engine.mine.is_first:
+    weights = gather(engine.plain.state_dict(), engine.process_group)
+    if engine.process_group.is_first:
         checkpoints.publish(
             folder.path, folder.final.name, lambda path: write_model(engine, path, tokenizer, weights)
         )
-    engine.mine.wait_for_all()
+    engine.process_group.barrier()
 
 
 def write_model(engine: Engine, path: Path, tokenizer: Any, weights: dict[str, Any]) -> None:
