@@ -122,7 +122,7 @@ def _curves(runs: dict[str, Run], speeds: dict[str, Speed]) -> Html:
 
 def _markers(run: Run) -> float:
     """The share of sentinels and eos among the targets of span corruption."""
-    from altup.data.objectives.span_corruption import noise_counts
+    from altup.data.objectives import noise_counts
 
     objective = run.config.batches
     noise, _ = noise_counts(objective["raw_length"], objective["noise_density"], objective["mean_span"])
