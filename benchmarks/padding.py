@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from altup.data.faults import Faults
+from altup.data.bad_input import BadInput
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.data import load_data
 from altup.finetuning.finetune import load_tokenizer
@@ -76,7 +76,7 @@ def main() -> None:
         config = FinetuneConfig(
             model="-", tasks=[task], data=given.data, inputs_length=given.inputs_length, eval_limit=1
         )
-        tokens = load_data(config, tokenizer, Faults("stop"), lambda text: print(text, file=sys.stderr)).mixture
+        tokens = load_data(config, tokenizer, BadInput("stop"), lambda text: print(text, file=sys.stderr)).mixture
         for layout in LAYOUTS:
             mixture = Mixture(
                 tokens.tasks, tokens.shares, given.batch_size, tokenizer.pad_token_id, packing=layout.packing

@@ -3,8 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from altup.data.bad_input import BadInput
 from altup.data.embedded import Embedded, documents
-from altup.data.faults import Faults
 
 
 def test_it_is_english_prose_and_enough_of_it() -> None:
@@ -35,8 +35,8 @@ print(Embedded().describe()["sha256"], "turtle" in sys.modules, "antigravity" in
 
 
 def test_reading_goes_on_from_a_cursor() -> None:
-    reader = Embedded().read(Faults())
+    reader = Embedded().read(BadInput())
     for _, text in zip(range(1000), reader, strict=False):
         last = text
     assert last == documents()[999]
-    assert tuple(Embedded().read(Faults(), reader.cursor())) == documents()[1000:]
+    assert tuple(Embedded().read(BadInput(), reader.cursor())) == documents()[1000:]

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from altup.core.errors import UserError
-from altup.data.faults import Faults, Limits
+from altup.data.bad_input import BadInput, Limits
 from altup.data.files import LocalFiles, split_lines
 
 zstandard = pytest.importorskip("zstandard")
@@ -40,9 +40,9 @@ def parquet(path: Path, texts: list[str | None], **options: int) -> Path:
 
 
 def read(path: Path, field: str = "text", **options: object) -> tuple[list[str], dict[str, int]]:
-    faults = Faults(**options)  # type: ignore[arg-type]
-    texts = list(LocalFiles(path, field).read(faults))
-    return texts, {reason: seen["count"] for reason, seen in faults.state().items()}
+    bad_input = BadInput(**options)  # type: ignore[arg-type]
+    texts = list(LocalFiles(path, field).read(bad_input))
+    return texts, {reason: seen["count"] for reason, seen in bad_input.state().items()}
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
@@ -66,8 +66,8 @@ def test_parquet_across_row_groups(tmp_path: Path) -> None:
 def test_text_files_lose_nothing_and_are_cut_at_blank_lines(tmp_path: Path, suffix: str) -> None:
     paragraphs = [f"Paragraph {i} " + "word " * (i % 300) + "end." for i in range(400)]
     path = pack(tmp_path / f"a.txt{suffix}", "\n\n".join(paragraphs).encode())
-    texts, faults = read(path)
-    assert not faults
+    texts, bad_input = read(path)
+    assert not bad_input
     assert "\n\n".join(texts) == "\n\n".join(paragraphs)
     assert len(texts) > 20
     assert all(4096 <= len(text) <= 4096 + 1600 for text in texts[:-1])
@@ -139,8 +139,8 @@ def test_bad_bytes_in_a_text_file_cost_one_document(tmp_path: Path) -> None:
     blocks = [("x" * 80 + "\n").encode() * 60 for _ in range(5)]
     blocks[2] = blocks[2][:200] + b"\xff" + blocks[2][201:]
     path = pack(tmp_path / "a.txt", b"\n".join(blocks))
-    texts, faults = read(path)
-    assert (len(texts), faults) == (4, {"bad UTF-8": 1})
+    texts, bad_input = read(path)
+    assert (len(texts), bad_input) == (4, {"bad UTF-8": 1})
     with pytest.raises(UserError, match="line 125: bad UTF-8"):
         read(path, on_error="stop")
 
@@ -174,8 +174,8 @@ def test_a_truncated_archive_gives_what_it_holds(tmp_path: Path, suffix: str) ->
     texts = [f"{rng.getrandbits(4000):x}" for _ in range(3000)]
     path = pack(tmp_path / f"a.jsonl{suffix}", json_lines(texts))
     path.write_bytes(path.read_bytes()[:-100_000])
-    found, faults = read(path)
-    assert faults == {"truncated archive": 1}
+    found, bad_input = read(path)
+    assert bad_input == {"truncated archive": 1}
     assert 1000 < len(found) < 3000
     assert found == texts[: len(found)]
     with pytest.raises(UserError, match=r"a\.jsonl\..*truncated archive"):
@@ -197,8 +197,8 @@ def test_an_archive_that_unpacks_without_end_is_left(tmp_path: Path, line_ends: 
         for _ in range((80 << 20) // len(piece)):
             file.write(piece)
     assert path.stat().st_size < 600_000
-    texts, faults = read(path, limits=Limits(unpack_ratio=100))
-    assert faults == {"unpacks without end": 1}
+    texts, bad_input = read(path, limits=Limits(unpack_ratio=100))
+    assert bad_input == {"unpacks without end": 1}
     assert len(texts) == (line_ends and (64 << 20) // (len(line) + 1))
     with pytest.raises(UserError, match=r"bomb.*unpacks without end"):
         read(path, on_error="stop", limits=Limits(unpacked_bytes=1 << 20))
@@ -207,13 +207,13 @@ def test_an_archive_that_unpacks_without_end_is_left(tmp_path: Path, line_ends: 
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from altup.data.faults import Faults, Limits
+from altup.data.bad_input import BadInput, Limits
 from altup.data.files import LocalFiles
 import pyarrow.parquet
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-before, faults = peak(), Faults()
-count = sum(1 for _ in LocalFiles(Path(sys.argv[1])).read(faults))
-print(count, {r: s["count"] for r, s in faults.state().items()}, peak() - before, sep="|")
+before, bad_input = peak(), BadInput()
+count = sum(1 for _ in LocalFiles(Path(sys.argv[1])).read(bad_input))
+print(count, {r: s["count"] for r, s in bad_input.state().items()}, peak() - before, sep="|")
 """
 
 
@@ -228,22 +228,22 @@ def test_100_mb_need_little_memory(tmp_path: Path, name: str) -> None:
             file.write((b"so many words " if one_line else b"thirteen more\n") * 75_000 + b"\n" * (not one_line))
         file.write(b'"}\n')
     done = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
-    found, faults, grown = done.stdout.strip().split("|")
+    found, bad_input, grown = done.stdout.strip().split("|")
     assert int(grown) < 60, "MiB"
     if one_line:
         assert int(found) == 0
-        assert "'too long': 1" in faults
+        assert "'too long': 1" in bad_input
     else:
         assert int(found) > 1_000
-        assert faults == "{}"
+        assert bad_input == "{}"
 
 
 def test_blank_lines_without_end_need_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"first" + b"\n" * 8_000_000 + b"second\n")
     done = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
-    found, faults, grown = done.stdout.strip().split("|")
-    assert (found, faults) == ("2", "{}")
+    found, bad_input, grown = done.stdout.strip().split("|")
+    assert (found, bad_input) == ("2", "{}")
     assert int(grown) < 40, "MiB"
 
 
@@ -260,16 +260,16 @@ def test_reading_goes_on_from_any_cursor(tmp_path: Path, kind: str) -> None:
             pack(
                 path, b"\n\n".join(b"\xff" if i % 7 == 0 else (t * 40).encode() for i, t in enumerate(TEXTS[:60]))
             )
-    source, faults = LocalFiles(tmp_path), Faults()
-    whole = list(source.read(faults))
-    assert faults.state()
-    seen = Faults()
+    source, bad_input = LocalFiles(tmp_path), BadInput()
+    whole = list(source.read(bad_input))
+    assert bad_input.state()
+    seen = BadInput()
     reader = source.read(seen)
     for count, _ in enumerate(reader, start=1):
         cursor = json.loads(json.dumps([reader.cursor(), seen.state()]))
-        rest = Faults(state=cursor[1])
+        rest = BadInput(state=cursor[1])
         assert list(source.read(rest, cursor[0])) == whole[count:]
-        assert rest.state() == faults.state()
+        assert rest.state() == bad_input.state()
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.txt.zst", "a.parquet"])
@@ -317,6 +317,6 @@ def test_split_lines_against_split() -> None:
 
 def test_a_real_corpus_is_read_whole(shared: Path) -> None:
     """359 documents, as its own manifest says; its archive needs a window of 128 MiB."""
-    texts, faults = read(shared / "data" / "corpus-validation.jsonl.zst")
-    assert (len(texts), faults) == (359, {})
+    texts, bad_input = read(shared / "data" / "corpus-validation.jsonl.zst")
+    assert (len(texts), bad_input) == (359, {})
     assert sum(len(text.encode()) for text in texts) == 1_382_935

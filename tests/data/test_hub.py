@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from altup.core.errors import UserError
-from altup.data.faults import Faults
+from altup.data.bad_input import BadInput
 from altup.data.hub import HubDataset
 from altup.data.prepare import Recipe, prepare
 from altup.data.shards import TokenStream
@@ -39,33 +39,33 @@ def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_record_in_order(source: HubDataset) -> None:
-    assert list(source.read(Faults())) == TEXTS
+    assert list(source.read(BadInput())) == TEXTS
 
 
 def test_reading_goes_on_from_any_cursor(source: HubDataset) -> None:
-    reader = source.read(Faults())
+    reader = source.read(BadInput())
     for count, _ in enumerate(reader, start=1):
         if count % 8 == 3 or count in (19, 57):
             cursor = json.loads(json.dumps(reader.cursor()))
-            assert list(source.read(Faults(), cursor)) == TEXTS[count:]
+            assert list(source.read(BadInput(), cursor)) == TEXTS[count:]
 
 
 def test_bad_records_are_counted_or_named(tmp_path: Path) -> None:
     data = datasets.Dataset.from_dict({"text": ["one", "", None, "two"]})
     data.save_to_disk(tmp_path / "set")
-    faults = Faults()
-    assert list(HubDataset(str(tmp_path / "set")).read(faults)) == ["one", "two"]
-    assert {reason: seen["count"] for reason, seen in faults.state().items()} == {
+    bad_input = BadInput()
+    assert list(HubDataset(str(tmp_path / "set")).read(bad_input)) == ["one", "two"]
+    assert {reason: seen["count"] for reason, seen in bad_input.state().items()} == {
         "empty document": 1,
         "no text field": 1,
     }
     with pytest.raises(UserError, match="record 2"):
-        list(HubDataset(str(tmp_path / "set")).read(Faults("stop")))
+        list(HubDataset(str(tmp_path / "set")).read(BadInput("stop")))
 
 
 def test_a_dataset_that_is_not_there() -> None:
     with pytest.raises(UserError, match=r"nobody/nothing.*cannot be opened"):
-        HubDataset("nobody/nothing").read(Faults())
+        HubDataset("nobody/nothing").read(BadInput())
     with pytest.raises(UserError, match="names no dataset"):
         open_source("hf:")
 

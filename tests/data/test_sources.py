@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from altup.data.bad_input import BadInput
 from altup.data.embedded import Embedded
-from altup.data.faults import Faults
 from altup.data.files import LocalFiles
 from altup.data.hub import HubDataset
 from altup.data.sources import Chain, open_source
@@ -24,13 +24,13 @@ def test_a_chain_goes_on_from_any_cursor_and_knows_how_far_it_is(tmp_path: Path)
         lines = [json.dumps({"text": f"{name}{i}"}) for i in range(5)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     chain = Chain([LocalFiles(tmp_path / f"{name}.jsonl") for name in "abc"])
-    whole = list(chain.read(Faults()))
+    whole = list(chain.read(BadInput()))
     assert whole == [f"{name}{i}" for name in "abc" for i in range(5)]
-    reader, fractions = chain.read(Faults()), []
+    reader, fractions = chain.read(BadInput()), []
     for count, _ in enumerate(reader, start=1):
         cursor = json.loads(json.dumps(reader.cursor()))
-        assert list(chain.read(Faults(), cursor)) == whole[count:]
+        assert list(chain.read(BadInput(), cursor)) == whole[count:]
         fractions.append(reader.fraction() or 0.0)
     assert fractions == sorted(fractions)
     assert reader.fraction() == 1.0
-    assert list(chain.read(Faults(), reader.cursor())) == []
+    assert list(chain.read(BadInput(), reader.cursor())) == []

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from altup.core.errors import UserError
-from altup.data.faults import Faults
+from altup.data.bad_input import BadInput
 from altup.data.tasks import find_task
 from altup.data.tasks.sources import TaskFolder
 from altup.evaluation.decoding import decode, read_answer
@@ -125,7 +125,7 @@ def data(tmp_path: Path) -> Path:
 
 def test_predictions_and_scores_are_kept(model: Any, tokenizer: Any, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    held_out = load_held_out([find_task("sst2"), find_task("wsc")], TaskFolder(data), Faults("stop"))
+    held_out = load_held_out([find_task("sst2"), find_task("wsc")], TaskFolder(data), BadInput("stop"))
     scores = evaluate_tasks(model, tokenizer, held_out, out, batch_size=2)
     lines = (out / "glue/sst2.validation.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
     assert [json.loads(line)["input"] for line in lines] == ["sst2 sentence: tart", "sst2 sentence: Ünï\u2028"]
@@ -139,4 +139,4 @@ def test_predictions_and_scores_are_kept(model: Any, tokenizer: Any, data: Path,
 
 def test_a_task_without_held_out_data(data: Path) -> None:
     with pytest.raises(UserError, match="glue/cola: no validation"):
-        load_held_out([find_task("cola")], TaskFolder(data), Faults("stop"))
+        load_held_out([find_task("cola")], TaskFolder(data), BadInput("stop"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from altup.data.faults import Faults
+from altup.data.bad_input import BadInput
 from altup.data.tasks import TASKS, find_task
 from altup.data.tasks.sources import TaskFolder
 from altup.finetuning.config import FinetuneConfig
@@ -43,7 +43,7 @@ def records(name: str, shared: Path) -> list[dict[str, Any]]:
     if name == "super_glue/record":
         return [hand_made_record(i) for i in range(COUNT)]
     split = "train" if source.has(task, "train") else "validation"  # QNLI has no training file there
-    found = (dict(record) for _, record in source.records(task, split, Faults("stop")))
+    found = (dict(record) for _, record in source.records(task, split, BadInput("stop")))
     if name == "super_glue/wsc":
         found = (record for record in found if record["label"] == 1)
     if (

@@ -48,7 +48,7 @@ def command(
     Scores of other tasks that the same model has in the folder are kept.
     """
     from altup.core.errors import UserError, check_choice, check_whole
-    from altup.data.faults import Faults, counted
+    from altup.data.bad_input import BadInput
     from altup.data.tasks import find_tasks
     from altup.data.tasks.registry import check_suite
     from altup.data.tasks.sources import open_tasks
@@ -62,7 +62,7 @@ def command(
         check_choice("precision", precision, ("bf16", "fp32"))
     tasks = find_tasks([*map(check_suite, suite or ()), *(task or ())])
     named = {found.name for found in find_tasks(task)} if task else set()
-    source, faults = open_tasks(data), Faults(on_error)
+    source, bad_input = open_tasks(data), BadInput(on_error)
 
     from altup.evaluation.evaluate import evaluate_tasks, has_held_out, load_held_out, summarise, write_scores
     from altup.evaluation.stored import add_up, identity, other_limits, stored_scores
@@ -73,7 +73,7 @@ def command(
         raise UserError(f"none of the suite's tasks is in {data}; check --data")
     place, name, folder = _place(model)
     trained_with = _lengths(Path(place))
-    held_out = load_held_out(present, source, faults, limit)
+    held_out = load_held_out(present, source, bad_input, limit)
     out = out or folder
     out.mkdir(parents=True, exist_ok=True)  # or fail before hours of decoding
     network, tokenizer, autocast = _load(place, precision)
@@ -108,7 +108,7 @@ def command(
         typer.echo(json.dumps(summary, indent=2, ensure_ascii=False))
         return
     Console().print(score_table(scores, name))
-    if left_out := counted(faults):
+    if left_out := bad_input.summary():
         typer.secho(f"left out: {left_out}", err=True, fg="yellow")
     typer.echo(f"predictions and scores are in {path.parent}")
 

@@ -63,7 +63,7 @@ def command(
     Run the same command again to go on after an interruption. The result does not depend on the number of workers.
     """
     from altup.core.errors import UserError
-    from altup.data.faults import MEBIBYTE, Limits
+    from altup.data.bad_input import MEBIBYTE, Limits
     from altup.data.prepare import Recipe, prepare
     from altup.data.shards import Manifest
     from altup.data.sources import open_source

@@ -93,7 +93,7 @@ def show(
     from rich.text import Text
 
     from altup.core.errors import check_whole
-    from altup.data.faults import Faults, counted
+    from altup.data.bad_input import BadInput
     from altup.data.tasks import find_task
     from altup.data.tasks.examples import load_examples
     from altup.data.tasks.sources import open_tasks
@@ -114,26 +114,26 @@ def show(
     split = split or task.held_out[0]
     if split != "train" and split not in task.held_out:
         raise UserError(f"split={split!r}; {task.name} has train and {', '.join(task.held_out)}")
-    faults = Faults("skip")
-    for example in load_examples(task, split, open_tasks(data), faults, count):
+    bad_input = BadInput("skip")
+    for example in load_examples(task, split, open_tasks(data), bad_input, count):
         console.print()
         console.print(Text.assemble(("input   ", "dim"), example.input))
         console.print(Text.assemble(("target  ", "dim"), (example.target, "bold green")))
         if example.references != (example.target,):
             wanted = " | ".join(str(reference) for reference in dict.fromkeys(example.references))
             console.print(Text.assemble(("compared with  ", "dim"), wanted))
-    if left_out := counted(faults):
+    if left_out := bad_input.summary():
         console.print(Text(f"\nleft out: {left_out}", "yellow"))
 
 
 def _sizes(task: Task, source: TaskSource | None) -> dict[str, int]:
     """Records that are really there, by split."""
-    from altup.data.faults import Faults
+    from altup.data.bad_input import BadInput
 
     if source is None:
         return {}
     return {
-        split: sum(1 for _ in source.records(task, split, Faults("skip")))
+        split: sum(1 for _ in source.records(task, split, BadInput("skip")))
         for split in task.published
         if source.has(task, split)
     }

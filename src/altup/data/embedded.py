@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
-from altup.data.faults import Faults
+from altup.data.bad_input import BadInput
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "ensurepip"}
 LEAST_WORDS = 4
@@ -30,7 +30,7 @@ class Embedded:
         digest = hashlib.sha256("\0".join(documents()).encode()).hexdigest()
         return {"kind": "embedded", "python": platform.python_version(), "sha256": digest}
 
-    def read(self, faults: Faults, cursor: Any = None) -> _EmbeddedReader:
+    def read(self, bad_input: BadInput, cursor: Any = None) -> _EmbeddedReader:
         return _EmbeddedReader(cursor or 0)
 
     def parts(self) -> list[Embedded]:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from altup.core.errors import UserError
-from altup.data.faults import Faults, Limits
+from altup.data.bad_input import BadInput, Limits
 
 KINDS = (".txt", ".jsonl", ".parquet")
 CODECS = {".gz": "gzip", ".zst": "zstd"}
@@ -59,8 +59,8 @@ class LocalFiles:
         root = self.path if self.path.is_dir() else self.path.parent
         return {"kind": "files", "field": self.field, "files": prints(root, self.files)}
 
-    def read(self, faults: Faults, cursor: Any = None) -> _FilesReader:
-        return _FilesReader(self.files, self.field, faults, cursor)
+    def read(self, bad_input: BadInput, cursor: Any = None) -> _FilesReader:
+        return _FilesReader(self.files, self.field, bad_input, cursor)
 
     def parts(self) -> list[LocalFiles]:
         return [LocalFiles(path, self.field) for path in self.files]
@@ -90,8 +90,8 @@ def _hash(path: Path) -> str:
 class _FilesReader:
     """The cursor is `[file, items]`: the lines or rows of that file that have been read."""
 
-    def __init__(self, files: list[Path], field: str, faults: Faults, cursor: Any):
-        self._files, self._field, self._faults = files, field, faults
+    def __init__(self, files: list[Path], field: str, bad_input: BadInput, cursor: Any):
+        self._files, self._field, self._bad_input = files, field, bad_input
         self._file: int
         self._items: int
         self._file, self._items = cursor or (0, 0)
@@ -106,15 +106,15 @@ class _FilesReader:
             ]
             try:
                 for items, text, where in documents(path, self._items):
-                    if self._faults.accept(text, where):
+                    if self._bad_input.accept(text, where):
                         self._items = items
                         yield text
             except EndlessError as error:
-                self._faults.report("unpacks without end", str(path), str(error))
+                self._bad_input.report("unpacks without end", str(path), str(error))
             except (OSError, pa.ArrowException) as error:
                 truncated = "truncated" in str(error).lower()
                 reason = "truncated archive" if truncated else "unreadable file"
-                self._faults.report(reason, str(path), f"{str(error).splitlines()[0]}; what follows is lost")
+                self._bad_input.report(reason, str(path), f"{str(error).splitlines()[0]}; what follows is lost")
             self._file, self._items, self._within = self._file + 1, 0, 0.0
 
     def cursor(self) -> Any:
@@ -124,7 +124,7 @@ class _FilesReader:
         return min(1.0, (sum(self._sizes[: self._file]) + self._within) / sum(self._sizes))
 
     def _lines(self, path: Path) -> Iterator[tuple[int, bytes | None]]:
-        limits = self._faults.limits
+        limits = self._bad_input.limits
         return enumerate(split_lines(self._unpacked(path, limits), limits.document_bytes), start=1)
 
     def _unpacked(self, path: Path, limits: Limits) -> Iterator[bytes]:
@@ -148,20 +148,22 @@ class _FilesReader:
                 continue
             where = f"{path}, line {number}"
             if line is None:
-                self._faults.report("too long", where, f"more than {self._faults.limits.document_bytes} bytes")
+                self._bad_input.report(
+                    "too long", where, f"more than {self._bad_input.limits.document_bytes} bytes"
+                )
                 continue
             try:
                 record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except UnicodeDecodeError as error:
-                self._faults.report("bad UTF-8", where, f"byte {error.start + 1}")
+                self._bad_input.report("bad UTF-8", where, f"byte {error.start + 1}")
             except (ValueError, RecursionError) as error:
-                self._faults.report("broken JSON", where, str(error))
+                self._bad_input.report("broken JSON", where, str(error))
             else:
                 text = record.get(self._field) if isinstance(record, dict) else None
                 if isinstance(text, str):
                     yield number, text, where
                 else:
-                    self._faults.report(
+                    self._bad_input.report(
                         "no text field", where, f"no string {self._field!r}; name another with --field"
                     )
 
@@ -174,8 +176,8 @@ class _FilesReader:
                 continue
             blank = blank and line is not None and not line.strip()
             if line is None:
-                limit = self._faults.limits.document_bytes
-                self._faults.report("too long", f"{path}, line {number}", f"a line of more than {limit} bytes")
+                limit = self._bad_input.limits.document_bytes
+                self._bad_input.report("too long", f"{path}, line {number}", f"a line of more than {limit} bytes")
                 line = b""
             line = line.rstrip()
             if not line and not held:
@@ -195,18 +197,20 @@ class _FilesReader:
             text = joined.decode("utf-8-sig" if first == 1 else "utf-8")
         except UnicodeDecodeError as error:
             bad = first + joined.count(b"\n", 0, error.start)
-            self._faults.report("bad UTF-8", f"{path}, line {bad}")
+            self._bad_input.report("bad UTF-8", f"{path}, line {bad}")
         else:
             yield last, text.strip(), f"{path}, line {first}"
 
     def _parquet(self, path: Path, skip: int) -> Iterator[tuple[int, str, str]]:
         import pyarrow.parquet
 
-        allowed, size = self._faults.limits.allowed(path.stat().st_size), 0
+        allowed, size = self._bad_input.limits.allowed(path.stat().st_size), 0
         with pyarrow.parquet.ParquetFile(path) as file:
             if self._field not in file.schema_arrow.names:
                 names = ", ".join(file.schema_arrow.names)
-                self._faults.report("no text field", str(path), f"no {self._field!r} among {names}; see --field")
+                self._bad_input.report(
+                    "no text field", str(path), f"no {self._field!r} among {names}; see --field"
+                )
                 return
             row, groups = 0, list(range(file.num_row_groups))
             while groups and row + file.metadata.row_group(groups[0]).num_rows <= skip:
@@ -225,14 +229,16 @@ class _FilesReader:
         try:
             text = value.as_py()
         except UnicodeDecodeError:
-            self._faults.report("bad UTF-8", where)
+            self._bad_input.report("bad UTF-8", where)
             return
         if isinstance(text, str):
             yield row, text, where
         elif text is None:
-            self._faults.report("empty document", where)
+            self._bad_input.report("empty document", where)
         else:
-            self._faults.report("no text field", where, f"{self._field!r} is no string; name another with --field")
+            self._bad_input.report(
+                "no text field", where, f"{self._field!r} is no string; name another with --field"
+            )
 
 
 class EndlessError(Exception):

@@ -8,7 +8,7 @@ from typing import Any
 
 from altup.core.errors import UserError
 from altup.core.hub import hub_problem
-from altup.data.faults import Faults
+from altup.data.bad_input import BadInput
 from altup.data.files import prints
 
 
@@ -28,8 +28,8 @@ class HubDataset:
         names = {"name": folder.name if local else self.name, "config": self.config, "split": self.split}
         return {"kind": "hub", **names, "field": self.field, **local}
 
-    def read(self, faults: Faults, cursor: Any = None) -> _HubReader:
-        return _HubReader(self, faults, cursor)
+    def read(self, bad_input: BadInput, cursor: Any = None) -> _HubReader:
+        return _HubReader(self, bad_input, cursor)
 
     def parts(self) -> list[HubDataset]:
         return [self]
@@ -75,8 +75,8 @@ class HubDataset:
 class _HubReader:
     """The cursor is the number of records read and the dataset's own state, which skips whole files."""
 
-    def __init__(self, source: HubDataset, faults: Faults, cursor: Any):
-        self._source, self._faults = source, faults
+    def __init__(self, source: HubDataset, bad_input: BadInput, cursor: Any):
+        self._source, self._bad_input = source, bad_input
         self._data = source.load()
         self._read: int
         self._read, state = cursor or (0, None)
@@ -103,8 +103,8 @@ class _HubReader:
             where = f"dataset {self._source.name}, {self._source.split}, record {self._read}"
             text = record.get(field)
             if not isinstance(text, str):
-                self._faults.report("no text field", where, f"no string {field!r}; name another with --field")
-            elif self._faults.accept(text, where):
+                self._bad_input.report("no text field", where, f"no string {field!r}; name another with --field")
+            elif self._bad_input.accept(text, where):
                 yield text
 
     def cursor(self) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from altup.core.errors import UserError, check_range, check_whole
 from altup.core.files import TEMPORARY, rename_folder
 from altup.data import tokenizer as tokenizers
-from altup.data.faults import MEBIBYTE, Faults, Limits
+from altup.data.bad_input import MEBIBYTE, BadInput, Limits
 from altup.data.folder import begin, locked_folder, refusals
 from altup.data.sample import sample
 from altup.data.shards import SPLITS, TOKENIZER, Manifest, Shard, hashes, write_shard
@@ -46,7 +46,7 @@ class Recipe:
             check_whole("vocab_size", self.vocab_size, tokenizers.LEAST_VOCABULARY)
         for name in ("sample_bytes", "shard_tokens"):
             check_whole(name, getattr(self, name), 1)
-        Faults(self.on_error)
+        BadInput(self.on_error)
         if not self.sources:
             raise UserError("no source is given; name files, folders, hf:NAME:CONFIG:SPLIT, or use --embedded")
 
@@ -142,11 +142,11 @@ class _Chunk:
 
 
 def _chunks(
-    reader: Reader, faults: Faults, split_of: Callable[[str], str], characters: int
+    reader: Reader, bad_input: BadInput, split_of: Callable[[str], str], characters: int
 ) -> Iterator[tuple[list[list[str]], _Chunk]]:
     def chunk(end: bool) -> tuple[list[list[str]], _Chunk]:
         counts = {split: (len(texts), sum(map(len, texts))) for split, texts in held.items()}
-        return list(held.values()), _Chunk(counts, reader.cursor(), faults.state(), reader.fraction(), end)
+        return list(held.values()), _Chunk(counts, reader.cursor(), bad_input.state(), reader.fraction(), end)
 
     held: dict[str, list[str]] = {split: [] for split in SPLITS}
     size = 0
@@ -168,8 +168,8 @@ def _run_pass(
     last: dict[str, Any] = next((s for s in reversed(segments) if s["pass"] == name), {})
     if last.get("end"):
         return
-    faults = Faults(recipe.on_error, recipe.limits, last.get("skipped"))
-    reader = source.read(faults, last.get("cursor"))
+    bad_input = BadInput(recipe.on_error, recipe.limits, last.get("skipped"))
+    reader = source.read(bad_input, last.get("cursor"))
 
     def split_of(text: str) -> str:
         return "validation" if name == "validation" or recipe.held_out(text) else "train"
@@ -177,7 +177,7 @@ def _run_pass(
     shards = [shard for split in SPLITS for shard in manifest.shards(split)]
     documents, tokens = sum(s.documents for s in shards), sum(s.tokens for s in shards)
     segment = _Segment()
-    jobs = _chunks(reader, faults, split_of, min(CHUNK, recipe.shard_tokens))
+    jobs = _chunks(reader, bad_input, split_of, min(CHUNK, recipe.shard_tokens))
     for arrays, chunk in pool.encode(jobs):
         segment.add(arrays, chunk)
         documents += sum(count for count, _ in chunk.counts.values())

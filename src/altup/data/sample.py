@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from altup.core.errors import UserError
-from altup.data.faults import Faults, counted
+from altup.data.bad_input import BadInput
 from altup.data.sources import Chain
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def sample(recipe: Recipe) -> Iterator[str]:
     every = min(LARGEST_STEP, max(1, chain.text_bytes() // recipe.sample_bytes))
     left = recipe.sample_bytes
     for offset in range(every):
-        faults = Faults(recipe.on_error, recipe.limits)
-        waiting = (islice(part.read(faults), offset, None, every) for part in spread)
+        bad_input = BadInput(recipe.on_error, recipe.limits)
+        waiting = (islice(part.read(bad_input), offset, None, every) for part in spread)
         readers = deque(islice(waiting, READERS))
         while readers:
             reader = readers.popleft()
@@ -48,5 +48,7 @@ def sample(recipe: Recipe) -> Iterator[str]:
                 if left <= 0:
                     return
     if left == recipe.sample_bytes:
-        reasons = f"{counted(faults)}; --on-error stop says more" if faults.state() else "empty, or all held out"
+        reasons = (
+            f"{bad_input.summary()}; --on-error stop says more" if bad_input.state() else "empty, or all held out"
+        )
         raise UserError(f"the sources hold no text to train a vocabulary on: {reasons}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from altup.core.errors import UserError
-from altup.data.faults import Faults
+from altup.data.bad_input import BadInput
 
 
 class Reader(Protocol):
@@ -30,7 +30,7 @@ class Source(Protocol):
     def describe(self) -> dict[str, Any]:
         """JSON-able identity: equal for equal documents."""
 
-    def read(self, faults: Faults, cursor: Any = None) -> Reader: ...
+    def read(self, bad_input: BadInput, cursor: Any = None) -> Reader: ...
 
     def parts(self) -> Sequence[Source]:
         """The source cut into independent pieces (its files), for sampling."""
@@ -48,8 +48,8 @@ class Chain:
     def describe(self) -> dict[str, Any]:
         return {"sources": [source.describe() for source in self.sources]}
 
-    def read(self, faults: Faults, cursor: Any = None) -> _ChainReader:
-        return _ChainReader(self.sources, faults, cursor)
+    def read(self, bad_input: BadInput, cursor: Any = None) -> _ChainReader:
+        return _ChainReader(self.sources, bad_input, cursor)
 
     def parts(self) -> list[Source]:
         return [part for source in self.sources for part in source.parts()]
@@ -59,8 +59,8 @@ class Chain:
 
 
 class _ChainReader:
-    def __init__(self, sources: list[Source], faults: Faults, cursor: Any):
-        self._sources, self._faults = sources, faults
+    def __init__(self, sources: list[Source], bad_input: BadInput, cursor: Any):
+        self._sources, self._bad_input = sources, bad_input
         self._index: int
         self._inner_cursor: Any
         self._index, self._inner_cursor = cursor or (0, None)
@@ -68,7 +68,7 @@ class _ChainReader:
 
     def __iter__(self) -> Iterator[str]:
         while self._index < len(self._sources):
-            self._reader = self._sources[self._index].read(self._faults, self._inner_cursor)
+            self._reader = self._sources[self._index].read(self._bad_input, self._inner_cursor)
             yield from self._reader
             self._reader, self._inner_cursor = None, None
             self._index += 1

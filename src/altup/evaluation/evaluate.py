@@ -10,7 +10,7 @@ from typing import Any
 
 from altup.core.errors import UserError
 from altup.core.files import atomic_write
-from altup.data.faults import Faults
+from altup.data.bad_input import BadInput
 from altup.data.tasks import Example, Task
 from altup.data.tasks.examples import load_examples, tokenise
 from altup.data.tasks.sources import TaskSource, source_of
@@ -40,7 +40,7 @@ def has_held_out(task: Task, source: TaskSource) -> bool:
 
 
 def load_held_out(
-    tasks: Sequence[Task], source: TaskSource, faults: Faults, limit: int | None = None
+    tasks: Sequence[Task], source: TaskSource, bad_input: BadInput, limit: int | None = None
 ) -> list[HeldOutTask]:
     """The held-out examples of each task, at most `limit` a split; a task that has none is an error."""
     found = []
@@ -49,9 +49,9 @@ def load_held_out(
         present = [split for split in task.held_out if source_of(task, source).has(task, split)]
         if not present:
             raise UserError(f"task {task.name}: no {' or '.join(task.held_out)} in the data; leave the task out")
-        bad = Faults(faults.on_error, faults.limits)
+        bad = BadInput(bad_input.on_error, bad_input.limits)
         splits = {split: load_examples(task, split, source, bad, limit, training=False) for split in present}
-        faults.add(bad.state())
+        bad_input.add(bad.state())
         found.append(HeldOutTask(task, splits, limit, bad.state()))
     return found
 
@@ -100,7 +100,7 @@ def write_predictions(path: Path, predictions: Sequence[str], examples: Sequence
 def summarise(scores: Sequence[TaskScore], model: str, checkpoint: str | None = None) -> dict[str, Any]:
     """JSON for programs: which model, every task, every suite. `checkpoint` tells its weights from others."""
     suites: list[SuiteScore] = score_suites(scores)
-    skipped = Faults()
+    skipped = BadInput()
     for score in scores:
         skipped.add(score.skipped)
     return {

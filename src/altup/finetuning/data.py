@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
-from altup.data.faults import Faults
+from altup.data.bad_input import BadInput
 from altup.data.tasks import SUITES, Task, find_task
 from altup.data.tasks.examples import load_examples, tokenise
 from altup.data.tasks.registry import add_task
@@ -26,7 +26,11 @@ class FinetuneData:
 
 
 def load_data(
-    config: FinetuneConfig, tokenizer: Any, faults: Faults, say: Callable[[str], None], packing: str | None = None
+    config: FinetuneConfig,
+    tokenizer: Any,
+    bad_input: BadInput,
+    say: Callable[[str], None],
+    packing: str | None = None,
 ) -> FinetuneData:
     """Tokenise the training examples and read the held-out ones; `say` is told what is missing or was cut."""
     source = open_tasks(config.data)
@@ -49,7 +53,7 @@ def load_data(
                         f"task {task.name}: no training examples; put train.jsonl into {place}, or leave it out"
                     )
                 say(f"{task.name}: no training examples in the data; it is not trained")
-        loaded = [_load_training(task, source, tokenizer, config, faults, say) for task in present]
+        loaded = [_load_training(task, source, tokenizer, config, bad_input, say) for task in present]
         training += loaded
         groups.append((weight, [len(task) for task in loaded]))
         scored += [task for task in found if _can_be_scored(task, source, say)]
@@ -57,7 +61,7 @@ def load_data(
         raise UserError("none of the tasks has training examples; check --data")
     shares = shares_of([group for group in groups if group[1]])
     mixture = Mixture(training, shares, config.batch_size, tokenizer.pad_token_id, config.seed, packing)
-    return FinetuneData(mixture, load_held_out(scored, source, faults, config.eval_limit))
+    return FinetuneData(mixture, load_held_out(scored, source, bad_input, config.eval_limit))
 
 
 def describe_held_out(held_out: list[HeldOutTask], config: FinetuneConfig) -> str:
@@ -73,10 +77,10 @@ def _load_training(
     source: TaskSource,
     tokenizer: Any,
     config: FinetuneConfig,
-    faults: Faults,
+    bad_input: BadInput,
     say: Callable[[str], None],
 ) -> TrainingTask:
-    examples = load_examples(task, "train", source, faults)
+    examples = load_examples(task, "train", source, bad_input)
     lengths = task.lengths(config.inputs_length, config.targets_length)
     inputs = tokenise(tokenizer, [e.input for e in examples], lengths[0])
     targets = tokenise(tokenizer, [e.target for e in examples], lengths[1])

@@ -29,7 +29,7 @@ def finetune(
     config: FinetuneConfig, out: str | Path, resume: bool = False, push_to_hub: str | None = None
 ) -> TrainOutcome:
     """Train as `config` says in the folder `out`, under `torchrun` with the other processes."""
-    from altup.data.faults import Faults, counted
+    from altup.data.bad_input import BadInput
     from altup.evaluation.scores import suites_of
     from altup.finetuning.data import describe_held_out, load_data
     from altup.training.card import write_card
@@ -45,13 +45,13 @@ def finetune(
             create_repository(push_to_hub)
         place = _newest_checkpoint(folder) or find_model(config.model)
         tokenizer = load_tokenizer(place)
-        faults = Faults(config.on_error)
+        bad_input = BadInput(config.on_error)
         packing = choose_packing(place, config, process_group.device) if config.pack else None
         if config.pack and packing is None:
             say("strided and pooled layers would mix the examples of a row: they are padded, not packed")
             config = replace(config, pack=False)
-        data = load_data(config, tokenizer, faults, say, packing)
-        if left_out := counted(faults):
+        data = load_data(config, tokenizer, bad_input, say, packing)
+        if left_out := bad_input.summary():
             say(f"left out: {left_out}")
         config = replace(config, batches=data.mixture.describe())
         _introduce(config, data.mixture, say)

@@ -8,7 +8,7 @@ import pytest
 
 from altup.core.errors import UserError
 from altup.data.tasks import SUITES, TASKS, Task, find_task, find_tasks, register
-from altup.data.tasks.formats import plain
+from altup.data.tasks.registry import write_pair
 
 
 def test_names_and_suites() -> None:
@@ -56,7 +56,7 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_registered_tasks_are_known() -> None:
-    task = Task(name="mine/sums", write=plain, metrics=("exact_text",))
+    task = Task(name="mine/sums", write=write_pair, metrics=("exact_text",))
     try:
         assert register(task) is find_task("sums")
         with pytest.raises(UserError, match="already"):

@@ -15,10 +15,10 @@ import pytest
 
 from altup.core.errors import UserError
 from altup.data import tokenizer as vocabularies
-from altup.data.faults import Faults, counted
+from altup.data.bad_input import BadInput
 from altup.data.tasks import Task, find_task
 from altup.data.tasks.examples import load_examples, pad, read_examples, tokenise
-from altup.data.tasks.formats import classification
+from altup.data.tasks.published import classification
 from altup.data.tasks.sources import TaskFolder, TaskHub, open_tasks
 
 RECORDS = [{"sentence": f"Sentence {i}.", "label": i % 2, "idx": i} for i in range(5)]
@@ -32,9 +32,9 @@ def write_cola(root: Path, content: bytes, name: str = "train.jsonl") -> Path:
     return root
 
 
-def read(root: Path, on_error: str = "stop", split: str = "train") -> tuple[list[str], Faults]:
-    faults = Faults(on_error)
-    return [e.input for e in read_examples(find_task("cola"), split, TaskFolder(root), faults)], faults
+def read(root: Path, on_error: str = "stop", split: str = "train") -> tuple[list[str], BadInput]:
+    bad_input = BadInput(on_error)
+    return [e.input for e in read_examples(find_task("cola"), split, TaskFolder(root), bad_input)], bad_input
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_damage_stops_with_its_place_or_is_counted(tmp_path: Path, damage: bytes
     root = write_cola(tmp_path, LINES + damage + LINES)
     with pytest.raises(UserError, match=rf"train\.jsonl, line 6: {reason}"):
         read(root)
-    texts, faults = read(root, "skip")
+    texts, bad_input = read(root, "skip")
     assert len(texts) == 10
-    assert faults.state()[reason]["count"] == 1
-    assert f"1 × {reason} (first: " in counted(faults)
+    assert bad_input.state()[reason]["count"] == 1
+    assert f"1 × {reason} (first: " in bad_input.summary()
 
 
 def test_a_torn_archive_is_told(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder"):
         open_tasks(str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match="no usable example"):
-        load_examples(find_task("cola"), "train", TaskFolder(write_cola(tmp_path / "b", b"\n")), Faults("stop"))
+        load_examples(find_task("cola"), "train", TaskFolder(write_cola(tmp_path / "b", b"\n")), BadInput("stop"))
 
 
 def test_one_validation_file_counts_as_mnli_matched(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_a_hugging_face_dataset_reads_as_the_folder_does(tmp_path: Path) -> None
     task = Task(
         name="x", write=write, metrics=("accuracy",), folder="glue/cola", hub=(str(tmp_path / "saved"), None)
     )
-    from_hub = list(read_examples(task, "train", TaskHub(), Faults("stop")))
-    from_folder = list(read_examples(task, "train", TaskFolder(write_cola(tmp_path, LINES)), Faults("stop")))
+    from_hub = list(read_examples(task, "train", TaskHub(), BadInput("stop")))
+    from_folder = list(read_examples(task, "train", TaskFolder(write_cola(tmp_path, LINES)), BadInput("stop")))
     assert from_hub == from_folder
     assert len(from_hub) == 5
 
@@ -114,9 +114,9 @@ def test_a_dataset_that_cannot_be_had_is_explained(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     task = Task(name="x", write=find_task("cola").write, metrics=("accuracy",), hub=(str(tmp_path / "none"), None))
     with pytest.raises(UserError, match="cannot be opened"):
-        list(read_examples(task, "train", TaskHub(), Faults("skip")))
+        list(read_examples(task, "train", TaskHub(), BadInput("skip")))
     with pytest.raises(UserError, match="not on the hub"):
-        list(read_examples(Task(name="x", write=task.write, metrics=()), "train", TaskHub(), Faults("skip")))
+        list(read_examples(Task(name="x", write=task.write, metrics=()), "train", TaskHub(), BadInput("skip")))
 
 
 def published(shared: Path) -> dict[str, int]:
@@ -145,8 +145,8 @@ def test_complete_real_splits_have_their_published_size(shared: Path, name: str,
     task = find_task(name)
     complete = published(shared)[f"{task.folder}/{split}"]
     assert task.published[split] == complete
-    faults = Faults("stop")
-    examples = load_examples(task, split, TaskFolder(shared / "data/tasks"), faults, training=False)
+    bad_input = BadInput("stop")
+    examples = load_examples(task, split, TaskFolder(shared / "data/tasks"), bad_input, training=False)
     assert len(examples) == complete
     if task.labels:
         assert {example.target for example in examples} == set(task.labels)
@@ -156,16 +156,16 @@ def test_complete_real_splits_have_their_published_size(shared: Path, name: str,
 @pytest.mark.parametrize("name", ["sst2", "squad", "multirc", "mnli", "qqp", "trivia_qa", "boolq"])
 def test_the_large_training_files_load(shared: Path, name: str) -> None:
     task = find_task(name)
-    count = sum(1 for _ in read_examples(task, "train", TaskFolder(shared / "data/tasks"), Faults("stop")))
+    count = sum(1 for _ in read_examples(task, "train", TaskFolder(shared / "data/tasks"), BadInput("stop")))
     complete = published(shared).get(f"{task.folder}/train")
     assert count == complete if complete else 0 < count < task.published["train"]
 
 
 def test_real_wsc_marks_every_pronoun_and_trains_on_the_true_cases(shared: Path) -> None:
     source, task = TaskFolder(shared / "data/tasks"), find_task("wsc")
-    assert len(load_examples(task, "train", source, Faults("stop"))) == 259
+    assert len(load_examples(task, "train", source, BadInput("stop"))) == 259
     for split in ("train", "validation"):
-        for example in load_examples(task, split, source, Faults("stop"), training=False):
+        for example in load_examples(task, split, source, BadInput("stop"), training=False):
             assert re.search(r"\*\w+\*", example.input)
 
 

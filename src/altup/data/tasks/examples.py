@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from altup.core.errors import UserError
-from altup.data.faults import Faults
+from altup.data.bad_input import BadInput
 from altup.data.tasks.sources import TaskSource, source_of
 from altup.data.tasks.task import BadRecordError, Example, Task
 
@@ -18,25 +18,25 @@ TEXTS = 1_000  # tokenised at a time, so that token lists never pile up
 
 
 def read_examples(
-    task: Task, split: str, source: TaskSource, faults: Faults, training: bool | None = None
+    task: Task, split: str, source: TaskSource, bad_input: BadInput, training: bool | None = None
 ) -> Iterator[Example]:
-    """The examples of a split; records that are none go to `faults`. `training`: by default for `train`."""
+    """The examples of a split; records that are none go to `bad_input`. `training`: by default for `train`."""
     training = split == "train" if training is None else training
-    for where, record in source_of(task, source).records(task, split, faults):
+    for where, record in source_of(task, source).records(task, split, bad_input):
         try:
             examples = task.write(record, training)
         except BadRecordError as error:
-            faults.report(error.reason, where, str(error))
+            bad_input.report(error.reason, where, str(error))
             continue
         except (LookupError, TypeError, ValueError, AttributeError) as error:  # of a task that does not look first
-            faults.report("unreadable record", where, f"{task.name}: {type(error).__name__}: {error}")
+            bad_input.report("unreadable record", where, f"{task.name}: {type(error).__name__}: {error}")
             continue
         for example in examples:
             if task.labels and example.target not in task.labels:
                 known = ", ".join(task.labels)
-                faults.report("label outside its set", where, f"{example.target!r}; known are {known}")
+                bad_input.report("label outside its set", where, f"{example.target!r}; known are {known}")
                 continue
-            if faults.accept(example.input, where) and faults.accept(example.target, where):
+            if bad_input.accept(example.input, where) and bad_input.accept(example.target, where):
                 yield example
 
 
@@ -44,12 +44,12 @@ def load_examples(
     task: Task,
     split: str,
     source: TaskSource,
-    faults: Faults,
+    bad_input: BadInput,
     limit: int | None = None,
     training: bool | None = None,
 ) -> list[Example]:
     """The first `limit` examples of a split, which must have one."""
-    found = list(islice(read_examples(task, split, source, faults, training), limit))
+    found = list(islice(read_examples(task, split, source, bad_input, training), limit))
     if not found:
         raise UserError(f"task {task.name}, split {split}: no usable example; check its files")
     return found

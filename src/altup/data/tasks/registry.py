@@ -9,15 +9,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from altup.core.errors import UserError, check_choice
-from altup.data.tasks import glue, questions, super_glue
-from altup.data.tasks.formats import plain
-from altup.data.tasks.task import Task
+from altup.data.tasks.published import GLUE, QUESTION_ANSWERING, SUPER_GLUE
+from altup.data.tasks.task import Example, Record, Task, text_of
 
 TASKS: dict[str, Task] = {}
 # What counts in a suite's average; WNLI does not, as in the T5 paper.
 SUITES: dict[str, tuple[str, ...]] = {
-    "glue": tuple(task.name for task in glue.TASKS if task.short_name != "wnli"),
-    "super_glue": tuple(task.name for task in super_glue.TASKS),
+    "glue": tuple(task.name for task in GLUE if task.short_name != "wnli"),
+    "super_glue": tuple(task.name for task in SUPER_GLUE),
 }
 KINDS = ("", ".gz", ".zst")
 TAKEN = {"step", "split", "score", "loss", "accuracy", *SUITES}  # by other fields of a run's records
@@ -38,7 +37,7 @@ def _named(task: Task) -> Task:
     return task
 
 
-for _task in (*glue.TASKS, *super_glue.TASKS, *questions.TASKS):
+for _task in (*GLUE, *SUPER_GLUE, *QUESTION_ANSWERING):
     register(_task)
 
 
@@ -128,6 +127,17 @@ def own_task(path: Path) -> Task:
         raise UserError(f"task {str(path)!r}: no such file")
     name = path.name.partition(".jsonl")[0] or str(path)
     task = Task(
-        name=name, write=plain, metrics=("exact_text",), description=f"from {path}", layout="{input}", files=files
+        name=name,
+        write=write_pair,
+        metrics=("exact_text",),
+        description=f"from {path}",
+        layout="{input}",
+        files=files,
     )
     return _named(task)
+
+
+def write_pair(record: Record, training: bool) -> list[Example]:
+    """What `own_task` writes: the fields `input` and `target` as they are."""
+    target = text_of(record, "target")
+    return [Example(text_of(record, "input"), target, (target,))]

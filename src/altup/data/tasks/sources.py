@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from altup.core.errors import UserError
 from altup.core.files import sha256_of
-from altup.data.faults import Faults
+from altup.data.bad_input import BadInput
 from altup.data.files import CODECS, PIECE, split_lines
 from altup.data.hub import HubDataset
 from altup.data.tasks.task import Record, Task
@@ -24,7 +24,7 @@ STANDS_FOR = {"validation_matched": "validation"}
 class TaskSource(Protocol):
     def has(self, task: Task, split: str) -> bool: ...
 
-    def records(self, task: Task, split: str, faults: Faults) -> Iterator[tuple[str, Record]]:
+    def records(self, task: Task, split: str, bad_input: BadInput) -> Iterator[tuple[str, Record]]:
         """Each record with a name for its place, in a fixed order."""
 
     def describe(self, task: Task, split: str) -> dict[str, Any]:
@@ -57,8 +57,8 @@ class TaskFolder:
             raise UserError(f"task {task.name}: {folder} has no {split}.jsonl (.gz, .zst); put it there")
         return path
 
-    def records(self, task: Task, split: str, faults: Faults) -> Iterator[tuple[str, Record]]:
-        return read_json_lines(self._file(task, split), faults)
+    def records(self, task: Task, split: str, bad_input: BadInput) -> Iterator[tuple[str, Record]]:
+        return read_json_lines(self._file(task, split), bad_input)
 
     def describe(self, task: Task, split: str) -> dict[str, Any]:
         return _identity(self._file(task, split))
@@ -70,10 +70,10 @@ class OwnFiles:
     def has(self, task: Task, split: str) -> bool:
         return split in task.files
 
-    def records(self, task: Task, split: str, faults: Faults) -> Iterator[tuple[str, Record]]:
+    def records(self, task: Task, split: str, bad_input: BadInput) -> Iterator[tuple[str, Record]]:
         if split not in task.files:
             raise UserError(f"task {task.name!r} has no {split} file; put {split}.jsonl into its folder")
-        return read_json_lines(task.files[split], faults)
+        return read_json_lines(task.files[split], bad_input)
 
     def describe(self, task: Task, split: str) -> dict[str, Any]:
         return _identity(task.files[split])
@@ -91,7 +91,7 @@ class TaskHub:
     def has(self, task: Task, split: str) -> bool:
         return task.hub is not None
 
-    def records(self, task: Task, split: str, faults: Faults) -> Iterator[tuple[str, Record]]:
+    def records(self, task: Task, split: str, bad_input: BadInput) -> Iterator[tuple[str, Record]]:
         dataset = self._dataset(task, split)
         records, number = iter(dataset.load()), 0
         while True:
@@ -128,30 +128,30 @@ def _identity(path: Path) -> dict[str, Any]:
         raise UserError(f"file {path} cannot be read ({error.strerror}); make it readable or remove it") from None
 
 
-def read_json_lines(path: Path, faults: Faults) -> Iterator[tuple[str, Record]]:
-    """The objects of a file, one a line; damage goes to `faults`."""
+def read_json_lines(path: Path, bad_input: BadInput) -> Iterator[tuple[str, Record]]:
+    """The objects of a file, one a line; damage goes to `bad_input`."""
     try:
-        for number, line in enumerate(split_lines(_unpacked(path), faults.limits.document_bytes), start=1):
+        for number, line in enumerate(split_lines(_unpacked(path), bad_input.limits.document_bytes), start=1):
             where = f"{path}, line {number}"
             if line is None:
-                faults.report("too long", where, f"more than {faults.limits.document_bytes} bytes")
+                bad_input.report("too long", where, f"more than {bad_input.limits.document_bytes} bytes")
                 continue
             if not line.strip():
                 continue
             try:
                 record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except UnicodeDecodeError as error:
-                faults.report("bad UTF-8", where, f"byte {error.start + 1}")
+                bad_input.report("bad UTF-8", where, f"byte {error.start + 1}")
                 continue
             except (ValueError, RecursionError) as error:
-                faults.report("broken JSON", where, str(error))
+                bad_input.report("broken JSON", where, str(error))
                 continue
             if isinstance(record, dict):
                 yield where, record
             else:
-                faults.report("broken JSON", where, f"a {type(record).__name__}, not an object")
+                bad_input.report("broken JSON", where, f"a {type(record).__name__}, not an object")
     except (OSError, pa.ArrowException) as error:
-        faults.report("damaged file", str(path), f"{str(error).splitlines()[0]}; what follows is lost")
+        bad_input.report("damaged file", str(path), f"{str(error).splitlines()[0]}; what follows is lost")
 
 
 def _unpacked(path: Path) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""What happens to bad input: skipped and counted by reason, or a clear error, as the user chose."""
+"""Bad input is skipped and counted by reason, or it is an error, as the user chose (`--on-error`)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from altup.core.errors import UserError, check_choice, check_whole
 
 MEBIBYTE = 1 << 20
-PLACES_KEPT = 3  # of every reason the first places are remembered, so that a count can be looked into
+PLACES_KEPT = 3  # the first places of each reason are kept, so that the user can look at them
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds that keep memory and disk safe from input of any size.
+    """Bounds on memory and disk for input of any size.
 
-    A packed file may unpack to `max(64 MiB, unpack_ratio × its size)`, and never beyond `unpacked_bytes`.
+    A compressed file may unpack to `max(64 MiB, unpack_ratio × its size)`, and to at most `unpacked_bytes`.
     """
 
     document_bytes: int = 16 * MEBIBYTE
@@ -30,7 +30,7 @@ class Limits:
         return min(self.unpacked_bytes, max(64 * MEBIBYTE, self.unpack_ratio * packed_bytes))
 
 
-class Faults:
+class BadInput:
     """Counts bad input by reason (`on_error="skip"`) or raises at the first one (`"stop"`)."""
 
     def __init__(self, on_error: str = "skip", limits: Limits | None = None, state: dict[str, Any] | None = None):
@@ -45,7 +45,7 @@ class Faults:
     def report(self, reason: str, where: str, detail: str = "") -> None:
         if self.on_error == "stop":
             raise UserError(
-                f"{where}: {reason}{f' ({detail})' if detail else ''}; mend or remove it, "
+                f"{where}: {reason}{f' ({detail})' if detail else ''}; repair or remove it, "
                 "or skip and count such input with --on-error skip"
             )
         seen = self._reasons.setdefault(reason, {"count": 0, "first": []})
@@ -54,7 +54,7 @@ class Faults:
             seen["first"].append(where)
 
     def accept(self, text: str, where: str) -> bool:
-        """Whether a document can be used; if not, why is reported."""
+        """Whether a document can be used; if not, the reason is reported."""
         if not text or text.isspace():
             self.report("empty document", where)
         elif len(text) > self.limits.document_bytes:
@@ -66,11 +66,11 @@ class Faults:
         return False
 
     def add(self, state: dict[str, Any]) -> None:
-        """Count what another one counted too."""
+        """Add the counts of another `BadInput`, given its `state`."""
         for reason, seen in state.items():
-            mine = self._reasons.setdefault(reason, {"count": 0, "first": []})
-            mine["count"] += seen["count"]
-            mine["first"] = [*mine["first"], *seen["first"]][:PLACES_KEPT]
+            total = self._reasons.setdefault(reason, {"count": 0, "first": []})
+            total["count"] += seen["count"]
+            total["first"] = [*total["first"], *seen["first"]][:PLACES_KEPT]
 
     def state(self) -> dict[str, Any]:
         """A JSON-able copy: `{reason: {"count", "first"}}`."""
@@ -79,16 +79,15 @@ class Faults:
             for reason, seen in sorted(self._reasons.items())
         }
 
-
-def counted(faults: Faults) -> str:
-    """What was left out, for people: `3 × missing field (first: FILE, line 7)`; empty if nothing was."""
-    return "; ".join(
-        f"{seen['count']:,} × {reason} (first: {seen['first'][0]})" for reason, seen in faults.state().items()
-    )
+    def summary(self) -> str:
+        """For people: `3 × missing field (first: FILE, line 7)`; empty if there was no bad input."""
+        return "; ".join(
+            f"{seen['count']:,} × {reason} (first: {seen['first'][0]})" for reason, seen in self.state().items()
+        )
 
 
 def _is_unicode(text: str) -> bool:
-    """JSON can spell half of a surrogate pair, which no UTF-8 file and no tokenizer can hold."""
+    """JSON can spell half of a surrogate pair, which has no UTF-8 encoding."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from altup.data.tasks import SUITES, TASKS, Example, find_task
-from altup.data.tasks.formats import mark_pronoun, space_punctuation
+from altup.data.tasks.published import mark_pronoun, space_punctuation
 from altup.data.tasks.task import BadRecordError
 
 PAIR = {"sentence1": "It rains.", "sentence2": "It is wet."}
