@@ -58,7 +58,7 @@ MicroBatch = Annotated[
     ),
 ]
 Optimizer = Annotated[
-    str | None, option("--optimizer", panel="Training", text="adafactor (default), adamw or adamw-rms.")
+    str | None, option("--optimizer", panel="Training", text="adafactor (default), adamw, adamw-rms or muon.")
 ]
 Lr = Annotated[
     float | None,

@@ -2,7 +2,7 @@
 
 from altup.nn.altup import AltUp, Sum
 from altup.nn.attention import Attention
-from altup.nn.coefficients import CoefficientModule
+from altup.nn.coefficients import CoefficientModule, coefficient_names
 from altup.nn.dynamic import DynamicAltUp
 from altup.nn.experts import PartialExperts
 from altup.nn.feed_forward import GatedFeedForward
@@ -23,4 +23,5 @@ __all__ = [
     "SequenceAltUp",
     "StrideAndSkip",
     "Sum",
+    "coefficient_names",
 ]

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 class CoefficientModule(nn.Module):
     """A module whose own parameters `.to(torch.bfloat16)` and `.half()` leave in float32."""
 
+    of_a_rule = True  # False for what must stay float32 without being a coefficient of an update rule
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def keep_wide(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -25,3 +27,12 @@ class CoefficientModule(nn.Module):
 def coefficient(*shape: int) -> nn.Parameter:
     """A float32 parameter, whatever the default dtype is."""
     return nn.Parameter(torch.zeros(shape, dtype=torch.float32))
+
+
+def coefficient_names(model: nn.Module) -> set[str]:
+    """The names of all parameters of `model` that are coefficients of an update rule.
+
+    They have no weight decay and a learning rate of their own.
+    """
+    rules = [(name, m) for name, m in model.named_modules() if isinstance(m, CoefficientModule) and m.of_a_rule]
+    return {f"{name}.{own}" if name else own for name, module in rules for own, _ in module.named_parameters()}

@@ -15,6 +15,8 @@ from altup.nn.coefficients import CoefficientModule, coefficient
 class Router(CoefficientModule):
     """softmax(W·x) in float32; in training the input is jittered by factors in [1 − jitter, 1 + jitter]."""
 
+    of_a_rule = False
+
     def __init__(self, width: int, num_experts: int, jitter: float) -> None:
         super().__init__()
         self.jitter = jitter

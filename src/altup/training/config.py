@@ -17,6 +17,7 @@ from altup.training.schedules import SCHEDULES, build_schedule
 
 PRECISIONS = ("bf16", "fp32")
 PARALLEL = ("ddp", "fsdp")
+PARTS = ("embeddings", "head", "coefficients")  # of a model whose rates may differ from that of the rest
 
 
 # How each optimizer is run unless told otherwise; `lr` is the highest rate of the schedule.
@@ -24,6 +25,7 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     "adafactor": {"schedule": "rsqrt", "lr": 0.01, "weight_decay": 0.0},
     "adamw": {"schedule": "cosine", "lr": 1e-3, "weight_decay": 0.01},
     "adamw-rms": {"schedule": "cosine", "lr": 0.02, "weight_decay": 0.0},
+    "muon": {"schedule": "linear", "lr": 0.06, "weight_decay": 0.0},
 }
 
 
@@ -46,6 +48,7 @@ class TrainConfig:
     weight_decay: float | None = None
     beta1: float | None = None
     beta2: float | None = None
+    lr_factors: dict[str, float] = field(default_factory=dict)
     clip_norm: float | None = None
     precision: str | None = None
     compile: bool = True
@@ -100,6 +103,9 @@ class TrainConfig:
                 raise UserError(f"{name}={beta} is for 'adamw' and 'adamw-rms'; T5's Adafactor has no such number")
             if not 0 <= beta < 1:
                 raise UserError(f"{name}={beta} makes no sense; give a number from 0 up to, not including, 1")
+        for part, factor in self.lr_factors.items():
+            check_choice("lr_factors", part, PARTS)
+            check_range(f"lr_factors: {part}", factor, 0, float("inf"))
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(f"clip_norm={self.clip_norm!r} must be more than 0; leave it out to clip nothing")
         if self.precision is None:

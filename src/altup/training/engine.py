@@ -14,7 +14,7 @@ from altup.training.determinism import seed_forward
 from altup.training.graphs import Graphs
 from altup.training.heldout import output_sums
 from altup.training.metrics import Meter
-from altup.training.optimizers import build_optimizer
+from altup.training.optimizers import build_optimizer, set_rate
 from altup.training.parallel import ProcessGroup, gradient_sync, spread, unwrap, whole
 from altup.training.prefetch import StepBatch
 
@@ -40,14 +40,14 @@ class Engine:
         # Exchanges between processes and recomputed layers do not go into a graph.
         alone = self.compiles and process_group.world_size == 1 and not config.activation_checkpointing
         self._graphs = Graphs(self.plain, self._forward_backward, self._update) if alone else None
-        self._lr = torch.zeros((), device=process_group.device)
         self.optimizer = build_optimizer(
             config.optimizer,
             self.plain,
-            lr=self._lr,
+            lr=torch.zeros((), device=process_group.device),
             weight_decay=config.weight_decay or 0.0,
             beta1=config.beta1,
             beta2=config.beta2,
+            lr_factors=config.lr_factors,
         )
         self.schedule = config.rate()
         self.meter = Meter(process_group.device)
@@ -62,9 +62,7 @@ class Engine:
         """Global step `step` (from 0) on this process's share; `tokens` counts the labels of all shares."""
         sums = torch.zeros(4, dtype=torch.float64, device=self.process_group.device)
         last = len(batch.micro) - 1
-        self._lr.fill_(self.schedule(step))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._lr
+        set_rate(self.optimizer, self.schedule(step))
         scale = torch.full((), self.process_group.world_size / tokens, device=self.process_group.device)
         replays = self._graphs is not None and len({_shapes(micro) for micro in batch.micro}) == 1
         keeps = last > 0 or not self.config.SHAPES_VARY

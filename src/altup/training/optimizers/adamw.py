@@ -40,7 +40,7 @@ class RelativeAdamW(RelativeOptimizer):
     p ← (1 - lr·weight_decay)·p - lr · max(1e-3, RMS(p)) · m̂ / (√v̂ + eps).
     """
 
-    def initial_moments(self, what: Kind) -> dict[str, Tensor]:
+    def initial_moments(self, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
         return {"exp_avg": what.zeros(*what.shape), "exp_avg_sq": what.zeros(*what.shape)}
 
     def _update_all(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:

@@ -1,24 +1,46 @@
-"""An optimizer by its name."""
+"""An optimizer by its name, with a rate for each part of the model."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from altup.core.errors import UserError, check_choice, check_range
+from altup.nn import RelativeBias, coefficient_names
+from altup.training.config import PARTS
 from altup.training.optimizers.adafactor import Adafactor
 from altup.training.optimizers.adamw import AdamW, RelativeAdamW
+from altup.training.optimizers.muon import Muon
 from altup.training.optimizers.sharding import kind
 
-OPTIMIZERS = ("adafactor", "adamw", "adamw-rms")
+OPTIMIZERS = ("adafactor", "adamw", "adamw-rms", "muon")
 
 
-def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies: to matrices, but not to the coefficients of an update rule."""
-    return parameter.ndim >= 2 and ".rule." not in f".{name}"
+def parts_of(model: nn.Module) -> dict[str, str]:
+    """Parameter name → `embeddings`, `head`, `coefficients`, `matrix` (of a layer) or `vector` (all else).
+
+    A head that is tied to the embeddings belongs to them.
+    """
+    modules = [module for module in model.modules() if isinstance(getattr(module, "weight", None), Tensor)]
+    tables = {module.weight for module in modules if isinstance(module, nn.Embedding)}
+    biases = {module.weight for module in modules if isinstance(module, RelativeBias)}
+    find_head = getattr(model, "get_output_embeddings", lambda: None)
+    head = getattr(find_head(), "weight", None)
+    coefficients = coefficient_names(model)
+
+    def part(name: str, parameter: Tensor) -> str:
+        if name in coefficients:
+            return "coefficients"
+        if parameter in tables:
+            return "embeddings"
+        if parameter is head:
+            return "head"
+        return "matrix" if parameter.ndim >= 2 and parameter not in biases else "vector"
+
+    return {name: part(name, parameter) for name, parameter in model.named_parameters()}
 
 
 def build_optimizer(
@@ -30,32 +52,58 @@ def build_optimizer(
     beta1: float | None = None,
     beta2: float | None = None,
     eps: float = 1e-8,
+    lr_factors: Mapping[str, float] | None = None,
 ) -> torch.optim.Optimizer:
     """The optimizer `name` over the parameters of `model` that ask for gradients.
 
-    `optimizer.step(skip=flag)` leaves every weight and all state as they are where the bool tensor `flag`, on
-    the parameters' device, is true; the host never waits for it. Write the learning rate of a step into
-    `group["lr"]`, as a float or a 0-dim tensor. Shard the model (`fully_shard`) before this call.
+    `lr_factors` multiplies the rate of parts of the model (`PARTS`). `optimizer.step(skip=flag)` leaves every
+    weight and all state as they are where the bool tensor `flag`, on the parameters' device, is true; the host
+    never waits for it. `set_rate` sets the learning rate of a step. Shard the model (`fully_shard`) before this
+    call.
     """
     check_choice("optimizer", name, OPTIMIZERS)
     check_range("weight_decay", weight_decay, 0, float("inf"))
-    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    if not named:
+    factors = dict(lr_factors or {})
+    for part, factor in factors.items():
+        check_choice("lr_factors", part, PARTS)
+        check_range(f"lr_factors: {part}", factor, 0, float("inf"))
+    if name == "adafactor" and weight_decay:
+        raise UserError(
+            f"weight_decay={weight_decay} does not go with optimizer='adafactor', which is T5's and has none; "
+            "leave it at 0 or choose 'adamw'"
+        )
+    groups: dict[tuple, dict[str, Any]] = {}
+    parts = parts_of(model)
+    for n, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        own: dict[str, Any] = {"lr_factor": factors.get(parts[n], 1.0)}
+        if name != "adafactor":
+            decays = p.ndim >= 2 and parts[n] != "coefficients"
+            own |= {"weight_decay": weight_decay * decays, "sharding": kind(p).sharding}
+        if name == "muon":
+            own["orthogonal"] = parts[n] == "matrix"
+        groups.setdefault(tuple(own.values()), {**own, "params": []})["params"].append(p)
+    if not groups:
         raise UserError("the model has no parameter that asks for gradients; nothing to optimize")
+    for group in groups.values():
+        group.pop("sharding", None)
+        group["lr"] = (lr.detach().clone() if isinstance(lr, Tensor) else lr) * group["lr_factor"]
     if name == "adafactor":
-        if weight_decay:
-            raise UserError(
-                f"weight_decay={weight_decay} does not go with optimizer='adafactor', which is T5's and has none; "
-                "leave it at 0 or choose 'adamw'"
-            )
-        return Adafactor(named.values(), lr=lr)
-    groups = defaultdict(list)
-    for n, p in named.items():
-        groups[decays(n, p), kind(p).sharding].append(p)
-    adamw: Any = AdamW if name == "adamw" else RelativeAdamW
-    return adamw(
-        [{"params": ps, "weight_decay": weight_decay * decay} for (decay, _), ps in groups.items()],
-        lr=lr,
-        betas=(0.9 if beta1 is None else beta1, 0.999 if beta2 is None else beta2),
-        eps=eps,
-    )
+        return Adafactor(groups.values(), lr=lr)
+    betas = (0.9 if beta1 is None else beta1, 0.999 if beta2 is None else beta2)
+    build: Any = {"adamw": AdamW, "adamw-rms": RelativeAdamW, "muon": Muon}[name]
+    return build(groups.values(), lr=lr, betas=betas, eps=eps)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of the next step, for each group times its factor.
+
+    A rate that is a tensor stays where it is, because recorded graphs read it there.
+    """
+    for group in optimizer.param_groups:
+        own = rate * group["lr_factor"]
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(own)
+        else:
+            group["lr"] = own

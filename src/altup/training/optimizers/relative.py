@@ -26,9 +26,10 @@ class RelativeOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 what = kind(p)
-                self.state[p] = {"step": torch.zeros((), device=p.device), **self.initial_moments(what)}
+                moments = self.initial_moments(what, group)
+                self.state[p] = {"step": torch.zeros((), device=p.device), **moments}
 
-    def initial_moments(self, what: Kind) -> dict[str, Tensor]:
+    def initial_moments(self, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
         """The state of a parameter before its first step, besides `step`."""
         raise NotImplementedError
 

@@ -1,0 +1,108 @@
+"""Muon (Jordan, 2024) for the matrices of layers, with updates relative to the size of the parameter.
+
+torch has a Muon (`torch.optim.Muon`). It waits for the learning rate on the host, so that its step cannot be
+recorded as a CUDA graph, cannot be skipped on the device, and does not know sharded parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from altup.core.errors import UserError
+from altup.training.optimizers.adamw import RelativeAdamW
+from altup.training.optimizers.relative import RelativeOptimizer
+from altup.training.optimizers.sharding import Kind
+
+MOMENTUM = 0.95
+UPDATE_RMS = 0.2  # what AdamW's updates have, about, so that both take the same learning rates
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+ITERATIONS = 5
+
+
+class Muon(RelativeAdamW):
+    """Of a matrix with gradient G only the directions count, not how large each of them is:
+
+        m ← 0.95·m + 0.05·G
+        U = 0.2 · √max(rows, columns) · orthogonalized(0.95·m + 0.05·G)        [RMS about 0.2]
+        p ← (1 - lr·weight_decay)·p - lr · max(1e-3, RMS(p)) · U
+
+    for the groups with `orthogonal=True`. A tensor of more dimensions is a pile of matrices. All other groups
+    are updated as by `RelativeAdamW`. State of a matrix: `step` and `momentum`.
+
+    Under FSDP2 the processes exchange rows, so that each orthogonalizes its share of the whole matrices.
+    """
+
+    def initial_moments(self, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
+        if group["orthogonal"]:
+            return {"momentum": what.zeros(*what.shape)}
+        return super().initial_moments(what, group)
+
+    def _update_all(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
+        if group["orthogonal"]:
+            RelativeOptimizer._update_all(self, parameters, group, skip)
+        else:
+            super()._update_all(parameters, group, skip)
+
+    def direction(
+        self, what: Kind, state: dict[str, Tensor], grad: Tensor, group: dict[str, Any]
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        if not group["orthogonal"]:
+            return super().direction(what, state, grad, group)
+        momentum = state["momentum"].lerp(grad, 1 - MOMENTUM)
+        update = orthogonalized_shards(what, grad.lerp(momentum, MOMENTUM)).to(grad.dtype)
+        scale = UPDATE_RMS * math.sqrt(max(what.shape[-2:]))
+        return {"momentum": momentum}, update, torch.full_like(state["step"], scale)
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """U·Vᵀ, roughly, of each matrix U·S·Vᵀ of [..., rows, columns]: its singular values become about 1.
+
+    Newton-Schulz iterations, X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ. In bf16 on a GPU, which is enough: the
+    iteration brings singular values into [0.7, 1.2] and no nearer.
+    """
+    x = matrices.bfloat16() if matrices.is_cuda else matrices
+    *pile, rows, columns = x.shape
+    x = x.reshape(-1, rows, columns)
+    if rows > columns:
+        x = x.mT
+    x = x / x.norm(dim=(-2, -1), keepdim=True, dtype=torch.float32).clamp(min=1e-7).to(x.dtype)
+    a, b, c = NEWTON_SCHULZ
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    if rows > columns:
+        x = x.mT
+    return x.reshape(*pile, rows, columns)
+
+
+def orthogonalized_shards(what: Kind, pieces: Tensor) -> Tensor:
+    """`orthogonalized` of n stacked matrices, of which `pieces` [n, rows here, columns] are local."""
+    shards = [] if what.sharding is None else [i for i, one in enumerate(what.sharding[1]) if one.is_shard()]
+    if not shards or len(what.shape) > 2:  # a pile of matrices is sharded between them
+        return orthogonalized(pieces)
+    if len(shards) > 1:
+        raise UserError("optimizer='muon' knows parameters sharded over one dimension of the device mesh only")
+    assert what.sharding is not None
+    group = what.sharding[0].get_group(shards[0])
+    count, world = len(pieces), dist.get_world_size(group)
+    rows, columns = what.shape
+    # Equal parts for all: so many whole matrices a process, so many rows of each from a process.
+    each, share = -(-count // world), -(-rows // world)
+    sent = pieces.new_zeros(world * each, share, columns)
+    sent[:count, : pieces.shape[1]] = pieces
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)  # by [process of the rows, matrix, row]
+    whole = received.view(world, each, share, columns).transpose(0, 1).reshape(each, world * share, columns)
+    done = orthogonalized(whole[:, :rows]).to(pieces.dtype)
+    sent = pieces.new_zeros(each, world * share, columns)
+    sent[:, :rows] = done
+    sent = sent.view(each, world, share, columns).transpose(0, 1).contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)  # by [process of the matrix, matrix, row]
+    return received.view(world * each, share, columns)[:count, : pieces.shape[1]]

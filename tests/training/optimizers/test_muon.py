@@ -1,0 +1,137 @@
+"""Muon against a definition of its own in float64, which parameters it takes, and rates by part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from altup import AltUpT5Config, AltUpT5ForConditionalGeneration
+from altup.core.errors import UserError
+from altup.training.optimizers import build_optimizer, parts_of, set_rate
+from altup.training.optimizers.muon import orthogonalized
+
+
+def tiny(method: str = "altup", **fields: Any) -> AltUpT5ForConditionalGeneration:
+    torch.manual_seed(0)
+    shape = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_layers": 2, "vocab_size": 40}
+    config = AltUpT5Config.from_preset("tiny", method, **{**shape, **fields})
+    return AltUpT5ForConditionalGeneration(config)
+
+
+def set_gradients(model: torch.nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator) * 10.0 ** (step % 3 - 1)
+
+
+def by_definition(p: np.ndarray, gradients: list[np.ndarray], lr: float) -> np.ndarray:
+    """The docstring's formula, with each singular value s taken through the polynomial a·s + b·s³ + c·s⁵."""
+    momentum = np.zeros_like(p)
+    for g in gradients:
+        momentum = 0.95 * momentum + 0.05 * g
+        direction = 0.95 * momentum + 0.05 * g
+        u, s, vt = np.linalg.svd(direction, full_matrices=False)
+        s = s / np.linalg.norm(s, axis=-1, keepdims=True)
+        for _ in range(5):
+            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+        update = 0.2 * np.sqrt(max(p.shape[-2:])) * (u * s[..., None, :]) @ vt
+        p = p - lr * max(1e-3, np.sqrt(np.mean(p**2))) * update
+    return p
+
+
+def test_ten_steps_equal_the_definition():
+    """Matrices by Muon, experts as piles of matrices; all else as AdamW-RMS does it."""
+    model, twin = tiny("altup+moe", experts=4), tiny("altup+moe", experts=4)
+    parts = parts_of(model)
+    start = {n: p.detach().double().numpy() for n, p in model.named_parameters()}
+    gradients: dict[str, list[np.ndarray]] = {n: [] for n in start}
+    optimizer, other = (build_optimizer(n, m, lr=0.05) for n, m in (("muon", model), ("adamw-rms", twin)))
+    for step in range(10):
+        set_gradients(model, step)
+        set_gradients(twin, step)
+        for n, p in model.named_parameters():
+            gradients[n].append(p.grad.double().numpy())
+        optimizer.step()
+        other.step()
+    compared = {"matrix": 0, "rest": 0}
+    for (n, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+        if parts[n] == "matrix":
+            expected = by_definition(start[n], gradients[n], 0.05)
+            np.testing.assert_allclose(p.detach().numpy(), expected, rtol=1e-3, atol=1e-4, err_msg=n)
+            compared["matrix"] += 1
+        else:
+            assert torch.equal(p, q), n
+            compared["rest"] += 1
+    assert compared == {"matrix": 2 * (7 + 3) + 2 * (11 + 3), "rest": len(start) - 48}
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (3, 9), (9, 3), (2, 6, 4), (2, 3, 4, 6)])
+def test_singular_values_become_about_one(shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonalized(x))
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+    mixed = torch.einsum("...ij,...ij->...", orthogonalized(x), x)
+    torch.testing.assert_close(mixed, torch.linalg.svdvals(x).sum(-1), rtol=0.25, atol=0)
+
+
+def test_a_gradient_of_zeros_moves_nothing():
+    model = tiny()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = build_optimizer("muon", model, lr=0.1)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_parts_of_a_model():
+    parts = parts_of(tiny("altup"))
+    assert parts["encoder.embed_tokens.weight"] == "embeddings"
+    assert parts["lm_head.weight"] == "head"
+    assert parts["encoder.rule.updates.0.P"] == parts["decoder.rule.updates.1.g"] == "coefficients"
+    assert parts["encoder.relative_bias.weight"] == parts["encoder.final_norm.weight"] == "vector"
+    assert parts["decoder.layers.0.cross_attention.k.weight"] == "matrix"
+    of_sequence = parts_of(tiny("sequence-altup", num_layers=4, stride=2))
+    assert of_sequence["encoder.layers.1.update.a"] == "coefficients"
+    assert parts_of(tiny("moe", experts=4))["encoder.layers.0.experts.router.weight"] == "matrix"
+
+
+def test_a_tied_head_belongs_to_the_embeddings():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    parts = parts_of(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=20, n_positions=8)))
+    assert {name for name, part in parts.items() if part == "embeddings"} == {
+        "transformer.wte.weight",
+        "transformer.wpe.weight",
+    }
+    assert "head" not in parts.values()
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adamw", "adamw-rms", "muon"])
+@pytest.mark.parametrize("rate", [0.01, torch.tensor(0.01)])
+def test_a_part_moves_at_its_own_rate(name, rate):
+    """By a factor of ½ half as far, by 0 not at all, everything else as without factors."""
+    factors = {"coefficients": 0.5, "head": 0.0}
+    whole, parted = tiny(), tiny()
+    parts = parts_of(whole)
+    before = {n: p.detach().clone() for n, p in whole.named_parameters()}
+    for model, chosen in ((whole, {}), (parted, factors)):
+        optimizer = build_optimizer(name, model, lr=rate, lr_factors=chosen)
+        set_rate(optimizer, 0.02)
+        set_gradients(model, 0)
+        optimizer.step()
+    moved = dict(parted.named_parameters())
+    for n, p in whole.named_parameters():
+        expected = before[n] + (p - before[n]) * factors.get(parts[n], 1.0)
+        torch.testing.assert_close(moved[n], expected, rtol=1e-5, atol=1e-7, msg=n)
+
+
+def test_factors_that_make_no_sense_are_refused():
+    with pytest.raises(UserError, match="lr_factors='heads' is not known"):
+        build_optimizer("muon", tiny(), lr=0.1, lr_factors={"heads": 1.0})
+    with pytest.raises(UserError, match="lr_factors: head=-1"):
+        build_optimizer("muon", tiny(), lr=0.1, lr_factors={"head": -1.0})
