@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from altup.core.errors import UserError
-from altup.data.batches import Batches, HeldOut, ShardBatches, read_ahead
+from altup.data.batches import HELD_OUT_PARTS, Batches, HeldOut, ShardBatches, read_ahead
 from altup.data.objectives import OBJECTIVES, Causal, SpanCorruption, build_objective
 from altup.data.shards import TokenStream
 
@@ -144,6 +144,18 @@ def test_held_out_examples_are_always_the_same_and_spread(prepared: Path) -> Non
     assert np.array_equal(few.examples(0, 5)["labels"], once["labels"][spread])
     assert len(few.examples(3, 8)["labels"]) == 2
     assert len(HeldOut(stream, objective, limit=10**6)) == len(whole)
+
+
+def test_the_parts_of_held_out_text_share_nothing(prepared: Path) -> None:
+    stream = TokenStream(prepared, "validation")
+    objective = SpanCorruption(stream.vocabulary.sentinels, stream.vocabulary.eos, LENGTH)
+    whole, tuning, reporting = (HeldOut(stream, objective, 9, part=part) for part in HELD_OUT_PARTS)
+    assert (len(tuning), len(reporting)) == (5, 4)
+    labels = whole.examples(0, 9)["labels"]
+    assert np.array_equal(tuning.examples(0, 9)["labels"], labels[::2])
+    assert np.array_equal(reporting.examples(0, 9)["labels"], labels[1::2])
+    described = [part.describe() for part in (whole, tuning, reporting)]
+    assert all(one != other for one in described for other in described if one is not other)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

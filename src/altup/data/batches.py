@@ -66,15 +66,26 @@ class ShardBatches:
         return self.objective(raw, keys(self.seed, MASKS, epoch, sequence))
 
 
-class HeldOut:
-    """A fixed set of sequences in the order of the text, with the same masks at every evaluation."""
+HELD_OUT_PARTS = {"all": slice(None), "tuning": slice(0, None, 2), "reporting": slice(1, None, 2)}
 
-    def __init__(self, stream: TokenStream, objective: Objective, limit: int | None = None, seed: int = 0):
-        self.stream, self.objective, self.seed = stream, objective, seed
+
+class HeldOut:
+    """A fixed set of sequences in the order of the text, with the same masks at every evaluation.
+
+    `part` takes every other sequence: what is chosen on the part "tuning" can be reported on "reporting", which
+    shares no token with it.
+    """
+
+    def __init__(
+        self, stream: TokenStream, objective: Objective, limit: int | None = None, seed: int = 0, part: str = "all"
+    ):
+        self.stream, self.objective, self.seed, self.part = stream, objective, seed, part
         available = _sequences(stream, objective)
         count = available if limit is None else min(limit, available)
         check_whole("limit", count, 1)
-        self._sequences = np.arange(count) * available // count  # spread over the whole text
+        spread = np.arange(count) * available // count  # over the whole text
+        self._sequences = spread[HELD_OUT_PARTS[part]]
+        check_whole("examples of this part", len(self._sequences), 1)
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -86,7 +97,10 @@ class HeldOut:
         return self.objective(raw, keys(self.seed, HELD_OUT, sequence))
 
     def describe(self) -> dict[str, Any]:
-        return {"data": self.stream.sha256, "examples": len(self), "seed": self.seed, **self.objective.describe()}
+        described = {"data": self.stream.sha256, "examples": len(self), "seed": self.seed}
+        if self.part != "all":
+            described["part"] = self.part
+        return {**described, **self.objective.describe()}
 
 
 def _sequences(stream: TokenStream, objective: Objective) -> int:

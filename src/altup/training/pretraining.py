@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FROM_THE_DATA = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
 OBJECTIVES = {"t5": "span-corruption", "bert": "masked", "decoder": "causal"}
+EVAL_PARTS = ("all", "tuning", "reporting")
 MODEL_NAMES = ("size", "method", "k", "stride", "experts", "extra_layers")
 
 
@@ -55,6 +56,7 @@ class PretrainConfig(TrainConfig):
     noise_density: float = 0.15
     mean_span: float = 3.0
     eval_sequences: int = 1024
+    eval_part: str = "all"
     batches: dict[str, Any] = field(default_factory=dict)
 
     # A folder may be moved: what counts is what `batches` says of its contents.
@@ -70,6 +72,7 @@ class PretrainConfig(TrainConfig):
         check_range("noise_density", self.noise_density, 1e-6, 1)
         check_range("mean_span", self.mean_span, 1, float("inf"))
         check_whole("eval_sequences", self.eval_sequences, 1)
+        check_choice("eval_part", self.eval_part, EVAL_PARTS)
         self.size = self.size or family(self.model).default_size
         self._check_model()
 
@@ -151,7 +154,7 @@ def pretrain(
         name = OBJECTIVES[config.model]
         objective = build_objective(name, vocabulary, config.inputs_length, config.noise_density, config.mean_span)
         batches = ShardBatches(text, objective, config.batch_size, config.seed)
-        validation = HeldOut(unseen, objective, config.eval_sequences)
+        validation = HeldOut(unseen, objective, config.eval_sequences, part=config.eval_part)
         config = replace(config, batches={**batches.describe(), "validation": validation.describe()})
         model_config = config.model_config(vocabulary)
         cost = account(model_config, config.inputs_length, objective.targets)
