@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from altup.data.embedded import documents
-from altup.data.files import LocalFiles
 from altup.data.prepare import Recipe, prepare
+from altup.data.text_files import LocalFiles
 
 
 @pytest.fixture(scope="session")

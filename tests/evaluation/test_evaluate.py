@@ -12,7 +12,7 @@ import torch
 from altup.core.errors import UserError
 from altup.data.bad_input import BadInput
 from altup.data.tasks import find_task
-from altup.data.tasks.sources import TaskFolder
+from altup.data.tasks.examples import TaskFolder
 from altup.evaluation.decoding import decode, read_answer
 from altup.evaluation.evaluate import evaluate_tasks, load_held_out, summarise, write_scores
 from tests.evaluation.tiny import made_up_words, save_tiny

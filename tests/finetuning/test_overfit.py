@@ -11,7 +11,7 @@ import pytest
 
 from altup.data.bad_input import BadInput
 from altup.data.tasks import TASKS, find_task
-from altup.data.tasks.sources import TaskFolder
+from altup.data.tasks.examples import TaskFolder
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.finetune import finetune
 from tests.evaluation.tiny import made_up_text, save_tiny

@@ -79,8 +79,8 @@ def altup(output: Path, *arguments: object) -> tuple[int, str]:
 
 def prepare_text(folder: Path, sentences: int = 4000) -> Path:
     """A prepared data folder of made-up sentences: about 40,000 tokens of a 700-token vocabulary."""
-    from altup.data.files import LocalFiles
     from altup.data.prepare import Recipe, prepare
+    from altup.data.text_files import LocalFiles
 
     draw = random.Random(0)
     words = ["".join(draw.choices("abdeiklmnorstu", k=draw.randint(2, 6))) for _ in range(300)]

@@ -50,8 +50,8 @@ def command(
     from altup.core.errors import UserError, check_choice, check_whole
     from altup.data.bad_input import BadInput
     from altup.data.tasks import find_tasks
+    from altup.data.tasks.examples import open_tasks
     from altup.data.tasks.registry import check_suite
-    from altup.data.tasks.sources import open_tasks
 
     check_whole("batch_size", batch_size, 1)
     given = {"limit": (limit, 1), "inputs_length": (inputs_length, 2), "targets_length": (targets_length, 2)}

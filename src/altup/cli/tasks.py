@@ -10,7 +10,7 @@ from altup.core.errors import UserError
 
 if TYPE_CHECKING:
     from altup.data.tasks import Task
-    from altup.data.tasks.sources import TaskSource
+    from altup.data.tasks.examples import TaskSource
 
 app = typer.Typer(
     help="The fine-tuning tasks, with sizes and real formatted examples.", invoke_without_command=True
@@ -31,7 +31,7 @@ def list_tasks(
 ) -> None:
     """All tasks: metrics, lengths, sizes of splits (with --data: found of published), and how inputs look."""
     from altup.data.tasks import SUITES, TASKS
-    from altup.data.tasks.sources import open_tasks
+    from altup.data.tasks.examples import open_tasks
 
     source = open_tasks(data) if data else None
     sizes = {task.name: _sizes(task, source) for task in TASKS.values()}
@@ -95,8 +95,7 @@ def show(
     from altup.core.errors import check_whole
     from altup.data.bad_input import BadInput
     from altup.data.tasks import find_task
-    from altup.data.tasks.examples import load_examples
-    from altup.data.tasks.sources import open_tasks
+    from altup.data.tasks.examples import load_examples, open_tasks
 
     check_whole("count", count, 1)
     task = find_task(name)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +18,20 @@ from altup.core.errors import UserError, check_range, check_whole
 from altup.core.files import TEMPORARY, rename_folder
 from altup.data import tokenizer as tokenizers
 from altup.data.bad_input import MEBIBYTE, BadInput, Limits
-from altup.data.folder import begin, locked_folder, refusals
-from altup.data.sample import sample
+from altup.data.prepared_folder import locked_folder, open_manifest, system_errors
 from altup.data.shards import SPLITS, TOKENIZER, Manifest, Shard, hashes, write_shard
 from altup.data.sources import Chain, Reader, Source
-from altup.data.workers import Workers
+from altup.data.tokenizer_pool import TokenizerPool
 
 CHUNK = 1 << 20  # characters tokenised in one request, at most
+SAMPLED_FILES = 32  # open at a time
+LARGEST_STEP = 8
 Watch = Callable[[str, float | None, int, int], None]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the result. Validation text is either given or held out of `sources` by document hash."""
+    """Everything that the prepared data depend on. Validation text is given, or held out by document hash."""
 
     sources: Sequence[Source]
     validation: Sequence[Source] = ()
@@ -70,21 +73,21 @@ class Recipe:
 
 
 def prepare(out: str | Path, recipe: Recipe, workers: int | None = None, watch: Watch | None = None) -> Manifest:
-    """Make the folder `out`, or finish or mend it if it was begun with the same recipe.
+    """Make the folder `out`, or finish or repair it if it was begun with the same recipe.
 
-    `watch(stage, fraction or None, documents, tokens)` is told how far it is.
+    Progress goes to `watch(stage, fraction or None, documents, tokens)`.
     """
     out, watch = Path(out), watch or (lambda stage, fraction, documents, tokens: None)
     workers = usable_cores() if workers is None else workers
     check_whole("workers", workers, 1)
     settings = recipe.settings()
-    with refusals(out), locked_folder(out):
-        manifest = begin(out, settings)
+    with system_errors(out), locked_folder(out):
+        manifest = open_manifest(out, settings)
         if manifest.finished:
             return manifest
         _settle_tokenizer(out, recipe, manifest, watch)
         manifest.save(out)
-        with Workers(out / TOKENIZER, workers) as pool:
+        with TokenizerPool(out / TOKENIZER, workers) as pool:
             passes = [("train", recipe.sources), ("validation", recipe.validation)]
             for name, sources in passes:
                 if sources:
@@ -104,7 +107,7 @@ def usable_cores() -> int:
 
 
 def _settle_tokenizer(out: Path, recipe: Recipe, manifest: Manifest, watch: Watch) -> None:
-    """Make the tokenizer if it is not there; shards that another one made are not kept."""
+    """Make the tokenizer if it is missing; shards made with another tokenizer are dropped."""
     folder, beside = out / TOKENIZER, out / (TOKENIZER + TEMPORARY)
     if not folder.exists():
         try:
@@ -125,9 +128,45 @@ def _make_tokenizer(folder: Path, recipe: Recipe, watch: Watch) -> None:
         tokenizers.take(recipe.tokenizer, folder)
     else:
         watch("reading a sample for the vocabulary", None, 0, 0)
-        texts = list(sample(recipe))
+        texts = list(sample_text(recipe))
         watch(f"training a vocabulary of {recipe.vocab_size} pieces", None, len(texts), 0)
         tokenizers.save(tokenizers.train(texts, recipe.vocab_size), folder)
+
+
+def sample_text(recipe: Recipe) -> Iterator[str]:
+    """The text a vocabulary is trained on: about `sample_bytes` of training text, the same on every run.
+
+    Documents come from up to 32 files in turn, spread over all of them; when a file ends, the next one takes its
+    place. In large sources only every k-th document is taken, so that the sample reaches further into the files.
+    If that does not fill it, the remaining documents follow in k - 1 further passes.
+    """
+    chain = Chain(recipe.sources)
+    parts = chain.parts()
+    stride = -(-len(parts) // SAMPLED_FILES)
+    spread = [part for first in range(stride) for part in parts[first::stride]]
+    every = min(LARGEST_STEP, max(1, chain.text_bytes() // recipe.sample_bytes))
+    left = recipe.sample_bytes
+    for offset in range(every):
+        bad_input = BadInput(recipe.on_error, recipe.limits)
+        waiting = (islice(part.read(bad_input), offset, None, every) for part in spread)
+        readers = deque(islice(waiting, SAMPLED_FILES))
+        while readers:
+            reader = readers.popleft()
+            text = next(reader, None)
+            if text is None:
+                readers.extend(islice(waiting, 1))
+                continue
+            readers.append(reader)
+            if not recipe.held_out(text):
+                left -= len(text.encode())
+                yield text
+                if left <= 0:
+                    return
+    if left == recipe.sample_bytes:
+        reasons = (
+            f"{bad_input.summary()}; --on-error stop says more" if bad_input.state() else "empty, or all held out"
+        )
+        raise UserError(f"the sources hold no text to train a vocabulary on: {reasons}")
 
 
 @dataclass
@@ -160,7 +199,7 @@ def _chunks(
 
 
 def _run_pass(
-    out: Path, recipe: Recipe, manifest: Manifest, name: str, source: Source, pool: Workers, watch: Watch
+    out: Path, recipe: Recipe, manifest: Manifest, name: str, source: Source, pool: TokenizerPool, watch: Watch
 ) -> None:
     """Read a source from where its last segment ended, and write and record segment after segment."""
     segments = manifest.segments

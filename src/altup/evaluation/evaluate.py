@@ -12,8 +12,7 @@ from altup.core.errors import UserError
 from altup.core.files import atomic_write
 from altup.data.bad_input import BadInput
 from altup.data.tasks import Example, Task
-from altup.data.tasks.examples import load_examples, tokenise
-from altup.data.tasks.sources import TaskSource, source_of
+from altup.data.tasks.examples import TaskSource, load_examples, source_of, tokenise
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.evaluation.decoding import decode
 from altup.evaluation.metrics import check_metrics

@@ -11,9 +11,8 @@ from typing import Any
 from altup.core.errors import UserError
 from altup.data.bad_input import BadInput
 from altup.data.tasks import SUITES, Task, find_task
-from altup.data.tasks.examples import load_examples, tokenise
+from altup.data.tasks.examples import TaskSource, load_examples, open_tasks, source_of, tokenise
 from altup.data.tasks.registry import add_task
-from altup.data.tasks.sources import TaskSource, open_tasks, source_of
 from altup.evaluation.evaluate import HeldOutTask, has_held_out, load_held_out
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.mixture import Mixture, TrainingTask, shares_of

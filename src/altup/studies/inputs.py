@@ -30,7 +30,7 @@ class Inputs:
         The files are read once: what a task is does not change while studies run.
         """
         from altup.data.tasks import find_tasks
-        from altup.data.tasks.sources import open_tasks, source_of
+        from altup.data.tasks.examples import open_tasks, source_of
 
         found = {}
         for task in find_tasks(names):

@@ -1,26 +1,149 @@
-"""A task's examples as text, and as tokens."""
+"""A task's examples: its records from a folder of files or Hugging Face `datasets`, as text, and as tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from altup.core.errors import UserError
+from altup.core.files import sha256_of
 from altup.data.bad_input import BadInput
-from altup.data.tasks.sources import TaskSource, source_of
-from altup.data.tasks.task import BadRecordError, Example, Task
+from altup.data.sources import HubDataset
+from altup.data.tasks.task import BadRecordError, Example, Record, Task
+from altup.data.text_files import damage_reported, read_json_lines
 
-TEXTS = 1_000  # tokenised at a time, so that token lists never pile up
+TEXTS = 1_000  # texts tokenised at a time, which bounds the memory of their token lists
+KINDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+# A folder may hold a single validation file for MNLI; it then counts as the matched split.
+STANDS_FOR = {"validation_matched": "validation"}
+
+
+class TaskSource(Protocol):
+    def has(self, task: Task, split: str) -> bool: ...
+
+    def records(self, task: Task, split: str, bad_input: BadInput) -> Iterator[tuple[str, Record]]:
+        """Each record with a name for its place, in a fixed order."""
+
+    def describe(self, task: Task, split: str) -> dict[str, Any]:
+        """JSON-able identity: equal for equal records."""
+
+
+class TaskFolder:
+    """`<folder>/<task.folder>/<split>.jsonl` (.gz, .zst), with the fields of the Hugging Face sets."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise UserError(f"data {str(path)!r} is no folder; give one with <suite>/<task>/<split>.jsonl files")
+
+    def find(self, task: Task, split: str) -> Path | None:
+        folder = self.path / (task.folder or task.name)
+        for name in (split, STANDS_FOR.get(split)):
+            for kind in KINDS:
+                if name and (path := folder / f"{name}{kind}").exists():
+                    return path
+        return None
+
+    def has(self, task: Task, split: str) -> bool:
+        return self.find(task, split) is not None
+
+    def _file(self, task: Task, split: str) -> Path:
+        path = self.find(task, split)
+        if path is None:
+            folder = self.path / (task.folder or task.name)
+            raise UserError(f"task {task.name}: {folder} has no {split}.jsonl (.gz, .zst); put it there")
+        return path
+
+    def records(self, task: Task, split: str, bad_input: BadInput) -> Iterator[tuple[str, Record]]:
+        return _read_records(self._file(task, split), bad_input)
+
+    def describe(self, task: Task, split: str) -> dict[str, Any]:
+        return _identity(self._file(task, split))
+
+
+class OwnFiles:
+    """The files that a user's own task names itself."""
+
+    def has(self, task: Task, split: str) -> bool:
+        return split in task.files
+
+    def records(self, task: Task, split: str, bad_input: BadInput) -> Iterator[tuple[str, Record]]:
+        if split not in task.files:
+            raise UserError(f"task {task.name!r} has no {split} file; put {split}.jsonl into its folder")
+        return _read_records(task.files[split], bad_input)
+
+    def describe(self, task: Task, split: str) -> dict[str, Any]:
+        return _identity(task.files[split])
+
+
+class TaskHub:
+    """Hugging Face `datasets` by name, or a dataset on disk through the same library."""
+
+    def _dataset(self, task: Task, split: str) -> HubDataset:
+        if task.hub is None:
+            raise UserError(f"task {task.name!r} is not on the hub; give the folder of its files with --data")
+        name, config = task.hub
+        return HubDataset(name, config, split)
+
+    def has(self, task: Task, split: str) -> bool:
+        return task.hub is not None
+
+    def records(self, task: Task, split: str, bad_input: BadInput) -> Iterator[tuple[str, Record]]:
+        dataset = self._dataset(task, split)
+        records, number = iter(dataset.load()), 0
+        while True:
+            try:
+                record = next(records)
+            except StopIteration:
+                return
+            except Exception as error:  # whatever the library and the network raise
+                raise UserError(
+                    f"dataset {dataset.name!r}, {split}, failed after record {number} "
+                    f"({type(error).__name__}: {error}); check the network and start again"
+                ) from error
+            number += 1
+            yield f"dataset {dataset.name}, {split}, record {number}", record
+
+    def describe(self, task: Task, split: str) -> dict[str, Any]:
+        return self._dataset(task, split).describe()
+
+
+def open_tasks(data: str | None) -> TaskSource:
+    """The source that `--data` names: a folder, or the hub where there is none."""
+    return TaskFolder(data) if data else TaskHub()
+
+
+def source_of(task: Task, source: TaskSource) -> TaskSource:
+    return OwnFiles() if task.files else source
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    """The hash of the whole file: one corrected label in its middle makes it another task."""
+    try:
+        return {"name": path.name, "sha256": sha256_of(path)}
+    except OSError as error:
+        raise UserError(f"file {path} cannot be read ({error.strerror}); make it readable or remove it") from None
+
+
+def _read_records(path: Path, bad_input: BadInput) -> Iterator[tuple[str, Record]]:
+    """The objects of a file, one a line."""
+    with damage_reported(path, bad_input):
+        for _, where, record in read_json_lines(path, bad_input):
+            if isinstance(record, dict):
+                yield where, record
+            else:
+                bad_input.report("broken JSON", where, f"a {type(record).__name__}, not an object")
 
 
 def read_examples(
     task: Task, split: str, source: TaskSource, bad_input: BadInput, training: bool | None = None
 ) -> Iterator[Example]:
-    """The examples of a split; records that are none go to `bad_input`. `training`: by default for `train`."""
+    """The examples of a split; bad records go to `bad_input`. `training` is true for `train` by default."""
     training = split == "train" if training is None else training
     for where, record in source_of(task, source).records(task, split, bad_input):
         try:
@@ -28,7 +151,8 @@ def read_examples(
         except BadRecordError as error:
             bad_input.report(error.reason, where, str(error))
             continue
-        except (LookupError, TypeError, ValueError, AttributeError) as error:  # of a task that does not look first
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            # A user's own task that does not check its records.
             bad_input.report("unreadable record", where, f"{task.name}: {type(error).__name__}: {error}")
             continue
         for example in examples:
@@ -75,7 +199,7 @@ class Tokens:
 
 
 def tokenise(tokenizer: Any, texts: Sequence[str], length: int) -> Tokens:
-    """Each text as at most `length` tokens, the last of them eos. Names of tokens in a text are plain text."""
+    """Each text as at most `length` tokens, the last of them eos. Special tokens in a text are plain text."""
     rows: list[np.ndarray] = []
     cut = 0
     for begin in range(0, len(texts), TEXTS):
@@ -91,7 +215,7 @@ def tokenise(tokenizer: Any, texts: Sequence[str], length: int) -> Tokens:
 
 
 def pad(rows: Sequence[np.ndarray], length: int, filler: int) -> np.ndarray:
-    """`[rows, length]`, filled up on the right."""
+    """`[rows, length]`, padded with `filler` on the right."""
     padded = np.full((len(rows), length), filler, np.int32)
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from altup.data.bad_input import BadInput, Limits
 
 KINDS = (".txt", ".jsonl", ".parquet")
 CODECS = {".gz": "gzip", ".zst": "zstd"}
-PIECE = 1 << 18
+PIECE = 1 << 18  # bytes read at a time
 TEXT_AT_BLANK_LINE = 1 << 12
 TEXT_AT_LINE_END = 1 << 16
-ROWS = 64  # of a parquet file held at a time: few, because each may be long
-PRINT = 1 << 16
-GUESSED_RATIO = 3  # of text to packed text, for estimates only
+ROWS = 64  # of a parquet file held in memory at a time: few, because each may be long
+FINGERPRINT = 1 << 16  # bytes hashed at each end of a file
+GUESSED_RATIO = 3  # of text to compressed text, for estimates only
 
 
 def kind_of(path: Path) -> str | None:
@@ -57,7 +58,7 @@ class LocalFiles:
 
     def describe(self) -> dict[str, Any]:
         root = self.path if self.path.is_dir() else self.path.parent
-        return {"kind": "files", "field": self.field, "files": prints(root, self.files)}
+        return {"kind": "files", "field": self.field, "files": fingerprints(root, self.files)}
 
     def read(self, bad_input: BadInput, cursor: Any = None) -> _FilesReader:
         return _FilesReader(self.files, self.field, bad_input, cursor)
@@ -69,8 +70,8 @@ class LocalFiles:
         return sum(p.stat().st_size * (1 if p.suffix in (".txt", ".jsonl") else GUESSED_RATIO) for p in self.files)
 
 
-def prints(root: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
-    """A cheap identity of each file: its name below `root`, its size, and a hash of its beginning and end."""
+def fingerprints(root: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
+    """A cheap identity of each file: its path below `root`, its size, and a hash of its beginning and end."""
     return [{"name": p.relative_to(root).as_posix(), "bytes": p.stat().st_size, "print": _hash(p)} for p in files]
 
 
@@ -79,9 +80,9 @@ def _hash(path: Path) -> str:
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            digest.update(file.read(PRINT))
-            file.seek(max(0, size - PRINT))
-            digest.update(file.read(PRINT))
+            digest.update(file.read(FINGERPRINT))
+            file.seek(max(0, size - FINGERPRINT))
+            digest.update(file.read(FINGERPRINT))
     except OSError as error:
         raise UserError(f"file {path} cannot be read ({error.strerror}); make it readable or remove it") from None
     return digest.hexdigest()[:16]
@@ -104,17 +105,11 @@ class _FilesReader:
             documents = {".txt": self._text, ".jsonl": self._json_lines, ".parquet": self._parquet}[
                 kind_of(path) or ""
             ]
-            try:
+            with damage_reported(path, self._bad_input):
                 for items, text, where in documents(path, self._items):
                     if self._bad_input.accept(text, where):
                         self._items = items
                         yield text
-            except EndlessError as error:
-                self._bad_input.report("unpacks without end", str(path), str(error))
-            except (OSError, pa.ArrowException) as error:
-                truncated = "truncated" in str(error).lower()
-                reason = "truncated archive" if truncated else "unreadable file"
-                self._bad_input.report(reason, str(path), f"{str(error).splitlines()[0]}; what follows is lost")
             self._file, self._items, self._within = self._file + 1, 0, 0.0
 
     def cursor(self) -> Any:
@@ -123,55 +118,23 @@ class _FilesReader:
     def fraction(self) -> float | None:
         return min(1.0, (sum(self._sizes[: self._file]) + self._within) / sum(self._sizes))
 
-    def _lines(self, path: Path) -> Iterator[tuple[int, bytes | None]]:
-        limits = self._bad_input.limits
-        return enumerate(split_lines(self._unpacked(path, limits), limits.document_bytes), start=1)
-
-    def _unpacked(self, path: Path, limits: Limits) -> Iterator[bytes]:
-        packed_bytes = path.stat().st_size
-        allowed, size = limits.allowed(packed_bytes), 0
-        if path.suffix in CODECS and not packed_bytes:
-            raise OSError("truncated to 0 bytes")  # even an archive of nothing has a head
-        with pa.OSFile(str(path)) as packed:
-            codec = CODECS.get(path.suffix)
-            stream = pa.CompressedInputStream(packed, codec) if codec else packed
-            while piece := stream.read(PIECE):
-                size += len(piece)
-                if codec and size > allowed:
-                    raise EndlessError(f"beyond {allowed} bytes")
-                self._within = packed.tell()
-                yield piece
+    def _at(self, position: int) -> None:
+        self._within = position
 
     def _json_lines(self, path: Path, skip: int) -> Iterator[tuple[int, str, str]]:
-        for number, line in self._lines(path):
-            if number <= skip or (line is not None and not line.strip()):
-                continue
-            where = f"{path}, line {number}"
-            if line is None:
-                self._bad_input.report(
-                    "too long", where, f"more than {self._bad_input.limits.document_bytes} bytes"
-                )
-                continue
-            try:
-                record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except UnicodeDecodeError as error:
-                self._bad_input.report("bad UTF-8", where, f"byte {error.start + 1}")
-            except (ValueError, RecursionError) as error:
-                self._bad_input.report("broken JSON", where, str(error))
+        for number, where, record in read_json_lines(path, self._bad_input, skip, self._at):
+            text = record.get(self._field) if isinstance(record, dict) else None
+            if isinstance(text, str):
+                yield number, text, where
             else:
-                text = record.get(self._field) if isinstance(record, dict) else None
-                if isinstance(text, str):
-                    yield number, text, where
-                else:
-                    self._bad_input.report(
-                        "no text field", where, f"no string {self._field!r}; name another with --field"
-                    )
+                detail = f"no string {self._field!r}; name another with --field"
+                self._bad_input.report("no text field", where, detail)
 
     def _text(self, path: Path, skip: int) -> Iterator[tuple[int, str, str]]:
         held: list[bytes] = []
         size = number = 0
         first, blank = skip + 1, not skip
-        for number, line in self._lines(path):
+        for number, line in read_lines(path, self._bad_input.limits, self._at):
             if number <= skip:
                 continue
             blank = blank and line is not None and not line.strip()
@@ -184,7 +147,7 @@ class _FilesReader:
                 first = number + 1
                 continue
             held.append(line)
-            size += len(line) or 1  # blank lines count too, or a file of them would be held whole
+            size += len(line) or 1  # blank lines count too: a file of nothing else must not pile up in memory
             if size >= TEXT_AT_LINE_END or (not line and size >= TEXT_AT_BLANK_LINE):
                 yield from self._decoded(path, held, first, number)
                 held, size, first = [], 0, number + 1
@@ -218,7 +181,7 @@ class _FilesReader:
             for batch in file.iter_batches(ROWS, row_groups=groups, columns=[self._field]):
                 size += batch.nbytes
                 if size > allowed:
-                    raise EndlessError(f"beyond {allowed} bytes")
+                    raise UnpacksTooFarError(f"beyond {allowed} bytes")
                 self._within = self._sizes[self._file] * row / max(1, file.metadata.num_rows)
                 for value in batch.column(0):
                     row += 1
@@ -241,12 +204,69 @@ class _FilesReader:
             )
 
 
-class EndlessError(Exception):
+class UnpacksTooFarError(Exception):
     """A file unpacks to more than `Limits` allow."""
 
 
+@contextmanager
+def damage_reported(path: Path, bad_input: BadInput) -> Iterator[None]:
+    """Report a file that cannot be read to its end; what was read before the damage stays."""
+    try:
+        yield
+    except UnpacksTooFarError as error:
+        bad_input.report("unpacks without end", str(path), str(error))
+    except (OSError, pa.ArrowException) as error:
+        reason = "truncated archive" if "truncated" in str(error).lower() else "unreadable file"
+        bad_input.report(reason, str(path), f"{str(error).splitlines()[0]}; what follows is lost")
+
+
+def read_json_lines(
+    path: Path, bad_input: BadInput, skip: int = 0, at: Callable[[int], None] | None = None
+) -> Iterator[tuple[int, str, Any]]:
+    """Line number, place for messages, and value of every JSON line after the first `skip` lines."""
+    for number, line in read_lines(path, bad_input.limits, at):
+        if number <= skip or (line is not None and not line.strip()):
+            continue
+        where = f"{path}, line {number}"
+        if line is None:
+            bad_input.report("too long", where, f"more than {bad_input.limits.document_bytes} bytes")
+            continue
+        try:
+            value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except UnicodeDecodeError as error:
+            bad_input.report("bad UTF-8", where, f"byte {error.start + 1}")
+        except (ValueError, RecursionError) as error:
+            bad_input.report("broken JSON", where, str(error))
+        else:
+            yield number, where, value
+
+
+def read_lines(
+    path: Path, limits: Limits, at: Callable[[int], None] | None = None
+) -> Iterator[tuple[int, bytes | None]]:
+    """Lines numbered from 1, unpacked; None for one beyond the limit. `at` is told the position in the file."""
+    return enumerate(split_lines(_unpacked(path, limits, at), limits.document_bytes), start=1)
+
+
+def _unpacked(path: Path, limits: Limits, at: Callable[[int], None] | None) -> Iterator[bytes]:
+    packed_bytes = path.stat().st_size
+    allowed, size = limits.allowed(packed_bytes), 0
+    if path.suffix in CODECS and not packed_bytes:
+        raise OSError("truncated to 0 bytes")  # even an empty archive has a header
+    with pa.OSFile(str(path)) as packed:
+        codec = CODECS.get(path.suffix)
+        stream = pa.CompressedInputStream(packed, codec) if codec else packed
+        while piece := stream.read(PIECE):
+            size += len(piece)
+            if codec and size > allowed:
+                raise UnpacksTooFarError(f"beyond {allowed} bytes")
+            if at:
+                at(packed.tell())
+            yield piece
+
+
 def split_lines(pieces: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
-    """Lines without their ends; None for a line of more than `limit` bytes, which is never held whole."""
+    """Lines without their ends; None for a line of more than `limit` bytes, which is dropped while it is read."""
     held: list[bytes] = []
     size = 0
     for piece in pieces:

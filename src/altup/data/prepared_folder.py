@@ -1,4 +1,4 @@
-"""The folder that `prepare` writes: for one process at a time, and only if it is new or its own."""
+"""Opening the folder that `prepare` writes: locked, and new, or resumed with the same settings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MADE = re.compile(f"{TOKENIZER}|{SHARD_FILE}")
 
 
 @contextmanager
-def refusals(out: Path) -> Iterator[None]:
-    """What the system refuses (a full disk, a folder that may not be written) becomes a `UserError`."""
+def system_errors(out: Path) -> Iterator[None]:
+    """Turn errors of the operating system (a full disk, no permission to write) into a `UserError`."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        # Libraries in Rust (tokenizers) raise a bare Exception where the system refuses.
+        # Libraries in Rust (tokenizers) raise a bare Exception for errors of the operating system.
         if isinstance(error, OSError) or "(os error " in str(error):
             if may_not_write(error):
                 raise UserError(
@@ -35,24 +35,24 @@ def refusals(out: Path) -> Iterator[None]:
                     "one writable"
                 ) from error
             raise UserError(
-                f"preparing {out} failed: {error}; free space or mend what it says, then run the same command "
-                "again to go on, or give another --out"
+                f"preparing {out} failed: {error}; free space or repair what it names, then run the same command "
+                "again to resume, or give another --out"
             ) from error
         raise
 
 
 @contextmanager
 def locked_folder(out: Path) -> Iterator[None]:
-    """The folder, made if it is not there, for this process alone."""
+    """Lock the folder for this process; make it if it is missing."""
     if out.is_file():
         raise UserError(f"--out {out} is a file; give a new or empty folder")
     out.mkdir(parents=True, exist_ok=True)
-    with locked(out, f"another `altup prepare` is at work in {out}; wait for it or stop it"):
+    with locked(out, f"another `altup prepare` is writing to {out}; wait for it or stop it"):
         yield
 
 
-def begin(out: Path, settings: dict[str, Any]) -> Manifest:
-    """The manifest to go on from: a new one, or the whole segments of the one that is there."""
+def open_manifest(out: Path, settings: dict[str, Any]) -> Manifest:
+    """A new manifest, or the existing one with the segments whose shards are intact."""
     if not (out / MANIFEST).exists():
         left = {MANIFEST + TEMPORARY}  # by a kill at the very beginning
         if found := sorted(path.name for path in out.iterdir() if path.name not in left):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from altup.core.errors import UserError
-from altup.data.files import LocalFiles
 from altup.data.prepare import Recipe, prepare
+from altup.data.text_files import LocalFiles
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_two_at_once_in_one_folder_are_refused(recipe: Recipe, tmp_path: Path) -
 
     handle = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    with pytest.raises(UserError, match="another `altup prepare` is at work"):
+    with pytest.raises(UserError, match="another `altup prepare` is writing"):
         prepare(tmp_path, recipe)
     os.close(handle)
 

@@ -14,7 +14,7 @@ import pytest
 
 from altup.core.errors import UserError
 from altup.data.bad_input import BadInput, Limits
-from altup.data.files import LocalFiles, split_lines
+from altup.data.text_files import LocalFiles, split_lines
 
 zstandard = pytest.importorskip("zstandard")
 
@@ -208,7 +208,7 @@ MEASURE = """
 import resource, sys
 from pathlib import Path
 from altup.data.bad_input import BadInput, Limits
-from altup.data.files import LocalFiles
+from altup.data.text_files import LocalFiles
 import pyarrow.parquet
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 before, bad_input = peak(), BadInput()

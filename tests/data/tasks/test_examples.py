@@ -17,9 +17,8 @@ from altup.core.errors import UserError
 from altup.data import tokenizer as vocabularies
 from altup.data.bad_input import BadInput
 from altup.data.tasks import Task, find_task
-from altup.data.tasks.examples import load_examples, pad, read_examples, tokenise
+from altup.data.tasks.examples import TaskFolder, TaskHub, load_examples, open_tasks, pad, read_examples, tokenise
 from altup.data.tasks.published import classification
-from altup.data.tasks.sources import TaskFolder, TaskHub, open_tasks
 
 RECORDS = [{"sentence": f"Sentence {i}.", "label": i % 2, "idx": i} for i in range(5)]
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()

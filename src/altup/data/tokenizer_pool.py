@@ -1,8 +1,8 @@
 """Tokenising in several processes, with results in the order of the requests.
 
-A worker is `python -m altup.data.workers TOKENIZER_FOLDER`: it answers requests on its standard input and ends
-when that closes, so no worker outlives a killed parent. A request is a length and the JSON `[[text, …], …]`, one
-list a split; the reply one array of ids a list, each after its length.
+A worker is `python -m altup.data.tokenizer_pool TOKENIZER_FOLDER`. It answers requests on its standard input and
+ends when that closes, so no worker outlives a killed parent. A request is a length and the JSON
+`[[text, …], …]`, one list per split; the reply is one array of ids per list, each preceded by its length.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Job = TypeVar("Job")
 
 
 def encode(tokenizer: Tokenizer, lists: Lists, kind: np.dtype[Any]) -> list[np.ndarray]:
-    """The ids of each list of texts, one text after the other, as numbers of that kind."""
+    """The token ids of each list of texts, concatenated, with the dtype `kind`."""
     encoded = []
     for texts in lists:
         pieces = [piece for text in texts for piece in _cut(text)]
@@ -46,7 +46,7 @@ def encode(tokenizer: Tokenizer, lists: Lists, kind: np.dtype[Any]) -> list[np.n
 
 
 def _cut(text: str) -> Iterator[str]:
-    """Pieces of at most `LONGEST` characters; a vocabulary trained here gives them the ids of the whole text."""
+    """Pieces of at most `LONGEST` characters; with our vocabularies the ids are those of the whole text."""
     while len(text) > LONGEST:
         end = max(text.rfind(" ", 0, LONGEST), text.rfind("\n", 0, LONGEST)) + 1 or LONGEST
         yield text[:end]
@@ -54,7 +54,7 @@ def _cut(text: str) -> Iterator[str]:
     yield text
 
 
-class Workers:
+class TokenizerPool:
     """`count` worker processes; with one, this process does the work itself."""
 
     def __init__(self, tokenizer_folder: Path, count: int):
@@ -62,7 +62,7 @@ class Workers:
         self._kind = token_type(size_of(self._tokenizer))
         self._count = count
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
-        command = [sys.executable, "-m", "altup.data.workers", str(tokenizer_folder)]
+        command = [sys.executable, "-m", "altup.data.tokenizer_pool", str(tokenizer_folder)]
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         self._processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -71,7 +71,7 @@ class Workers:
         for process in self._processes:
             self._idle.put(process)
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> TokenizerPool:
         return self
 
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
@@ -81,11 +81,11 @@ class Workers:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    with suppress(BrokenPipeError):  # what was never sent has no reader any more
+                    with suppress(BrokenPipeError):  # the reader of unsent bytes is dead
                         pipe.close()
 
     def encode(self, jobs: Iterable[tuple[Lists, Job]]) -> Iterator[tuple[list[np.ndarray], Job]]:
-        """Ids for the texts of each job, in order; a few jobs are read ahead so that no worker waits."""
+        """Ids for the texts of each job, in order. A few jobs are read ahead so that no worker waits."""
         if not self._processes:
             yield from ((encode(self._tokenizer, lists, self._kind), job) for lists, job in jobs)
             return
@@ -116,7 +116,7 @@ class Workers:
             if status == -signal.SIGKILL:
                 remedy = "usually a lack of memory; run the same command again with fewer --workers"
             else:
-                remedy = "what it said stands above; run the same command again, with --workers 1 if it recurs"
+                remedy = "its error message is above; run the same command again, with --workers 1 if it recurs"
             raise UserError(f"a tokenising process died (exit status {status}): {remedy}") from None
         finally:
             self._idle.put(process)
