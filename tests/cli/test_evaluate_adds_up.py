@@ -87,9 +87,9 @@ def test_scores_that_training_left_for_a_step_are_kept(home: Path) -> None:
     """A stopped run is evaluated by its newest checkpoint, in the folder where training put that step's scores."""
     from altup.evaluation.evaluate import summarise, write_scores
     from altup.evaluation.scores import TaskScore
-    from altup.training.checkpoints import publish
+    from altup.training.checkpoints import atomic_folder
 
-    publish(home / "run" / "checkpoints", "step-2", lambda folder: (save_tiny(folder), None)[1])
+    atomic_folder(home / "run" / "checkpoints", "step-2", lambda folder: (save_tiny(folder), None)[1])
     of_training = TaskScore("mine", {"accuracy": 50.0}, {"validation": 4})
     place = home / "run" / "evaluation" / "step-2"
     write_scores(place, summarise([of_training], "step-2"))

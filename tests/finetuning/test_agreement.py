@@ -17,7 +17,7 @@ from altup.core.errors import UserError
 from altup.data.tasks import TASKS
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.finetune import finetune
-from altup.training.run import read_state
+from altup.training.checkpoints import read_state
 from tests.evaluation.tiny import made_up_words, save_tiny
 from tests.training.compare import records
 
@@ -108,7 +108,7 @@ def test_own_tasks_may_be_as_long_as_they_like(
 
 def test_the_best_are_kept_with_the_defaults(short: Path) -> None:
     state = read_state(short / "checkpoints" / "step-40")
-    best = state["best"]["step"]
+    best = state.best["step"]
     assert (short / "checkpoints" / f"step-{best}").is_dir()
     assert f"| {best} | step-{best} |" in (short / "README.md").read_text()
 
@@ -129,10 +129,10 @@ def test_another_yardstick_forgets_the_best(
     again = {**settings, "steps": 8, "lr": 1e-6}
     finetune(config(model, first_word, eval_limit=1, **again), out, resume=True)
     assert "have changed" not in capsys.readouterr().err
-    assert read_state(out / "checkpoints" / "step-8")["best"] == state["best"]  # not beaten
+    assert read_state(out / "checkpoints" / "step-8").best == state.best  # not beaten
     finetune(config(model, first_word, eval_limit=5, **{**again, "steps": 12}), out, resume=True)
     assert "the best so far do not count any more" in capsys.readouterr().err
-    assert read_state(out / "checkpoints" / "step-12")["best"]["step"] == 12
+    assert read_state(out / "checkpoints" / "step-12").best["step"] == 12
 
 
 @pytest.mark.parametrize("part", ["final", "checkpoints/step-40"])

@@ -16,7 +16,7 @@ from altup.core.errors import UserError
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.finetune import build_model, choose_packing, finetune
 from altup.training.metrics import read_records
-from altup.training.run import find_model
+from altup.training.run_folder import find_model
 from tests.evaluation.tiny import made_up_words, save_tiny
 from tests.torchrun import torchrun
 from tests.training.compare import assert_same_run, records, weights

@@ -18,8 +18,7 @@ from altup.finetuning.finetune import choose_packing
 from altup.finetuning.mixture import Mixture, TrainingTask
 from altup.models.t5.config import AltUpT5Config
 from altup.training.config import TrainConfig
-from altup.training.determinism import numerics
-from altup.training.engine import Engine
+from altup.training.engine import Engine, numerics
 from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import StepBatch, assemble, to_tensors
 

@@ -21,16 +21,16 @@ from tokenizers.models import WordLevel
 from altup.core.errors import UserError
 from altup.training.checkpoints import (
     MANIFEST,
+    atomic_folder,
     damage,
+    list_checkpoints,
     load_json,
     load_tensors,
     newest_whole,
     prune,
-    publish,
     remove_leftovers,
     save_json,
     save_tensors,
-    steps,
 )
 
 
@@ -45,18 +45,18 @@ def writer(content: str):
 
 def publish_steps(folder: Path, *numbers: int) -> None:
     for number in numbers:
-        publish(folder, f"step-{number}", writer(str(number)))
+        atomic_folder(folder, f"step-{number}", writer(str(number)))
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# What a training process does: clean up, go on from the newest, publish, prune, now and then replace.
+# What a training process does: clean up, go on from the newest, save, prune, now and then replace.
 TRAINER = """
 import sys
 from pathlib import Path
-from altup.training.checkpoints import newest_whole, prune, publish, remove_leftovers, step_of
+from altup.training.checkpoints import newest_whole, prune, atomic_folder, remove_leftovers, step_of
 
 folder = Path(sys.argv[1])
 remove_leftovers(folder)
@@ -67,9 +67,9 @@ while True:
     def write(tmp):
         for i in range(4):
             (tmp / f"part-{i}").write_bytes(str(step).encode() * 20_000)
-    publish(folder, f"step-{step}", write)
+    atomic_folder(folder, f"step-{step}", write)
     if step % 3 == 0:
-        publish(folder, f"step-{step}", write)
+        atomic_folder(folder, f"step-{step}", write)
     prune(folder, 2, keep=["step-2"])
     print(step, flush=True)
 """
@@ -88,7 +88,7 @@ def kill_at_random(folder: Path, kills: int) -> None:
         assert process.wait() == -signal.SIGKILL
         reported = int((first + rest).split()[-1])
 
-        assert [damage(path) for path in steps(folder)] == [None] * len(steps(folder))
+        assert [damage(path) for path in list_checkpoints(folder)] == [None] * len(list_checkpoints(folder))
         remove_leftovers(folder)
         newest = newest_whole(folder)
         assert newest is not None
@@ -115,7 +115,8 @@ def test_many_kills_at_random_instants(tmp_path):
 SWEEP = """
 import json, os, signal, sys
 from pathlib import Path
-from altup.training.checkpoints import damage, newest_whole, prune, publish, remove_leftovers, steps
+from altup.training.checkpoints import atomic_folder, damage, list_checkpoints
+from altup.training.checkpoints import newest_whole, prune, remove_leftovers
 
 def writer(text):
     def write(tmp):
@@ -133,8 +134,8 @@ def life(folder, deadline):
             if seen == deadline:
                 os.kill(os.getpid(), signal.SIGKILL)
     sys.addaudithook(hook)
-    publish(folder, "step-2", writer("new 2"))
-    publish(folder, "step-3", writer("3"))
+    atomic_folder(folder, "step-2", writer("new 2"))
+    atomic_folder(folder, "step-3", writer("3"))
     prune(folder, 1)
 
 n, ended = 0, False
@@ -142,15 +143,15 @@ while not ended:
     n += 1
     folder = Path(sys.argv[1]) / str(n)
     for number in (1, 2):
-        publish(folder, f"step-{number}", writer(f"old {number}"))
+        atomic_folder(folder, f"step-{number}", writer(f"old {number}"))
     child = os.fork()
     if child == 0:
         life(folder, n)
         os._exit(0)
     ended = os.waitpid(child, 0)[1] == 0
-    before = {path.name: damage(path) for path in steps(folder)}
+    before = {path.name: damage(path) for path in list_checkpoints(folder)}
     remove_leftovers(folder)
-    after = {path.name: damage(path) for path in steps(folder)}
+    after = {path.name: damage(path) for path in list_checkpoints(folder)}
     newest = newest_whole(folder)
     texts = [file.read_text() for file in sorted(newest.glob("sub/*"))]
     print(json.dumps([before, after, newest.name, texts, sorted(p.name for p in folder.iterdir())]))
@@ -257,7 +258,7 @@ def test_pruning_never_removes_the_newest_whole_one(tmp_path):
 
 def test_other_folders_are_left_alone(tmp_path):
     publish_steps(tmp_path, 1, 2)
-    publish(tmp_path, "final", writer("final"))
+    atomic_folder(tmp_path, "final", writer("final"))
     (tmp_path / "notes").mkdir()
     (tmp_path / "step-3.txt").write_text("not a checkpoint")
     prune(tmp_path, keep_last=1)
@@ -275,7 +276,7 @@ def test_a_failing_writer_leaves_everything_as_it_was(tmp_path):
 
     for name in ("step-2", "step-3"):
         with pytest.raises(RuntimeError, match="a bug"):
-            publish(tmp_path, name, fail)
+            atomic_folder(tmp_path, name, fail)
     assert names(tmp_path) == ["step-1", "step-2"]
     newest = newest_whole(tmp_path)
     assert newest is not None
@@ -307,7 +308,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_whole(small_disk):
 
     def save(number: int, size: int) -> None:
         tensors = {f"t{i}": torch.full((size,), number, dtype=torch.float32) for i in range(4)}
-        publish(folder, f"step-{number}", lambda tmp: save_tensors(tmp / "state.safetensors", tensors))
+        atomic_folder(folder, f"step-{number}", lambda tmp: save_tensors(tmp / "state.safetensors", tensors))
 
     save(1, 100_000)
     for number, size in ((2, 200_000), (3, 10_000_000)):
@@ -317,7 +318,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_whole(small_disk):
         save(1, 200_000)
     tokenizer = Tokenizer(WordLevel({f"word {i}": i for i in range(100_000)}, unk_token="word 0"))
     with pytest.raises(UserError, match="No space left"):
-        publish(folder, "step-4", lambda tmp: tokenizer.save(str(tmp / "tokenizer.json")))
+        atomic_folder(folder, "step-4", lambda tmp: tokenizer.save(str(tmp / "tokenizer.json")))
     assert names(folder) == ["step-1"]
     newest = newest_whole(folder)
     assert newest is not None

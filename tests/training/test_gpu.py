@@ -16,14 +16,13 @@ from altup.data.batches import ShardBatches
 from altup.data.objectives import SpanCorruption
 from altup.data.shards import TokenStream
 from altup.training.config import TrainConfig
-from altup.training.determinism import numerics
-from altup.training.engine import Engine
+from altup.training.engine import Engine, numerics
 from altup.training.loop import Loop
 from altup.training.metrics import read_records
 from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import assemble, to_tensors
 from altup.training.pretraining import PretrainConfig, build_model
-from altup.training.run import RunFolder
+from altup.training.run_folder import RunFolder
 from tests.training.compare import assert_same_run
 from tests.training.tiny import SETTINGS, MadeUp, build, run, tiny_loop
 from tests.training.verbs import prepare_text
@@ -125,18 +124,20 @@ def test_the_loop_keeps_the_speed_of_the_bare_step(tmp_path: Path) -> None:
     objective = SpanCorruption(text.vocabulary.sentinels, text.vocabulary.eos)
     batches = ShardBatches(text, objective, config.batch_size)
     model = functools.partial(build_model, config.model, config.model_config(text.vocabulary))
+    engines: list[Engine] = []
     loop = Loop(
         config=config,
         folder=RunFolder(tmp_path / "run"),
         process_group=process_group,
         batches=batches,
         build_model=model,
+        make_evaluate=engines.append,
     )
     loop.run()
     records = read_records(tmp_path / "run" / "metrics.jsonl")
     ours = [record["seq_per_s"] for record in records if record["split"] == "train"][-1]
 
-    engine = loop.engine
+    (engine,) = engines
     examples = to_tensors(batches.examples(0, 0, config.batch_size), process_group)
     batch = {name: tensor.to(process_group.device) for name, tensor in examples.items()}
     one = torch.ones((), device=process_group.device)

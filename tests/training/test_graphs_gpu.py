@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from altup.training.config import TrainConfig
-from altup.training.determinism import numerics
-from altup.training.engine import Engine
+from altup.training.engine import Engine, numerics
 from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import StepBatch, assemble, label_name
 from tests.training.tiny import SETTINGS, MadeUp, build

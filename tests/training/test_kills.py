@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from altup.training import checkpoints
-from altup.training.turns import TURN
+from altup.training.preemption import GPU_LOCK
 from tests.torchrun import COMMAND, environment, torchrun
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
 from tests.training.verbs import altup, prepare_text, start
@@ -72,7 +72,7 @@ def kill_and_resume(data: Path, whole: tuple[Path, float], folder: Path, kills: 
             continue
         done += 1
         killed_in_save += any(p.name.startswith(".") for p in (out / "checkpoints").glob(".*"))
-        for path in checkpoints.steps(out / "checkpoints"):
+        for path in checkpoints.list_checkpoints(out / "checkpoints"):
             assert checkpoints.damage(path) is None
         (folder / "log").unlink(missing_ok=True)
     code, text = altup(folder / "log", *command(data, out))
@@ -177,15 +177,15 @@ def test_a_run_waits_for_its_turn_and_makes_the_same_steps(
     turn.parent.mkdir()
     with turn.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        running = start(tmp_path / "log", *command(data, out), environment={TURN: str(turn)})
+        running = start(tmp_path / "log", *command(data, out), environment={GPU_LOCK: str(turn)})
         running.wait_for(WAITS)
         time.sleep(0.5)
         assert running.process.is_alive()
-        assert not list(checkpoints.steps(out / "checkpoints"))  # it saves every step
+        assert not list(checkpoints.list_checkpoints(out / "checkpoints"))  # it saves every step
         if stop:
             running.signal(signal.SIGTERM)
             assert running.wait() == 75, running.text
-            assert [path.name for path in checkpoints.steps(out / "checkpoints")] == ["step-1"]
+            assert [path.name for path in checkpoints.list_checkpoints(out / "checkpoints")] == ["step-1"]
     if stop:
         running = start(tmp_path / "log", *command(data, out))
     assert running.wait() == 0, running.text
@@ -194,13 +194,13 @@ def test_a_run_waits_for_its_turn_and_makes_the_same_steps(
 
 def test_who_is_killed_makes_way(data: Path, never_killed: tuple[Path, float], tmp_path: Path) -> None:
     turn, out = tmp_path / "turn", tmp_path / "second"
-    environment = {TURN: str(turn)}
+    environment = {GPU_LOCK: str(turn)}
     first = start(tmp_path / "log", *command(data, tmp_path / "first", 100_000), environment=environment)
     first.wait_for("step 3/")
     second = start(tmp_path / "log2", *command(data, out), environment=environment)
     second.wait_for(WAITS)
     time.sleep(0.5)
-    assert not list(checkpoints.steps(out / "checkpoints"))
+    assert not list(checkpoints.list_checkpoints(out / "checkpoints"))
     first.signal(signal.SIGKILL)
     assert second.wait() == 0, second.text
     assert_same_run(never_killed[0], out, STEPS)
@@ -208,7 +208,7 @@ def test_who_is_killed_makes_way(data: Path, never_killed: tuple[Path, float], t
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     script = (
-        "import time\nfrom altup.training.signals import StopRequest\n"
+        "import time\nfrom altup.training.preemption import StopRequest\n"
         "with StopRequest() as stop:\n"
         "    print('ready', flush=True)\n"
         "    while True:\n"
@@ -240,7 +240,7 @@ def test_signals_during_the_save_are_answered_once(data: Path, tmp_path: Path) -
     assert "everything is saved" in running.text
     assert "KeyboardInterrupt" not in running.text
     assert "Aborted" not in running.text
-    (checkpoint,) = checkpoints.steps(out / "checkpoints")
+    (checkpoint,) = checkpoints.list_checkpoints(out / "checkpoints")
     assert checkpoints.damage(checkpoint) is None
 
 
@@ -269,7 +269,7 @@ def test_a_full_disk_costs_at_most_one_save(
     with contextlib.suppress(OSError):  # the run writes too
         (small_disk / "other").write_bytes(b"x" * max(space - free, 0))
     code = running.wait()
-    kept = checkpoints.steps(out / "checkpoints")
+    kept = checkpoints.list_checkpoints(out / "checkpoints")
     assert code == 2 or (free and code == 0), running.text
     if code:
         assert "Traceback" not in running.text

@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from altup.core.errors import UserError
-from altup.training.heldout import held_out_loss
+from altup.training.checkpoints import read_state
+from altup.training.engine import Engine
+from altup.training.metrics import held_out_loss
 from altup.training.prefetch import prefetch
 from tests.training.compare import assert_same_bits, records, weights
 from tests.training.tiny import ALONE, Fixed, MadeUp, build, run, tiny_loop
@@ -115,18 +117,15 @@ def test_too_many_skipped_steps_stop_the_run(tmp_path: Path) -> None:
 
 def test_clipping_bounds_the_gradient(tmp_path: Path) -> None:
     loop, norms = tiny_loop(tmp_path, steps=3, clip_norm=0.25), []
-    build_before = loop._build
 
-    def build_and_watch(checkpoint: Path | None) -> None:
-        build_before(checkpoint)
+    def watch(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(float(torch.nn.utils.get_total_norm(grads)))
 
-        def watch(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            norms.append(float(torch.nn.utils.get_total_norm(grads)))
+    def see_engine(engine: Engine) -> None:
+        engine.optimizer.register_step_pre_hook(watch)
 
-        loop.engine.optimizer.register_step_pre_hook(watch)
-
-    loop._build = build_and_watch  # type: ignore[method-assign]
+    loop.make_evaluate = see_engine
     loop.run()
     assert norms == pytest.approx([0.25] * 3, rel=1e-4)
 
@@ -148,6 +147,42 @@ def test_the_best_can_be_another_number(tmp_path: Path) -> None:
     loop.score = lambda found: found["exact_match"]
     loop.run()
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-4", "step-8"}
+
+
+# By step: the best mean is at 6, the best of task "a" at 2, of "b" at 8; "c" is never a number but once.
+SCORES = {
+    2: {"score": 10.0, "a": 90.0, "b": 1.0, "c": float("nan")},
+    4: {"score": 11.0, "a": 80.0, "b": 2.0, "c": float("nan")},
+    6: {"score": 30.0, "a": 90.0, "b": 3.0, "c": 0.0},
+    8: {"score": 20.0, "a": 10.0, "b": 9.0, "c": float("nan")},
+    10: {"score": 0.0, "a": 0.0, "b": 0.0, "c": float("nan")},
+    12: {"score": 0.0, "a": 0.0, "b": 0.0, "c": float("nan")},
+}
+
+
+def kept(out: Path, steps: int, resume: bool = False, **settings: object) -> set[int]:
+    loop = tiny_loop(out, steps=steps, eval_every=2, save_every=2, keep_last=1, **settings)
+    loop.make_evaluate = lambda engine: lambda model, step: dict(SCORES[step])
+    loop.score = lambda values: values["score"]
+    loop.also_best = ["a", "b", "c"]
+    loop.run(resume)
+    return {int(path.name.removeprefix("step-")) for path in (out / "checkpoints").iterdir()}
+
+
+def test_the_best_of_every_score_is_kept(tmp_path: Path) -> None:
+    assert kept(tmp_path / "run", 12, decay_fraction=0.0) == {2, 6, 8, 12}
+    state = read_state(tmp_path / "run" / "checkpoints" / "step-12")
+    assert state.best == {"step": 6, "score": 30.0}
+    assert {name: best["step"] for name, best in state.best_of.items() if best} == {"a": 2, "b": 8, "c": 6}
+
+
+def test_bests_are_remembered_when_a_run_goes_on(tmp_path: Path) -> None:
+    kept(tmp_path / "run", 4, decay_fraction=0.0)
+    assert kept(tmp_path / "run", 12, resume=True, decay_fraction=0.0) == {2, 6, 8, 12}
+
+
+def test_nothing_but_the_last_is_kept_if_so_told(tmp_path: Path) -> None:
+    assert kept(tmp_path / "run", 12, keep_best=False, decay_fraction=0.0) == {12}
 
 
 def test_a_checkpoint_is_a_hugging_face_model(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from altup.training.config import TrainConfig
-from altup.training.heldout import held_out_loss
 from altup.training.loop import Loop, TrainOutcome
+from altup.training.metrics import held_out_loss
 from altup.training.parallel import ProcessGroup, join_process_group, leave
-from altup.training.run import RunFolder
+from altup.training.run_folder import RunFolder
 
 SETTINGS: dict[str, Any] = {
     "steps": 12, "batch_size": 8, "lr": 0.02, "schedule": "constant", "precision": "fp32", "log_every": 3,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
-    ["altup.models.t5.model", "altup.training.pretraining", "altup.training.loop", "altup.training.card"]
+    ["altup.models.t5.model", "altup.training.pretraining", "altup.training.loop", "altup.training.model_card"]
 )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from altup.cli.run_options import STOPPED
+from altup.training.preemption import STOPPED
 
 if TYPE_CHECKING:
     from altup.studies.demo import Demo

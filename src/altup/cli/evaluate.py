@@ -152,7 +152,7 @@ def _place(model: str) -> tuple[str, str, Path]:
 
     A checkpoint is sealed with hashes, so nothing is written into a model's folder itself.
     """
-    from altup.training.run import find_model
+    from altup.training.run_folder import find_model
 
     place, path = Path(find_model(model)), Path(model).expanduser()
     if not path.exists():
@@ -166,7 +166,7 @@ def _lengths(place: Path) -> dict[str, int]:
     """The lengths that a fine-tuning run used, by the folder of its final model or of a checkpoint."""
     from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
     from altup.training.config import read_yaml
-    from altup.training.run import RunFolder
+    from altup.training.run_folder import RunFolder
 
     run = RunFolder(place.parent.parent if place.parent.name == "checkpoints" else place.parent)
     told = read_yaml(run.config) if run.config.is_file() else {}

@@ -52,7 +52,7 @@ def command(
     from altup.evaluation.filling import fill_spans
     from altup.evaluation.prompting import continue_text, fill_masks
     from altup.models.families import FAMILIES, family_name
-    from altup.training.run import newest_model
+    from altup.training.run_folder import newest_model
 
     logging.disable_progress_bar()
     folder = newest_model(model)

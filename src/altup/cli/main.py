@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 import altup
-from altup.cli.run_options import STOPPED
 from altup.core.errors import UserError
+from altup.training.preemption import STOPPED
 
 # In the order of a model's life. Each module has a function `command`, or an `app` of several; heavy imports
 # live inside them.
@@ -68,7 +68,7 @@ def main() -> None:
     faulthandler.enable()  # a crash inside a library says where it happened
     code = _run()
     if code == STOPPED:
-        from altup.training.signals import ignore_signals
+        from altup.training.preemption import ignore_signals
 
         ignore_signals()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

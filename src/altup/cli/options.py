@@ -84,7 +84,7 @@ def model_config(
         return _from_names(family(model or "t5").config_class, flags)
     path = config
     if config.is_dir():  # of a run its model, which knows its vocabulary
-        from altup.training.run import newest_model
+        from altup.training.run_folder import newest_model
 
         path = newest_model(config) / "config.json"
     values = _read(path)

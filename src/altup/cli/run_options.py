@@ -11,11 +11,10 @@ import yaml
 
 from altup.core.errors import UserError
 from altup.core.text import number_of
+from altup.training.preemption import STOPPED
 
 if TYPE_CHECKING:
     from altup.training.loop import TrainOutcome
-
-STOPPED = 75  # EX_TEMPFAIL: stopped on request, everything saved; start again with --resume
 
 
 def option(name: str, *, panel: str, text: str, default: str = "") -> Any:
@@ -155,7 +154,7 @@ def read_trackers(names: list[str] | None) -> list[str]:
 def settings(out: Path, resume: bool, file: Path | None, flags: dict[str, Any]) -> list[dict[str, Any]]:
     """What a run is told, the weakest first: how it was started (when it goes on), the file, the flags."""
     from altup.training.config import read_yaml
-    from altup.training.run import RunFolder
+    from altup.training.run_folder import RunFolder
 
     saved = RunFolder(out).config
     told = [read_yaml(saved) if resume and saved.exists() else {}, read_yaml(file) if file else {}, flags]
@@ -168,7 +167,7 @@ def settings(out: Path, resume: bool, file: Path | None, flags: dict[str, Any]) 
 
 def tell(outcome: TrainOutcome, verb: str, out: Path, finished: str) -> None:
     """How the run ended, once, however many processes there are; one that was stopped exits with STOPPED."""
-    from altup.training.card import resume_command
+    from altup.training.model_card import resume_command
 
     skipped = f" ({outcome.skipped:,} skipped: gradients that are not finite)" if outcome.skipped else ""
     if outcome.finished:

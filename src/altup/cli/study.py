@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from altup.cli.run_options import STOPPED, read_overrides
+from altup.cli.run_options import read_overrides
+from altup.training.preemption import STOPPED
 
 if TYPE_CHECKING:
     from altup.studies.run import StudyRun

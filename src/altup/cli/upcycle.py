@@ -34,7 +34,7 @@ def command(
 
     from altup.core.errors import UserError
     from altup.models.upcycling import load_pretrained, upcycle
-    from altup.training.run import find_model
+    from altup.training.run_folder import find_model
 
     logging.disable_progress_bar()
     console = Console()

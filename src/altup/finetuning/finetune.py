@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from altup.evaluation.evaluate import HeldOutTask
     from altup.evaluation.scores import TaskScore
     from altup.training.engine import Engine
-    from altup.training.heldout import Evaluate
     from altup.training.loop import TrainOutcome
+    from altup.training.metrics import Evaluate
     from altup.training.parallel import ProcessGroup
-    from altup.training.run import RunFolder
+    from altup.training.run_folder import RunFolder
 
 
 def finetune(
@@ -32,11 +32,10 @@ def finetune(
     from altup.data.bad_input import BadInput
     from altup.evaluation.scores import suites_of
     from altup.finetuning.data import describe_held_out, load_data
-    from altup.training.card import write_card
-    from altup.training.hub import create_repository, upload
     from altup.training.loop import Loop
+    from altup.training.model_card import create_repository, upload, write_card
     from altup.training.parallel import join_process_group
-    from altup.training.run import RunFolder, find_model
+    from altup.training.run_folder import RunFolder, find_model
 
     with join_process_group() as process_group:
         folder = RunFolder(Path(out))

@@ -206,7 +206,7 @@ def _low(index: int) -> str:
 def _provenance(demo: Demo, runs: dict[str, Run]) -> list[Html]:
     import torch
 
-    from altup.training.card import versions
+    from altup.training.model_card import versions
 
     machine = [("processor", processor()), ("cores, threads", f"{os.cpu_count()}, {torch.get_num_threads()}")]
     machine += versions().items()

@@ -30,6 +30,6 @@ def now() -> str:
 
 
 def versions_text() -> str:
-    from altup.training.card import versions
+    from altup.training.model_card import versions
 
     return ", ".join(f"{name} {version}" for name, version in versions().items() if name != "GPU")

@@ -18,9 +18,8 @@ from altup.core.errors import UserError
 from altup.core.files import atomic_write
 from altup.studies.plan import Job
 from altup.studies.work import is_done, work
-from altup.training.turns import TURN
+from altup.training.preemption import GPU_LOCK, STOPPED
 
-STOPPED = 75  # exit code of a run that was stopped and saved
 PAUSE = 0.2  # seconds between looks at running processes
 Running = dict[subprocess.Popen[bytes], tuple[Job, str | None]]  # and the device
 
@@ -160,7 +159,7 @@ class Queue:
         atomic_write(described, json.dumps(asdict(job)))
         environment = dict(os.environ)
         if device is not None:
-            environment |= {"CUDA_VISIBLE_DEVICES": device, TURN: str(self.out / "turns" / device)}
+            environment |= {"CUDA_VISIBLE_DEVICES": device, GPU_LOCK: str(self.out / "turns" / device)}
         command = [sys.executable, "-m", "altup", "study", "work", str(described), "--out", str(self.out)]
         log: IO[bytes]
         with self.log(job).open("ab") as log:

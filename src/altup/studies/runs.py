@@ -40,7 +40,7 @@ def read_run(name: str, folder: Path) -> Run:
     from altup.models.t5.config import AltUpT5Config
     from altup.training.metrics import read_records
     from altup.training.pretraining import PretrainConfig
-    from altup.training.run import RunFolder
+    from altup.training.run_folder import RunFolder
 
     run = RunFolder(folder)
     if not run.final.is_dir():

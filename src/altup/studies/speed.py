@@ -102,7 +102,7 @@ def summarise(seconds: list[float], base: list[float], batch_size: int) -> Speed
 @contextmanager
 def _subjects(configs: Mapping[str, PretrainConfig]) -> Iterator[dict[str, _Subject]]:
     """A fresh model of each config with its optimizer and one batch, all in this process."""
-    from altup.training.determinism import numerics
+    from altup.training.engine import numerics
     from altup.training.parallel import join_process_group
 
     first = next(iter(configs.values()))

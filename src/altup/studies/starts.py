@@ -75,17 +75,16 @@ def begin_with(config: PretrainConfig, start: dict[str, str], out: Path) -> None
     from altup.training import checkpoints
     from altup.training.engine import Engine
     from altup.training.parallel import join_process_group
-    from altup.training.run import RunFolder
-    from altup.training.state import save_checkpoint
+    from altup.training.run_folder import RunFolder
 
     check_start(start)
     folder = RunFolder(out)
-    if folder.started or checkpoints.steps(folder.checkpoints):
+    if folder.started or checkpoints.list_checkpoints(folder.checkpoints):
         return
     with join_process_group() as process_group:
         model = fresh_model(config, TokenStream(config.data, "train").vocabulary)
         set_coefficients(model, start)
         engine = Engine(model, config, process_group)
-        state = {"step": 0, "best": None, "meter": engine.meter.read(process_group)}
+        state = checkpoints.TrainingState(meter=engine.meter.read(process_group))
         tokenizer = AutoTokenizer.from_pretrained(f"{config.data}/{TOKENIZER}")
-        save_checkpoint(engine, folder, tokenizer, state)
+        checkpoints.save_checkpoint(engine, folder.checkpoints, tokenizer, state)

@@ -1,8 +1,12 @@
-"""Checkpoints that appear whole or not at all, and that show it when they are damaged later.
+"""Checkpoints, from the step to the disk and back: they appear whole or not at all, and show later damage.
 
-A checkpoint is a folder `step-N` with a manifest of the sizes and hashes of its files. It is written under
-another name, flushed to the disk and renamed; what a kill leaves behind starts with a dot and is removed at
-the next start. Tensors are stored as safetensors, all else as JSON: no file is ever unpickled.
+`save_checkpoint` gathers the weights and the optimizer of all ranks; the first rank writes them into a temporary
+folder (`atomic_folder`), adds a manifest of sizes and hashes, flushes it all and renames it to `step-N`. A kill
+leaves at worst a folder whose name starts with a dot, which `remove_leftovers` clears away at the next start.
+`newest_whole` finds what to resume from, and `read_state` and `restore` put it back.
+
+A checkpoint is a Hugging Face model folder with the optimizer and the loop's state beside it. Tensors are stored
+as safetensors, all else as JSON: no file is ever unpickled.
 """
 
 from __future__ import annotations
@@ -10,10 +14,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +31,10 @@ from altup.core.files import files_below, flush, sha256_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from altup.training.engine import Engine
+
+STATE_FILE = "training_state.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
 MANIFEST = "SHA256SUMS.json"
 UNFINISHED = ".unfinished-"
 REPLACED = ".replaced-"
@@ -33,12 +43,84 @@ THREADS = 8
 
 log = logging.getLogger(__name__)
 
+Best = dict[str, Any]  # {"step": of a checkpoint, "score": its score}
 
-def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
-    """Makes the checkpoint `folder/name` out of what `write(temporary folder)` writes; an older one of that
-    name is replaced. A kill at any instant leaves the earlier checkpoints, and this one whole or not at all.
 
-    One process at a time may publish into a folder. A full disk or the like raises UserError.
+@dataclass
+class TrainingState:
+    """What a checkpoint knows beside weights and optimizer.
+
+    `meter` holds the sums since the last log, `evaluation` the latest one, `best` the checkpoint with the highest
+    score and `best_of` that of each other number; `yardstick` says what the scores were measured on.
+    """
+
+    step: int = 0
+    best: Best | None = None
+    best_of: dict[str, Best | None] = field(default_factory=dict)
+    evaluation: dict[str, Any] | None = None
+    yardstick: str | None = None
+    meter: dict[str, float] = field(default_factory=dict)
+
+    def choose_best(self, score: Callable[[dict[str, float]], float], also: Sequence[str] = ()) -> None:
+        """A checkpoint is the best if it was just measured and its score is the highest so far."""
+        measured = self.evaluation
+        if not measured or measured["step"] != self.step:
+            return
+        self.best = _better(self.best, self.step, score(measured))
+        self.best_of = {name: _better(self.best_of.get(name), self.step, measured[name]) for name in also}
+
+    @property
+    def best_checkpoints(self) -> list[str]:
+        return [f"step-{best['step']}" for best in (self.best, *self.best_of.values()) if best]
+
+
+def _better(best: Best | None, step: int, score: float) -> Best | None:
+    return {"step": step, "score": score} if math.isfinite(score) and (not best or score > best["score"]) else best
+
+
+def save_checkpoint(engine: Engine, folder: Path, tokenizer: Any, state: TrainingState) -> None:
+    """Make the checkpoint `folder/step-N`. Every rank takes part in gathering; the first one writes."""
+    from altup.training.optimizers import state_tensors
+    from altup.training.parallel import gather
+
+    process_group = engine.process_group
+    weights = gather(engine.plain.state_dict(), process_group)
+    moments = state_tensors(engine.optimizer, engine.plain, keep=process_group.is_first)
+
+    def write(path: Path) -> None:
+        _write_model(engine, path, tokenizer, weights)
+        save_tensors(path / OPTIMIZER_FILE, moments)
+        save_json(path / STATE_FILE, asdict(state))
+
+    if process_group.is_first:
+        atomic_folder(folder, f"step-{state.step}", write)
+    process_group.barrier()
+
+
+def save_final(engine: Engine, target: Path, tokenizer: Any) -> None:
+    """Make `target`, the model and its tokenizer alone. Every rank takes part, as above."""
+    from altup.training.parallel import gather
+
+    weights = gather(engine.plain.state_dict(), engine.process_group)
+    if engine.process_group.is_first:
+        atomic_folder(target.parent, target.name, lambda path: _write_model(engine, path, tokenizer, weights))
+    engine.process_group.barrier()
+
+
+def _write_model(engine: Engine, path: Path, tokenizer: Any, weights: dict[str, Tensor]) -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    engine.plain.save_pretrained(path, state_dict=weights)  # type: ignore[operator]
+    if tokenizer is not None:
+        tokenizer.save_pretrained(path)
+
+
+def atomic_folder(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
+    """Make the folder `folder/name`, sealed with a manifest, of what `write(temporary folder)` writes.
+
+    An older one of that name is replaced. A kill at any instant leaves this one and all others whole or not there.
+    One process at a time may write to `folder`. A full disk or the like raises UserError.
     """
     target = folder / name
     temporary = folder / f"{UNFINISHED}{name}"
@@ -63,8 +145,60 @@ def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
     return target
 
 
+def _seal(checkpoint: Path) -> None:
+    """Flush all files, then write and flush the manifest and the folders."""
+    files = files_below(checkpoint)
+    names = [file.relative_to(checkpoint).as_posix() for file in files]
+    with ThreadPoolExecutor(THREADS) as pool:
+        hashes = pool.map(sha256_of, files)
+        list(pool.map(flush, files))
+    entries = {
+        name: {"bytes": file.stat().st_size, "sha256": digest}
+        for name, file, digest in zip(names, files, hashes, strict=True)
+    }
+    save_json(checkpoint / MANIFEST, entries)
+    flush(checkpoint / MANIFEST)
+    for path in [*checkpoint.rglob("*"), checkpoint]:
+        if path.is_dir():
+            flush(path)
+
+
+def _replace(target: Path, finished: Path) -> None:
+    """Give `finished` its name. An older folder of that name steps aside first; after a kill in between
+    `remove_leftovers` brings it back."""
+    aside = target.with_name(f"{REPLACED}{target.name}")
+    if target.exists():
+        target.rename(aside)
+    finished.rename(target)
+    flush(target.parent)
+    if aside.exists():
+        _remove(aside)
+
+
+def read_state(checkpoint: Path) -> TrainingState:
+    return TrainingState(**load_json(checkpoint / STATE_FILE))
+
+
+def restore(engine: Engine, checkpoint: Path, state: TrainingState) -> None:
+    """Put a checkpoint's optimizer and sums into an engine that was built with its model."""
+    from altup.training.optimizers import load_state_tensors
+
+    load_state_tensors(engine.optimizer, engine.plain, load_tensors(checkpoint / OPTIMIZER_FILE))
+    engine.meter.restore(state.meter, engine.process_group)
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """The checkpoint with the highest step whose manifest verifies; the log says which were passed over."""
+    for checkpoint in reversed(list_checkpoints(folder)):
+        problem = damage(checkpoint)
+        if problem is None:
+            return checkpoint
+        log.warning("passing over the damaged checkpoint %s: %s", checkpoint, problem)
+    return None
+
+
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a published checkpoint, or None where every file is as it was written."""
+    """What is wrong with a checkpoint, or None where every file is as it was written."""
     try:
         sums = json.loads((checkpoint / MANIFEST).read_bytes())
         sizes = {checkpoint / path: entry["bytes"] for path, entry in sums.items()}
@@ -89,7 +223,7 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def same_model(one: Path | None, other: Path) -> bool:
-    """Whether two published folders hold the same weights, by their manifests."""
+    """Whether two sealed folders hold the same weights, by their manifests."""
 
     def weights(folder: Path) -> dict[str, Any]:
         sums = load_json(folder / MANIFEST)
@@ -98,18 +232,8 @@ def same_model(one: Path | None, other: Path) -> bool:
     return one is not None and (other / MANIFEST).exists() and weights(one) == weights(other)
 
 
-def newest_whole(folder: Path) -> Path | None:
-    """The checkpoint with the highest step whose manifest verifies; the log says which were passed over."""
-    for checkpoint in reversed(steps(folder)):
-        problem = damage(checkpoint)
-        if problem is None:
-            return checkpoint
-        log.warning("passing over the damaged checkpoint %s: %s", checkpoint, problem)
-    return None
-
-
-def steps(folder: Path) -> list[Path]:
-    """The published checkpoints in `folder`, oldest first, whole or damaged."""
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, oldest first, whole or damaged."""
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if STEP.fullmatch(path.name) and path.is_dir()]
@@ -125,10 +249,10 @@ def step_of(checkpoint: Path) -> int:
 
 
 def prune(folder: Path, keep_last: int, keep: Collection[str] = ()) -> list[str]:
-    """Removes all but the last `keep_last` checkpoints, those named in `keep` (the best, say) and, should all
-    of these be damaged, the newest whole one. Returns the names that were removed."""
+    """Remove all but the last `keep_last` checkpoints, those named in `keep` (the best, say) and, should all of
+    these be damaged, the newest whole one. Gives the names that were removed."""
     check_whole("keep_last", keep_last, 1)
-    spare = [path for path in steps(folder)[:-keep_last] if path.name not in keep]
+    spare = [path for path in list_checkpoints(folder)[:-keep_last] if path.name not in keep]
     if not spare:
         return []
     whole = newest_whole(folder)
@@ -139,9 +263,9 @@ def prune(folder: Path, keep_last: int, keep: Collection[str] = ()) -> list[str]
 
 
 def remove_leftovers(folder: Path) -> list[str]:
-    """Clears away what a kill left in `folder`; to be called at the start of a run, by one process.
+    """Clear away what a kill left in `folder`; to be called at the start of a run, by one process.
 
-    A checkpoint that was about to be replaced, and whose successor did not arrive, gets its name back.
+    A checkpoint that was about to be replaced, and whose successor is not there, gets its name back.
     """
     if not folder.is_dir():
         return []
@@ -162,15 +286,23 @@ def remove_leftovers(folder: Path) -> list[str]:
     return removed
 
 
+def _remove(checkpoint: Path) -> None:
+    """Rename first, so that no half-removed checkpoint ever bears a checkpoint's name."""
+    unfinished = checkpoint.with_name(f"{UNFINISHED}{checkpoint.name}")
+    checkpoint.rename(unfinished)
+    flush(checkpoint.parent)
+    shutil.rmtree(unfinished)
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a safetensors file."""
+    """Write a safetensors file."""
     from safetensors.torch import save_file
 
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Reads a safetensors file onto the CPU; anything else, a pickle above all, is refused."""
+    """Read a safetensors file onto the CPU; anything else, a pickle above all, is refused."""
     from safetensors.torch import load_file
 
     try:
@@ -188,41 +320,3 @@ def load_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}") from error
-
-
-def _seal(checkpoint: Path) -> None:
-    """Flushes all files, then writes and flushes the manifest and the folders."""
-    files = files_below(checkpoint)
-    names = [file.relative_to(checkpoint).as_posix() for file in files]
-    with ThreadPoolExecutor(THREADS) as pool:
-        hashes = pool.map(sha256_of, files)
-        list(pool.map(flush, files))
-    entries = {
-        name: {"bytes": file.stat().st_size, "sha256": digest}
-        for name, file, digest in zip(names, files, hashes, strict=True)
-    }
-    save_json(checkpoint / MANIFEST, entries)
-    flush(checkpoint / MANIFEST)
-    for path in [*checkpoint.rglob("*"), checkpoint]:
-        if path.is_dir():
-            flush(path)
-
-
-def _replace(target: Path, finished: Path) -> None:
-    """Gives `finished` its name. An older folder of that name steps aside first, for `remove_leftovers` to
-    bring back should we be killed in between."""
-    aside = target.with_name(f"{REPLACED}{target.name}")
-    if target.exists():
-        target.rename(aside)
-    finished.rename(target)
-    flush(target.parent)
-    if aside.exists():
-        _remove(aside)
-
-
-def _remove(checkpoint: Path) -> None:
-    """Renames first, so that no half-removed checkpoint ever bears a checkpoint's name."""
-    unfinished = checkpoint.with_name(f"{UNFINISHED}{checkpoint.name}")
-    checkpoint.rename(unfinished)
-    flush(checkpoint.parent)
-    shutil.rmtree(unfinished)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from altup.core.cpu import ensure_bf16
 from altup.models.compiling import compile_layers
 from altup.training.config import TrainConfig
-from altup.training.determinism import seed_forward
 from altup.training.graphs import Graphs
-from altup.training.heldout import output_sums
-from altup.training.metrics import Meter
+from altup.training.metrics import Meter, output_sums
 from altup.training.optimizers import build_optimizer, set_rate
 from altup.training.parallel import ProcessGroup, gradient_sync, spread, unwrap, whole
 from altup.training.prefetch import StepBatch
@@ -55,7 +57,7 @@ class Engine:
     def autocast(self) -> Any:
         """bf16 where it is safe, over float32 masters."""
         if self.config.precision == "fp32":
-            return nullcontext()
+            return contextlib.nullcontext()
         return torch.autocast(self.process_group.device.type, dtype=torch.bfloat16)
 
     def step(self, step: int, batch: StepBatch, tokens: float) -> None:
@@ -106,3 +108,29 @@ class Engine:
 
 def _shapes(batch: dict[str, torch.Tensor]) -> tuple:
     return tuple((name, tensor.shape) for name, tensor in sorted(batch.items()))
+
+
+def seed_forward(seed: int, step: int, micro: int, rank: int) -> None:
+    """Make dropout and expert jitter a pure function of (seed, step, micro-batch, process)."""
+    key = hashlib.blake2b(f"{seed}/{step}/{micro}/{rank}".encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(key, "little") >> 1)
+
+
+@contextlib.contextmanager
+def numerics(deterministic: bool, low_precision: bool) -> Iterator[None]:
+    """TF32 for what stays float32 beside bf16, and PyTorch's deterministic algorithms; put back at the end."""
+    if low_precision:
+        ensure_bf16("cuda" if torch.cuda.is_available() else "cpu")
+    before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.set_float32_matmul_precision("high" if low_precision else "highest")
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.use_deterministic_algorithms(before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]

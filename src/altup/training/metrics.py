@@ -1,16 +1,20 @@
-"""What a run measures: sums that stay on the device until they are logged, and metrics.jsonl."""
+"""What a run measures: sums over its steps, loss and accuracy on held-out examples, and its metrics.jsonl."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from torch import nn
 
 from altup.core.files import atomic_write, flush
 from altup.training.parallel import ProcessGroup
+from altup.training.prefetch import IGNORED, label_name, share, to_tensors
 
 # Fields that differ between two runs that computed the same.
 TIMING_FIELDS = ("seconds", "steps_per_s", "seq_per_s", "tokens_per_s", "mfu")
@@ -18,6 +22,11 @@ TIMING_FIELDS = ("seconds", "steps_per_s", "seq_per_s", "tokens_per_s", "mfu")
 # The sums over tokens in a model's output.
 SUMS = ("loss_sum", "nll_sum", "num_correct", "num_tokens")
 _STEPS = ("steps", "grad_norm", "skipped", "in_a_row", "longest")
+
+
+def output_sums(out: Any) -> torch.Tensor:
+    """loss_sum, nll_sum, num_correct and num_tokens of a model's output, in float64."""
+    return torch.stack([getattr(out, name).detach().double() for name in SUMS])
 
 
 class Meter:
@@ -78,6 +87,54 @@ def means(values: dict[str, float]) -> dict[str, float]:
     }
 
 
+Evaluate = Callable[[nn.Module, int], dict[str, float]]
+
+
+class FixedExamples(Protocol):
+    """A set of examples, such as `altup.data.batches.HeldOut`."""
+
+    def __len__(self) -> int: ...
+
+    def examples(self, start: int, stop: int) -> dict[str, np.ndarray]: ...
+
+
+def held_out_loss(
+    data: FixedExamples, batch_size: int, process_group: ProcessGroup, autocast: Callable[[], Any]
+) -> Evaluate:
+    """An `evaluate` callback for the loop: teacher-forced loss and accuracy over all of `data`.
+
+    Every process takes its share of each batch, as in training, so that it works with sharded models.
+    """
+    first, last = share(batch_size, process_group)
+
+    @torch.no_grad()
+    def evaluate(model: nn.Module, step: int) -> dict[str, float]:
+        was_training = model.training
+        model.eval()
+        sums = torch.zeros(len(SUMS), dtype=torch.float64, device=process_group.device)
+        for begin in range(0, len(data), batch_size):
+            batch = to_tensors(full_batch(data, begin + first, begin + last), process_group)
+            inputs = {name: t.to(process_group.device, non_blocking=True) for name, t in batch.items()}
+            with autocast():
+                sums += output_sums(model(**inputs, return_logits=False))
+        model.train(was_training)
+        return means(dict(zip(SUMS, process_group.all_reduce(sums).tolist(), strict=True)))
+
+    return evaluate
+
+
+def full_batch(data: FixedExamples, start: int, stop: int) -> dict[str, np.ndarray]:
+    """Examples start..stop-1; past the end rows whose labels are all ignored, so that shapes stay the same."""
+    arrays = data.examples(start, stop)
+    labels = label_name(arrays)
+    missing = stop - start - len(arrays[labels])
+    if not missing:
+        return arrays
+    filler = {name: np.repeat(a, missing, axis=0) for name, a in data.examples(0, 1).items()}
+    filler[labels] = np.full_like(filler[labels], IGNORED)
+    return {name: np.concatenate([a, filler[name]]) for name, a in arrays.items()}
+
+
 class JsonLines:
     """metrics.jsonl, the record of a run: one JSON object a line, `step` and `split` in each."""
 
@@ -91,7 +148,7 @@ class JsonLines:
         self._file.flush()
 
     def sync(self) -> None:
-        """On disk before a checkpoint says that these steps are done."""
+        """Have the disk hold all records."""
         flush(self._path)
 
     def close(self) -> None:

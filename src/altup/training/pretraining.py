@@ -136,12 +136,11 @@ def pretrain(
     from altup.data.objectives import build_objective
     from altup.data.shards import TOKENIZER, TokenStream, verify
     from altup.models.accounting import account
-    from altup.training.card import write_card
-    from altup.training.heldout import held_out_loss
-    from altup.training.hub import create_repository, upload
     from altup.training.loop import Loop
+    from altup.training.metrics import held_out_loss
+    from altup.training.model_card import create_repository, upload, write_card
     from altup.training.parallel import join_process_group
-    from altup.training.run import RunFolder
+    from altup.training.run_folder import RunFolder
 
     with join_process_group() as process_group:
         data, folder = Path(config.data), RunFolder(Path(out))

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from altup.core.errors import UserError
+from altup.training.config import TrainConfig
+from altup.training.metrics import JsonLines, cut_after
+from altup.training.run_folder import RunFolder
 
 # In the order of what one wants to know: a narrow terminal cuts the rest.
 FORMS = {
@@ -32,6 +36,50 @@ class Sink(Protocol):
     def record(self, values: dict[str, Any]) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Reporter:
+    """Everything that is told of a run: metrics.jsonl, the console, trackers and `more`. Other ranks are silent.
+
+    Records after `step`, from where the run goes on, are cut off: they will be written again.
+    """
+
+    def __init__(
+        self, folder: RunFolder, config: TrainConfig, step: int, more: Sequence[Sink] = (), speaks: bool = True
+    ) -> None:
+        self._sinks: list[Sink] = []
+        self._console: Console | None = None
+        self._records: JsonLines | None = None
+        if not speaks:
+            return
+        trackers = [tracker(name, folder.path, step, asdict(config)) for name in config.trackers]
+        cut_after(folder.metrics, step)
+        self._records = JsonLines(folder.metrics)
+        self._console = Console(config.steps, step)
+        self._sinks += [self._records, self._console, *more, *trackers]
+
+    def record(self, values: dict[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.record(values)
+
+    def tick(self, step: int) -> None:
+        if self._console:
+            self._console.tick(step)
+
+    def say(self, text: str) -> None:
+        if self._console:
+            self._console.say(text)
+
+    def sync(self) -> None:
+        """All records on disk, before a checkpoint says that their steps are done."""
+        if self._records:
+            self._records.sync()
+
+    def close(self) -> None:
+        """All sinks, the last one first, even if one of them fails."""
+        with contextlib.ExitStack() as stack:
+            for sink in self._sinks:
+                stack.callback(sink.close)
 
 
 def describe(values: dict[str, Any], total: int) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from altup.core.errors import UserError
 from altup.training.pretraining import PretrainConfig
-from altup.training.run import RunFolder, newest_model
+from altup.training.run_folder import RunFolder, newest_model
 from tests.training.compare import records
 from tests.training.tiny import run, tiny_loop
 
@@ -107,7 +107,7 @@ def test_a_longer_run_killed_before_its_final_model_makes_it_when_resumed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("altup.training.loop.save_final", killed)
+        patched.setattr("altup.training.checkpoints.save_final", killed)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path, steps=6, resume=True, **open_end)
     assert run(tmp_path, steps=6, resume=True, **open_end).finished

@@ -6,14 +6,16 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from altup.core.errors import UserError, may_not_write
 from altup.core.files import atomic_write, locked
 from altup.core.hub import find_place, missing
 from altup.training import checkpoints
 from altup.training.config import TrainConfig, read_yaml
-from altup.training.parallel import ProcessGroup
+
+if TYPE_CHECKING:
+    from altup.training.parallel import ProcessGroup
 
 ANY_CONFIG = TypeVar("ANY_CONFIG", bound=TrainConfig)
 # What a run that failed before its first record may have left in its folder.
@@ -21,8 +23,6 @@ BEFORE_THE_FIRST_RECORD = frozenset(
     {"config.yaml", "config.yaml.tmp", "metrics.jsonl", "metrics.jsonl.tmp", ".lock", "checkpoints", "tensorboard"}
     | {"wandb", "config.tmp", "metrics.tmp"}  # the last two by earlier versions
 )
-STATE_FILE = "training_state.json"
-OPTIMIZER_FILE = "optimizer.safetensors"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class RunFolder:
     def started(self) -> bool:
         """Whether there is anything to go on with; a run that failed before its first record left nothing."""
         has_records = self.metrics.exists() and self.metrics.stat().st_size > 0
-        return self.config.exists() and (has_records or bool(checkpoints.steps(self.checkpoints)))
+        return self.config.exists() and (has_records or bool(checkpoints.list_checkpoints(self.checkpoints)))
 
     @contextlib.contextmanager
     def lock(self, process_group: ProcessGroup) -> Iterator[None]:
@@ -101,7 +101,7 @@ class RunFolder:
         for folder in (self.path, self.checkpoints):
             checkpoints.remove_leftovers(folder)
         checkpoint = checkpoints.newest_whole(self.checkpoints)
-        if checkpoint is None and checkpoints.steps(self.checkpoints):
+        if checkpoint is None and checkpoints.list_checkpoints(self.checkpoints):
             raise UserError(
                 f"{self.checkpoints}: every checkpoint is damaged; restore one from a backup, or delete the "
                 "folder to begin again"
@@ -152,12 +152,6 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
         raise UserError(
             f"{folder.path}: {error}. Published checkpoints are whole; free space or mend the disk, then resume"
         ) from error
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint knows beside weights and optimizer."""
-    state: dict[str, Any] = checkpoints.load_json(checkpoint / STATE_FILE)
-    return state
 
 
 def newest_model(path: Path) -> Path:

@@ -1,17 +1,19 @@
-"""The model card of a run: what was trained on what, how it went, and how to go on."""
+"""The model card of a run (what was trained on what, how it went, how to go on), and the way to the hub."""
 
 from __future__ import annotations
 
 import platform
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
+from altup.core.errors import UserError
 from altup.core.files import atomic_write
 from altup.models.families import family
 from altup.training.config import TrainConfig
 from altup.training.metrics import read_records
-from altup.training.run import RunFolder
+from altup.training.run_folder import RunFolder
 
 CURVES = "curves.png"
 
@@ -115,3 +117,30 @@ def draw_curves(records: list[dict[str, Any]], path: Path) -> bool:
     if drawn:
         figure.savefig(path, dpi=120)
     return drawn
+
+
+def create_repository(name: str) -> None:
+    """Before training, so that a wrong name or a missing login is not found out after it."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().create_repo(name, exist_ok=True)
+    except Exception as error:  # the library raises its own, its HTTP client's and OSError
+        raise UserError(
+            f"--push-to-hub {name}: {error}; log in with `hf auth login`, check the name, or leave it out"
+        ) from error
+
+
+def upload(folder: RunFolder, name: str) -> None:
+    from huggingface_hub import HfApi
+
+    for file in (folder.card, folder.path / CURVES):
+        if file.exists():
+            shutil.copy(file, folder.final / file.name)
+    try:
+        HfApi().upload_folder(repo_id=name, folder_path=folder.final)
+    except Exception as error:  # as above
+        raise UserError(
+            f"--push-to-hub {name}: {error}; the model is whole in {folder.final}, upload it with "
+            f"`hf upload {name} {folder.final}`"
+        ) from error

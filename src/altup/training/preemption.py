@@ -1,0 +1,91 @@
+"""A run beside others: it saves and stops when a signal asks it to, and takes turns on a GPU that runs share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from altup.core.files import Lock
+
+STOPPED = 75  # exit code (EX_TEMPFAIL) of a run that stopped on request with everything saved; --resume goes on
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+PLEASE_WAIT = "saving; please wait\n"
+GPU_LOCK = "ALTUP_TURN"  # the environment variable that names the file locked by the run whose turn it is
+
+
+class StopRequest:
+    """Context in which the first SIGTERM or SIGINT only sets `requested`: the loop finishes its step and saves.
+
+    A second one ends the process at once, but not while `saving`.
+    """
+
+    def __init__(self) -> None:
+        self.requested = self.saving = False
+        self._answered = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    @contextlib.contextmanager
+    def while_saving(self) -> Iterator[None]:
+        before, self.saving = self.saving, True
+        yield
+        self.saving = before
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.saving:
+            self._answer()
+        elif self.requested:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.requested = True
+
+    def _answer(self) -> None:
+        """Once, and not by `print`, which the signal may have interrupted."""
+        if not self._answered and os.environ.get("RANK", "0") == "0":
+            with contextlib.suppress(OSError):
+                os.write(2, PLEASE_WAIT.encode())
+        self._answered = True
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def ignore_signals() -> None:
+    """For the last moments of a process, whose work is saved: a signal would only show as an error."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class GpuTurn:
+    """Runs that share a GPU train one after the other, while the others load, compile and wait.
+
+    Training at once they would together make no more steps than one alone, if that one fills the GPU. The turn is
+    a lock on the file that the environment names; without one there is nothing to wait for.
+    """
+
+    def __init__(self) -> None:
+        path = os.environ.get(GPU_LOCK)
+        self._lock = Lock(Path(path)) if path is not None else None
+
+    def wait(self, give_up: Callable[[], bool], say: Callable[[str], None]) -> None:
+        """Until no other run has the turn, or `give_up()`."""
+        if self._lock is None or give_up() or self._lock.acquire():
+            return
+        say("started; waiting for its turn to train on this device")
+        self._lock.acquire(keep_waiting=lambda: not give_up())
+
+    def end(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
