@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from altup.bench.cases import CASES, problems, rule, step
+from altup.bench.cases.floors import extra_shapes, product_shapes
 from altup.bench.problem import Problem, Provider, Setup
-from altup.bench.products import extra_shapes, product_shapes
 from altup.bench.runner import Runner
 from altup.bench.timing import Spread
 from altup.kernels import altup_update

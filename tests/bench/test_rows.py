@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from altup.bench.rows import Machine, Row, Sheet, read_rows
-from altup.bench.table import build_table
+from altup.bench.show import build_table
 from altup.bench.timing import Spread
 from altup.core.errors import UserError
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from altup.bench import timing
-from altup.bench.agreement import errors
-from altup.bench.problem import Fact, Problem, Provider, Setup, Work
+from altup.bench.problem import Fact, Problem, Provider, Setup, Work, errors
 from altup.bench.runner import Runner
 
 SETUP = Setup(torch.device("cpu"), quick=True)

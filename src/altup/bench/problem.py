@@ -1,24 +1,26 @@
-"""What a case is made of: problems, the providers that solve them, and what a provider hands to the runner."""
+"""What a case is made of: problems, providers, works (see `altup.bench`), and comparing with the reference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch import Tensor
 
+if TYPE_CHECKING:
     from altup.bench.timing import Spread
 
 Timings = dict[str, dict[str, "Spread"]]  # provider → mode → milliseconds
+Answer = Mapping[str, Tensor | Sequence[Tensor]]  # what a work computes: outputs and gradients by name
 
 
 @dataclass(frozen=True)
 class Setup:
     """Where and how large: `quick` shrinks every case to seconds; `sizes` are the models of the `step` case.
 
-    Compiled code and Triton kernels are timed on GPUs; elsewhere they can be tried, which takes long.
+    Compiled code and Triton kernels are timed on GPUs. They can be tried elsewhere, which takes long.
     """
 
     device: torch.device
@@ -29,8 +31,6 @@ class Setup:
 
     @property
     def dtype(self) -> torch.dtype:
-        import torch
-
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
 
@@ -39,7 +39,7 @@ class Work:
     """One provider, ready to run.
 
     `forward(i)` is repetition i, which may choose among several inputs so that none lies in a cache; `backward`
-    takes what it returned. `errors` compares outputs and gradients with the reference, as in `agreement.errors`.
+    takes what it returned. `errors` compares outputs and gradients with the reference, as `errors` does.
     `mode` names the work where there is no backward pass. `per_repetition` counts what `unit` counts, in one
     repetition. `held` are the bytes of weights, which peak memory includes; it is that of `unrecorded`, where a
     repetition replays a graph, whose memory is allocated when it is recorded. `on_host`: time spent on the host
@@ -64,9 +64,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Provider:
-    """`kind` is ours, plain (the same without kernels of ours), peer, or floor: a bound that is no rival, because
-    it does only a part of the work. Of those that are `compiled`, the time to start is reported too.
-    """
+    """`kind` is ours, plain, peer or floor (see `altup.bench`). The start of `compiled` ones is timed too."""
 
     name: str
     build: Callable[[], Work]
@@ -117,3 +115,51 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.case} " + " ".join(f"{name}={value}" for name, value in self.sizes.items())
+
+
+def distance(got: Tensor | Sequence[Tensor], want: Tensor | Sequence[Tensor]) -> float:
+    """‖got − want‖ / ‖want‖ in float64. Several tensors count as one long vector; where `want` is zero, ‖got‖."""
+    pairs = [(got, want)] if isinstance(got, Tensor) and isinstance(want, Tensor) else zip(got, want, strict=True)
+    off = size = 0.0
+    for a, b in pairs:
+        wide = b.detach().double()
+        if a.shape != b.shape:
+            return float("inf")
+        off += float((a.detach().double() - wide).square().sum())
+        size += float(wide.square().sum())
+    return float((off / (size or 1.0)) ** 0.5)
+
+
+def errors(got: Answer, want: Answer) -> dict[str, float]:
+    return {name: distance(got[name], want[name]) for name in want}
+
+
+def doubled(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Float64 copies that require gradients: the inputs of a reference."""
+    return [t.detach().to(torch.float64).requires_grad_() for t in tensors]
+
+
+def autograd_work(
+    run: Callable[[], Tensor],
+    inputs: Sequence[Tensor],
+    upstream: Tensor | None,
+    compare: Callable[[Tensor, tuple[Tensor, ...]], dict[str, float]] | None,
+    **more: Any,
+) -> Work:
+    """Forward `run()`, backward the gradients of `inputs` given that of the output.
+
+    `compare(output, gradients)` gives the errors; `more` are further fields of `Work`.
+    """
+
+    def forward(i: int) -> Tensor:
+        return run()
+
+    def backward(out: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, inputs, upstream)
+
+    def errors() -> dict[str, float]:
+        out = forward(0)
+        assert compare is not None
+        return compare(out, backward(out))
+
+    return Work(forward, backward, errors if compare else None, **more)

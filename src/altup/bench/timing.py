@@ -1,4 +1,4 @@
-"""Clocks: device events on a GPU, the host's clock on a CPU; and what a machine's copy runs at."""
+"""Clocks: device events on a GPU, the host's clock on a CPU."""
 
 from __future__ import annotations
 
@@ -135,15 +135,3 @@ class Stopwatch:
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def copy_work(device: torch.device, quick: bool) -> Work:
-    """A plain copy of a large tensor: the speed of memory. `copy_bytes` says how much it moves."""
-    source = torch.randn(copy_bytes(quick) // 8, device=device)
-    target = torch.empty_like(source)
-    return Work(lambda i: target.copy_(source), mode="copy", per_repetition=copy_bytes(quick) / 1e9, unit="GB/s")
-
-
-def copy_bytes(quick: bool) -> int:
-    """Bytes read plus bytes written."""
-    return 2**23 if quick else 2**31

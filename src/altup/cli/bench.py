@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from altup.bench.rows import Row
 
 SIZES = ("small", "base", "large", "xl")
-CASE_LIST = "; ".join(f"{name} ({what})" for name, what in CASES.items())
+CASE_LIST = "; ".join(f"{name} ({case.question})" for name, case in CASES.items())
 
 
 def command(
@@ -97,11 +97,11 @@ def command(
     else:
         rows = _measure(names, quick, size, only, repeat, time_limit, out, as_json, as_csv, cold)
     if not (as_json or as_csv):
-        from altup.bench.table import print_tables
+        from altup.bench.show import print_tables
 
         print_tables(rows)
     if plot is not None:
-        from altup.bench.plot import draw
+        from altup.bench.show import draw
 
         draw(rows, plot)
     if any(row.status == "disagrees" and row.kind == "ours" for row in rows):

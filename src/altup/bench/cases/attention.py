@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from altup.bench.agreement import Answer, doubled, errors
-from altup.bench.problem import Problem, Provider, Setup, Work
+from altup.bench.problem import Answer, Problem, Provider, Setup, Work, autograd_work, doubled, errors
 from altup.kernels import attention
 from altup.nn import RelativeBias
 
@@ -125,17 +124,12 @@ class Inputs:
         reference = reference or self.reference
         inputs = [*self.qkv, self.by_distance] if reference is self.reference else self.qkv
 
-        def forward(i: int = 0) -> Tensor:
-            return run(*self.qkv, self.by_distance)
-
-        def backward(out: Tensor) -> tuple[Tensor, ...]:
-            return torch.autograd.grad(out, inputs, self.upstream)
-
-        def compare() -> dict[str, float]:
-            out = forward()
-            return errors(self._answer(out, backward(out)), reference())
-
-        return Work(forward, backward, compare)
+        return autograd_work(
+            lambda: run(*self.qkv, self.by_distance),
+            inputs,
+            self.upstream,
+            lambda out, gradients: errors(self._answer(out, gradients), reference()),
+        )
 
     def flex(self) -> Work:
         """FlexAttention that looks the bias up in the table, with the table's gradient; it skips hidden blocks."""

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from altup.bench.agreement import distance
 from altup.bench.cases import step
-from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work
+from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work, distance
 from altup.kernels.replay import record, warm_up
 from altup.training.optimizers import build_optimizer
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from altup.bench.agreement import Answer, doubled, errors
-from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work
-from altup.bench.timing import copy_bytes, copy_work
+from altup.bench.cases.floors import copy_bytes, copy_work
+from altup.bench.problem import Answer, Fact, Problem, Provider, Setup, Timings, Work, doubled, errors
 from altup.kernels import altup_update, altup_update_reference
 
 ACTIVE = 0

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from altup.bench.agreement import distance
-from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work
-from altup.bench.products import extra_shapes, product_shapes, product_work
-from altup.bench.timing import copy_bytes, copy_work
+from altup.bench.cases.floors import copy_bytes, copy_work, extra_shapes, product_shapes, product_work
+from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work, distance
 from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.models.accounting import INPUTS, TARGETS, list_layers
 from altup.models.compiling import compile_layers

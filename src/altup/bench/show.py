@@ -1,19 +1,24 @@
-"""Rows for the eye: one table a problem, one line a provider."""
+"""Rows as tables (one table a problem, one line a provider) and as bars (one panel a problem)."""
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from altup.bench.rows import OK, Row
+from altup.core.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 TIMES = ("forward", "backward", "both", "update", "generate", "produce", "copy")
-WHOLE = ("both", "update", "generate", "produce", "copy")
+DRAWN = ("both", "update", "generate", "produce")
 NOTE = 60  # characters of a note that are shown; files keep the whole
+# Okabe and Ito's colours, which colour-blind readers and grey prints tell apart.
+COLOURS = {"ours": "#0072B2", "plain": "#56B4E9", "peer": "#E69F00", "floor": "#BBBBBB"}
 OTHERS = {"overhead": "{:+.1%}", "floor": "{:+.1%}", "fraction": "{:.1%}", "overhead/floor": "{:.2f}×"}
 
 
@@ -71,8 +76,6 @@ def build_table(name: str, rows: Sequence[Row]) -> Table:
 
 
 def print_tables(rows: Iterable[Row]) -> None:
-    import sys
-
     from rich.console import Console
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
@@ -81,7 +84,7 @@ def print_tables(rows: Iterable[Row]) -> None:
 
 
 def _short(note: str) -> str:
-    """A note on one line: what failed stands at its beginning."""
+    """The beginning of a note on one line; it says what failed."""
     line = " ".join(note.split())
     return line if len(line) <= NOTE else f"{line[: NOTE - 1].rstrip()}…"
 
@@ -98,3 +101,54 @@ def _other(row: Row | None) -> str:
     if row is None or row.p50 is None:
         return ""
     return OTHERS.get(row.metric, "{:.2f}").format(row.p50)
+
+
+def draw(rows: Iterable[Row], path: Path) -> None:
+    """The time of each provider with its ratio to the baseline, as a PNG, SVG or PDF by the file's suffix."""
+    panels = {}
+    for title, mine in by_problem(rows).items():
+        times = {name: find(theirs, "ms", DRAWN) for name, theirs in by_provider(mine).items()}
+        found = {name: row for name, row in times.items() if row is not None}
+        if found:
+            panels[title] = (found, {name: find(theirs, "speedup") for name, theirs in by_provider(mine).items()})
+    if not panels:
+        raise UserError(f"--plot {path}: no provider was timed, so there is nothing to draw")
+
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    bars = [len(found) for found, _ in panels.values()]
+    figure = Figure(figsize=(8, sum(0.9 + 0.3 * n for n in bars)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[0.9 + 0.3 * n for n in bars])[:, 0]
+    for axis, (title, (found, ratios)) in zip(axes, panels.items(), strict=True):
+        names = list(found)
+        middle = [found[name].p50 or 0.0 for name in names]
+        spread = [
+            [m - (found[name].p20 or m) for name, m in zip(names, middle, strict=True)],
+            [(found[name].p80 or m) - m for name, m in zip(names, middle, strict=True)],
+        ]
+        colours = [COLOURS[found[name].kind] for name in names]
+        axis.barh(names, middle, xerr=spread, color=colours, error_kw={"lw": 0.8, "capsize": 2})
+        for place, (name, ms) in enumerate(zip(names, middle, strict=True)):
+            ratio = ratios[name]
+            text = f"{ms:.3g} ms" + (f"  {ratio.p50:.2f}×" if ratio is not None else "")
+            axis.text(max(ms, found[name].p80 or ms), place, f"  {text}", va="center", fontsize=8)
+        axis.invert_yaxis()
+        axis.margins(x=0.25)
+        notes = {ratio.note for ratio in ratios.values() if ratio is not None}
+        axis.set_title("; ".join([title, *(f"× {note}" for note in notes)]), fontsize=9, loc="left")
+        axis.set_xlabel("ms: median, 20th to 80th percentile", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    kinds = [
+        kind for kind in COLOURS if any(row.kind == kind for found, _ in panels.values() for row in found.values())
+    ]
+    figure.legend(
+        handles=[Patch(color=COLOURS[kind], label=kind) for kind in kinds], loc="outside lower right", ncols=4
+    )
+    try:
+        figure.savefig(path, dpi=150)
+    except (ValueError, OSError) as error:
+        raise UserError(f"--plot {path}: {error}; name a file that ends in .png, .svg or .pdf") from None

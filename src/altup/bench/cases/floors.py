@@ -1,4 +1,4 @@
-"""All matrix products of a T5 and nothing else: what no implementation gets around."""
+"""Lower bounds on time: a plain copy, and all matrix products of a T5 and nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def product_shapes(config: AltUpT5Config, batch: int, inputs: int, targets: int)
 
 
 def extra_shapes(config: AltUpT5Config, batch: int, inputs: int, targets: int) -> Counter[Shape]:
-    """What the extra columns of a wide output add; all other maps are those of a dense model."""
+    """The products that the extra columns of a wide output add to those of a dense model."""
     width, out = config.layer_width, config.output_width
     shapes = product_shapes(config, batch, inputs, targets)
     return Counter(
@@ -64,3 +64,15 @@ def product_work(shapes: Counter[Shape], setup: Setup) -> Work:
                 torch.mm(gradient.t(), x)
 
     return Work(forward, backward)
+
+
+def copy_work(device: torch.device, quick: bool) -> Work:
+    """A plain copy of a large tensor: the speed of memory. `copy_bytes` says how much it moves."""
+    source = torch.randn(copy_bytes(quick) // 8, device=device)
+    target = torch.empty_like(source)
+    return Work(lambda i: target.copy_(source), mode="copy", per_repetition=copy_bytes(quick) / 1e9, unit="GB/s")
+
+
+def copy_bytes(quick: bool) -> int:
+    """Bytes read plus bytes written."""
+    return 2**23 if quick else 2**31
