@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python3 benchmarks/tune_altup_update.py
 
-The last lines are the quickest configurations, to be written into `altup/kernels/altup_update_triton.py`.
+The last lines are the quickest configurations, to be written into `altup/kernels/altup_update/triton.py`.
 Under TRITON_INTERPRET=1 it runs on a CPU at a toy size and times nothing.
 """
 
@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from altup.kernels import altup_update_reference
-from altup.kernels import altup_update_triton as kernels
 from altup.kernels.altup_update import altup_update
-from altup.kernels.triton_config import Config
+from altup.kernels.altup_update import triton as kernels
+from altup.kernels.launch import Config
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from tune_altup_update import DEVICE, INTERPRETED, SETS, copy_speed, error, milliseconds, use_interpreter
 
-from altup.kernels import sequence_update_triton as kernels
+from altup.kernels.launch import Config
 from altup.kernels.sequence_update import sequence_update
-from altup.kernels.triton_config import Config
+from altup.kernels.sequence_update import triton as kernels
 
 STRIDE = 4
 SHAPES = [(2, 11, 24)] if INTERPRETED else [(64, 512, 768), (32, 512, 1024)]

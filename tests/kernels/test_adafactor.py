@@ -23,8 +23,8 @@ def problem(n, rows, columns, dtype):
 @pytest.mark.parametrize(("n", "rows", "columns"), [(1, 1, 1), (2, 33, 17), (3, 32, 130), (1, 100, 257)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_and_descent(n, rows, columns, dtype):
-    from altup.kernels import adafactor as kernels
-    from altup.kernels.addresses import listed
+    from altup.kernels.adafactor import triton as kernels
+    from altup.kernels.multi_tensor import tensor_list as listed
 
     grads, weights, row, column = problem(n, rows, columns, dtype)
     wide = [torch.stack(tensors).double() for tensors in (grads, weights)]
@@ -51,8 +51,8 @@ def test_sums_and_descent(n, rows, columns, dtype):
 
 @runs_kernel
 def test_a_skipped_step_reads_no_bad_number_into_the_weights():
-    from altup.kernels import adafactor as kernels
-    from altup.kernels.addresses import listed
+    from altup.kernels.adafactor import triton as kernels
+    from altup.kernels.multi_tensor import tensor_list as listed
 
     grads, weights, row, column = problem(2, 40, 20, torch.float32)
     grads[1].fill_(float("nan"))

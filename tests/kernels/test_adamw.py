@@ -108,7 +108,7 @@ def test_other_decays_of_the_moments(betas):
 
 @runs_kernel
 def test_more_parts_than_are_added_at_a_time(monkeypatch):
-    from altup.kernels import adamw as kernels
+    from altup.kernels.adamw import triton as kernels
 
     monkeypatch.setattr(kernels, "BLOCK", 128)
     monkeypatch.setattr(kernels, "PARTS", 16)
@@ -159,7 +159,7 @@ def test_kernels_in_the_interpreter():
 
 @needs_gpu
 def test_replayed_steps_are_the_launched_ones_bit_for_bit_and_nothing_waits():
-    from altup.kernels.replay import record, warm_up
+    from altup.kernels.cuda_graph import record, warm_up
 
     shapes = [(300, 301)] * 3 + SHAPES["of many sizes"]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.kernels.hopper import ASTSource, GPUTarget, _fresh_cache, spills, triton  # noqa: F401
 
 # isort: split
-from altup.kernels import adamw as kernels
+from altup.kernels.adamw import triton as kernels
 
 ADDRESSES = ("weights", "grads", "means", "squares", "steps")
 NUMBERS = ("log_beta1", "log_beta2", "smallest", "fresh1", "fresh2", "eps", "decay")

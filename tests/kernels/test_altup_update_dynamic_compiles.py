@@ -7,7 +7,7 @@ import pytest
 from tests.kernels.hopper import _fresh_cache, spills  # noqa: F401
 from tests.kernels.test_update_kernels_compile import build
 
-from altup.kernels import altup_update_dynamic_triton as kernels  # isort: skip
+from altup.kernels.altup_update_dynamic import triton as kernels  # isort: skip
 
 
 def arguments(names, K, dtype, y):

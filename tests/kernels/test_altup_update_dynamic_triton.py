@@ -10,7 +10,7 @@ import torch
 from torch import library
 
 from altup.kernels.altup_update_dynamic import altup_update_dynamic, mix_blocks
-from altup.kernels.altup_update_dynamic_op import mix, mix_backward
+from altup.kernels.altup_update_dynamic.op import mix, mix_backward
 from altup.nn.dynamic import DynamicUpdate
 from tests.kernels.interpreter import (
     DEVICE,
@@ -32,7 +32,7 @@ from tests.kernels.updates import (
 @pytest.fixture
 def short_chunks(monkeypatch):
     """A program that walks through a row in many steps."""
-    kernels = pytest.importorskip("altup.kernels.altup_update_dynamic_triton")
+    kernels = pytest.importorskip("altup.kernels.altup_update_dynamic.triton")
     monkeypatch.setattr(kernels, "FORWARD", kernels.FORWARD._replace(warps=1))
     monkeypatch.setattr(kernels, "BACKWARD", kernels.BACKWARD._replace(warps=1))
 

@@ -11,7 +11,7 @@ import torch
 from torch import library
 
 from altup.kernels import altup_update
-from altup.kernels.altup_update_op import update, update_backward
+from altup.kernels.altup_update.op import update, update_backward
 from tests.kernels.interpreter import (
     DEVICE,
     INTERPRETED,
@@ -32,7 +32,7 @@ from tests.kernels.updates import (
 @pytest.fixture
 def configs(monkeypatch):
     """Set how the kernels are cut: programs a multiprocessor, and 16-byte vectors a thread."""
-    kernels = pytest.importorskip("altup.kernels.altup_update_triton")
+    kernels = pytest.importorskip("altup.kernels.altup_update.triton")
 
     def cut(programs: int, vectors: int = 1) -> None:
         for table in (kernels.FORWARD, kernels.BACKWARD):

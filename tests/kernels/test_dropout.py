@@ -14,9 +14,9 @@ from torch import library
 from torch.utils.checkpoint import checkpoint
 
 from altup.core.errors import UserError
-from altup.kernels.dropout import LANES, dropout, keep_mask_reference
-from altup.kernels.dropout_op import keep_mask_op
-from altup.kernels.philox import philox, stream_keys
+from altup.kernels.dropout import dropout, keep_mask_reference
+from altup.kernels.dropout.op import keep_mask_op
+from altup.kernels.dropout.reference import LANES, philox, stream_keys
 from tests.kernels.interpreter import (
     DEVICE,
     INTERPRETED,

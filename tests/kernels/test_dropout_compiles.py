@@ -7,8 +7,8 @@ import pytest
 from tests.kernels.hopper import ASTSource, GPUTarget, _fresh_cache, spills, triton  # noqa: F401
 
 # isort: split
-from altup.kernels.dropout import LANES
-from altup.kernels.dropout_triton import keep_mask_kernel
+from altup.kernels.dropout.reference import LANES
+from altup.kernels.dropout.triton import keep_mask_kernel
 
 
 @pytest.mark.parametrize("capability", [80, 90])

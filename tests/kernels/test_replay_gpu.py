@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from altup.kernels.replay import record, warm_up
+from altup.kernels.cuda_graph import record, warm_up
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,7 @@ from torch import library
 
 from altup.core.errors import UserError
 from altup.kernels import sequence_update
-from altup.kernels.sequence_update_op import sequence_update_backward, sequence_update_op
+from altup.kernels.sequence_update.op import sequence_update_backward, sequence_update_op
 from tests.kernels.interpreter import (
     DEVICE,
     INTERPRETED,
@@ -26,7 +26,7 @@ from tests.kernels.updates import SUM_TOLERANCE, TOLERANCE
 @pytest.fixture
 def cut(monkeypatch):
     """Set how the kernels are cut."""
-    kernels = pytest.importorskip("altup.kernels.sequence_update_triton")
+    kernels = pytest.importorskip("altup.kernels.sequence_update.triton")
 
     def cut(**fields):
         monkeypatch.setattr(kernels, "FORWARD", kernels.FORWARD._replace(**fields))

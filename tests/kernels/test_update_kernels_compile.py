@@ -10,8 +10,8 @@ import pytest
 from tests.kernels.hopper import ASTSource, GPUTarget, _fresh_cache, spills, triton  # noqa: F401
 
 # isort: split
-from altup.kernels import altup_update_triton as kernels
-from altup.kernels import sequence_update_triton as sequence_kernels
+from altup.kernels.altup_update import triton as kernels
+from altup.kernels.sequence_update import triton as sequence_kernels
 
 NOT_SPECIALISED = ("active", "programs", "count", "tokens", "windows", "per_row")
 

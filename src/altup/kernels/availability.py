@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import inspect
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
-Operator = TypeVar("Operator", bound=Callable[..., Any])
-
-FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+IMPLEMENTATIONS = ("auto", "plain", "triton")  # what a function that picks may be told
+FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # of the tensors that kernels read
 
 
 @torch.compiler.assume_constant_result
@@ -39,14 +34,6 @@ def interprets_triton() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def on_its_device(operator: Operator) -> Operator:
-    """Make the device of the operator's first tensor the current one, for that is where Triton launches."""
-
-    @functools.wraps(operator)
-    def run(*given: Any) -> Any:
-        first = given[0] if isinstance(given[0], Tensor) else given[0][0]
-        with torch.cuda.device_of(first):
-            return operator(*given)
-
-    run.__signature__ = inspect.signature(operator, eval_str=True)  # type: ignore[attr-defined]  # for a schema
-    return run  # type: ignore[return-value]
+def can_launch(device: torch.device) -> bool:
+    """Whether kernels can be asked for by name: on a GPU, or where the interpreter stands in for it."""
+    return runs_triton(device) or interprets_triton()

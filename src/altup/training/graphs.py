@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from altup.kernels.replay import Replay, record, warm_up
+from altup.kernels.cuda_graph import Replay, record, warm_up
 
 Run = Callable[[dict[str, Tensor], Tensor], Tensor]
 Update = Callable[[Tensor], tuple[Tensor, ...]]

@@ -12,7 +12,7 @@ from torch import nn
 
 from altup.bench.cases import step
 from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work, distance
-from altup.kernels.replay import record, warm_up
+from altup.kernels.cuda_graph import record, warm_up
 from altup.training.optimizers import build_optimizer
 
 RATE = 1e-4

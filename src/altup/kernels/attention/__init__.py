@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice, check_range
+from altup.kernels.attention.launch import WIDTHS
 from altup.kernels.attention.op import attend
-from altup.kernels.attention.plain import plain_attention
-from altup.kernels.attention.reference import attention_reference, keep_mask, lay_out
-from altup.kernels.availability import interprets_triton, runs_triton
+from altup.kernels.attention.reference import attention_reference, hidden_keys, keep_mask, lay_out
+from altup.kernels.availability import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
-__all__ = ["attention", "attention_reference", "keep_mask", "lay_out"]
-
-WIDTHS = (16, 32, 64, 128)
+__all__ = ["WIDTHS", "attention", "attention_reference", "keep_mask", "lay_out"]
 
 
 def attention(
@@ -48,7 +47,7 @@ def attention(
     implementation: "triton", the kernels, on Ampere GPUs or later; "plain", PyTorch's own function; "auto", the
     kernels for float16 and bfloat16 where there is a by_distance or there are segments, else "plain".
     """
-    check_choice("implementation", implementation, ("auto", "plain", "triton"))
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
     check_range("dropout", dropout, 0.0, 1.0)
     if (query_segments is None) != (key_segments is None):
         missing = "key_segments" if key_segments is None else "query_segments"
@@ -67,7 +66,7 @@ def attention(
         fits = bias is None and q.shape[-1] in WIDTHS and half and _fit(q, k, v) and runs_triton(q.device)
         implementation = "triton" if wanted and fits else "plain"
     if implementation == "plain":
-        return plain_attention(q, k, v, bias, by_distance, causal, query_segments, key_segments, dropout, scale)
+        return _plain(q, k, v, bias, by_distance, causal, query_segments, key_segments, dropout, scale)
     _check_kernels(q, k, v, bias, scale, constant_beyond)
     seed = None
     if dropout:
@@ -83,6 +82,36 @@ def attention(
         scale,
         constant_beyond,
     )
+    return out
+
+
+def _plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    by_distance: Tensor | None,
+    causal: bool,
+    query_segments: Tensor | None,
+    key_segments: Tensor | None,
+    dropout: float,
+    scale: float,
+) -> Tensor:
+    """Through PyTorch's own function, with bias and mask in one dense tensor where there are any."""
+    if bias is None and by_distance is None and query_segments is None:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, scale=scale)
+    queries, keys = q.shape[2], k.shape[2]
+    if by_distance is not None:
+        dense = lay_out(by_distance, queries, keys)
+        bias = dense if bias is None else bias + dense
+    if bias is not None:
+        bias = bias.to(q.dtype)
+    hidden = hidden_keys(queries, keys, causal, query_segments, key_segments, q.device)
+    if hidden is not None:
+        bias = (q.new_zeros(()) if bias is None else bias).masked_fill(hidden, torch.finfo(q.dtype).min)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+    if query_segments is not None and hidden is not None:
+        out = out.masked_fill(hidden.all(-1, keepdim=True), 0)
     return out
 
 
@@ -107,7 +136,7 @@ def _of_each_row(name: str, segments: Tensor | None, x: Tensor) -> Tensor | None
 def _check_kernels(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, constant_beyond: int | None
 ) -> None:
-    if not (runs_triton(q.device) or interprets_triton()):
+    if not can_launch(q.device):
         raise UserError(f'implementation="triton" needs Triton and a GPU since Ampere, not {q.device}; use "auto"')
     if bias is not None:
         raise UserError('implementation="triton" has no dense bias; give it by distance, or use "auto"')
@@ -118,7 +147,7 @@ def _check_kernels(
         )
     if q.shape[-1] not in WIDTHS:
         raise UserError(f'implementation="triton" is for heads {WIDTHS} wide, not {q.shape[-1]}; use "auto"')
-    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if q.dtype not in FUSED_DTYPES:
         raise UserError(f'implementation="triton" computes in 16 or 32 bits, not {q.dtype}; use "auto"')
     if scale <= 0:
         raise UserError(f"scale={scale!r} makes no sense; give a positive number")

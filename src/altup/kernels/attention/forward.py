@@ -19,7 +19,7 @@ from altup.kernels.attention.tiles import (
     random_bits,
     store_rows,
 )
-from altup.kernels.philox_triton import stream_keys
+from altup.kernels.dropout.triton import stream_keys
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
-from altup.kernels.philox import drop_below, keep_scale
+from altup.kernels.dropout.reference import drop_below, keep_scale
 
 
 class Config(NamedTuple):
@@ -104,7 +103,7 @@ class Problem(NamedTuple):
 
 
 def _fit(tile: int, count: int) -> int:
-    return min(tile, max(16, triton.next_power_of_2(count)))
+    return min(tile, max(16, 1 << (count - 1).bit_length()))
 
 
 def strides(*tensors: Tensor) -> list[int]:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from altup.kernels.availability import on_its_device
+from altup.kernels.attention.launch import Problem, empty_heads
+from altup.kernels.launch import on_its_device
 
 
 @library.custom_op("altup::attention", mutates_args=())
@@ -37,7 +38,6 @@ def attend(
     The rows of q, k and v, and the other tensors, are contiguous; segments are int32, and dropout has a seed.
     """
     from altup.kernels.attention.forward import forward
-    from altup.kernels.attention.launch import Problem
 
     return forward(
         Problem(q, k, v, by_distance, query_segments, key_segments, seed, causal, dropout, scale, constant_beyond)
@@ -65,7 +65,6 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and by_distance; the last is empty unless it is wanted."""
     from altup.kernels.attention.keys_backward import keys_backward
-    from altup.kernels.attention.launch import Problem
     from altup.kernels.attention.queries_backward import distance_sums, queries_backward
 
     problem = Problem(
@@ -79,14 +78,9 @@ def attend_backward(
     return dq, dk, dv, d_bias
 
 
-def _empty_heads(x: Tensor) -> Tensor:
-    B, H, N, D = x.shape
-    return x.new_empty(B, N, H, D).transpose(1, 2)
-
-
 @attend.register_fake
 def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @attend_backward.register_fake
@@ -102,7 +96,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bias_grad = rest[-1]
     d_bias = lse.new_empty(by_distance.shape if bias_grad and by_distance is not None else 0)
-    return _empty_heads(q), _empty_heads(k), _empty_heads(v), d_bias
+    return empty_heads(q), empty_heads(k), empty_heads(v), d_bias
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -26,7 +26,7 @@ from altup.kernels.attention.tiles import (
     stack,
     store_rows,
 )
-from altup.kernels.philox_triton import stream_keys
+from altup.kernels.dropout.triton import stream_keys
 
 
 def queries_backward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from altup.kernels.philox import is_kept, keep_scale, stream_keys, stream_words
+from altup.kernels.dropout.reference import is_kept, keep_scale, stream_keys, stream_words
 
 
 def lay_out(by_distance: Tensor, queries: int, keys: int) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from altup.kernels.philox_triton import stream_words, upper_halves
+from altup.kernels.dropout.triton import stream_words, upper_halves
 
 LOG2E = tl.constexpr(1.4426950408889634)
 SCANNED = tl.constexpr(1024)  # segments looked at at once

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
-from altup.kernels.availability import FUSED_DTYPES, interprets_triton, runs_triton
+from altup.kernels.availability import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 from altup.kernels.cross_entropy.op import fused_head
 from altup.kernels.cross_entropy.reference import IGNORED, TokenSums, token_sums
 
@@ -22,7 +22,7 @@ def head_sums(
     hidden: [..., D], weight: [V, D], labels: [...]. Works in the dtype of `hidden`, or autocast's: `weight` may be
     a float32 master, and its gradient comes back in its own dtype. `auto` takes `triton` on GPUs that run bf16.
     """
-    check_choice("implementation", implementation, ("auto", "plain", "triton"))
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
     if hidden.shape[:-1] != labels.shape or hidden.shape[-1] != weight.shape[1]:
         raise UserError(
             f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and labels {tuple(labels.shape)} do not "
@@ -30,12 +30,16 @@ def head_sums(
         )
     if torch.is_autocast_enabled(hidden.device.type) and hidden.dtype != torch.float64:
         hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+    fits = hidden.dtype in FUSED_DTYPES
     if implementation == "auto":
-        implementation = "triton" if _runs_fused(hidden) else "plain"
+        implementation = "triton" if fits and runs_triton(hidden.device) else "plain"
     if implementation == "plain":
         return token_sums(F.linear(hidden, weight.to(hidden.dtype)), labels, z_loss)
-    if not _runs_fused(hidden):
-        _refuse_unless_interpreted(hidden)
+    if not (fits and can_launch(hidden.device)):
+        raise UserError(
+            f"implementation='triton' needs a CUDA GPU, Triton, and float16, bfloat16 or float32, not "
+            f"{hidden.dtype} on {hidden.device}; use 'auto' or 'plain'"
+        )
     training = torch.is_grad_enabled()
     sums, _, _ = fused_head(
         hidden.reshape(-1, hidden.shape[-1]),
@@ -47,20 +51,3 @@ def head_sums(
     )
     loss, nll, correct = sums.unbind()
     return TokenSums(loss, nll.detach(), correct.detach(), (labels != IGNORED).sum().float())
-
-
-def _runs_fused(hidden: Tensor) -> bool:
-    return hidden.dtype in FUSED_DTYPES and runs_triton(hidden.device)
-
-
-def _refuse_unless_interpreted(hidden: Tensor) -> None:
-    if hidden.dtype not in FUSED_DTYPES or not _is_interpreted():
-        raise UserError(
-            f"implementation='triton' needs a CUDA GPU, Triton, and float16, bfloat16 or float32, not "
-            f"{hidden.dtype} on {hidden.device}; use 'auto' or 'plain'"
-        )
-
-
-@torch.compiler.assume_constant_result
-def _is_interpreted() -> bool:
-    return interprets_triton()

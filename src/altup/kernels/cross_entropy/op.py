@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from altup.kernels.availability import on_its_device
+from altup.kernels.launch import on_its_device
 
 CHUNK_BYTES = 512 * 2**20  # of several chunks the products have to be added in float32
 
@@ -34,7 +34,7 @@ def fused_head(
 
     hidden: [N, D], weight: [V, D], labels: [N].
     """
-    from altup.kernels.cross_entropy.kernel import loss_and_gradient_
+    from altup.kernels.cross_entropy.triton import loss_and_gradient_
 
     tokens = hidden.shape[0]
     sums = hidden.new_zeros(3, dtype=torch.float32)

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from altup.kernels.replay import record
+from altup.kernels.cuda_graph import record
 
 EAGER_STEPS = 3  # steps that are run one by one: they warm up what a graph records, and short answers end here
 CACHE_SHARE = 0.25  # of the free memory, for a cache that has room for the longest text allowed

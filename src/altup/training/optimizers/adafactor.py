@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from altup.kernels.availability import FUSED_DTYPES, runs_triton
+from altup.kernels.adafactor import adafactor_update, runs_fused
+from altup.kernels.adafactor.reference import DECAY_POWER, LARGEST_RMS, SMALLEST_SQUARE
 from altup.training.optimizers.relative import SMALLEST_RMS, RelativeOptimizer, along
 from altup.training.optimizers.sharding import Kind, local
 
 FACTORED_FROM = 128
-SMALLEST_SQUARE = 1e-30
-LARGEST_RMS = 1.0
-DECAY_POWER = 0.8
 
 
 class Adafactor(RelativeOptimizer):
@@ -52,45 +50,18 @@ class Adafactor(RelativeOptimizer):
         return {"row": what.zeros(rows), "column": everywhere}
 
     def _update(self, what: Kind, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
+        """By kernels, many matrices at once, where they can."""
+        weights = [local(p) for p in parameters]
+        grads = [local(p.grad) for p in parameters if p.grad is not None]
         factors = len(what.shape) == 2 and "row" in self.state[parameters[0]] and what.is_everywhere
-        if factors and runs_triton(what.device) and what.dtype in FUSED_DTYPES:
-            self._update_in_place(what, parameters, group, skip)
-        else:
-            super()._update(what, parameters, group, skip)
-
-    def _update_in_place(
-        self, what: Kind, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None
-    ) -> None:
-        """The same update by kernels that read each gradient three times and write nothing but the weights."""
-        from altup.kernels import adafactor as kernels
-        from altup.kernels.addresses import fits, listed
-
-        states = [self.state[p] for p in parameters]
-        stored = {name: [local(state[name]) for state in states] for name in states[0]}
-        old = {name: torch.stack(tensors) for name, tensors in stored.items()}
-        kept = [local(p.grad) for p in parameters if p.grad is not None]
-        if not fits([*kept, *map(local, parameters)]):
+        if not (factors and runs_fused(weights, grads)):
             super()._update(what, parameters, group, skip)
             return
-        grads, weights = listed(kept), listed([local(p) for p in parameters])
-        by_row, by_column, of_weights = kernels.squares(grads, weights)
-
-        step = old["step"] + 1
-        fresh = step**-DECAY_POWER
-        row = old["row"].lerp(by_row / what.shape[1] + SMALLEST_SQUARE, along(fresh, by_row))
-        column_sum, row_sum, of_weights = what.total(by_column, row.sum(-1), of_weights)
-        column = old["column"].lerp(column_sum / what.shape[0] + SMALLEST_SQUARE, along(fresh, column_sum))
-        row_factor = (row_sum / what.shape[0]).sqrt().unsqueeze(-1) * row.rsqrt()
-        column_factor = column.rsqrt()
-
-        (squares,) = what.total(kernels.update_squares(grads, row_factor, column_factor))
-        shrink = 1 / ((squares / what.shape.numel()).sqrt() / LARGEST_RMS).clamp(min=1)
-        size = (of_weights / what.shape.numel()).sqrt().clamp(min=SMALLEST_RMS)
-        never = torch.zeros((), dtype=torch.bool, device=what.device)
-        skip = never if skip is None else skip
-        kernels.descend(weights, grads, row_factor, column_factor, group["lr"] * size * shrink, skip)
-        for name, tensor in {"step": step, "row": row, "column": column}.items():
-            torch._foreach_copy_(stored[name], list(torch.where(skip, old[name], tensor).unbind()))
+        stored = ([local(self.state[p][name]) for p in parameters] for name in ("row", "column", "step"))
+        adafactor_update(
+            weights, grads, *stored,
+            lr=group["lr"], skip=skip, smallest=SMALLEST_RMS, shape=what.shape, total=what.total,
+        )  # fmt: skip
 
     def direction(
         self, what: Kind, state: dict[str, Tensor], grad: Tensor, group: dict[str, Any]

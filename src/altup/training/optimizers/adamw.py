@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from altup.kernels.availability import FUSED_DTYPES, interprets_triton, runs_triton
+from altup.kernels.adamw import adamw_update, runs_fused
 from altup.training.optimizers.relative import SMALLEST_RMS, RelativeOptimizer, along
 from altup.training.optimizers.sharding import Kind
 
@@ -44,43 +43,20 @@ class RelativeAdamW(RelativeOptimizer):
         return {"exp_avg": what.zeros(*what.shape), "exp_avg_sq": what.zeros(*what.shape)}
 
     def _update_all(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
-        """By kernels, many tensors at once, where they can; shapes do not matter to them."""
-        alike, others = defaultdict(list), []
-        for p in parameters:
-            if p.grad is not None and self._runs_kernels(p, p.grad):
-                alike[p.numel(), p.dtype, p.grad.dtype, p.device].append(p)
-            else:
-                others.append(p)
-        for same in alike.values():
-            self._update_in_place(same, group, skip)
-        super()._update_all(others, group, skip)
+        """By kernels, many tensors at once, where they can."""
+        fused = [p for p in parameters if p.grad is not None and self._runs_kernels(p, p.grad)]
+        if fused:
+            moments = ([self.state[p][name] for p in fused] for name in ("exp_avg", "exp_avg_sq", "step"))
+            grads = [p.grad for p in fused if p.grad is not None]
+            options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+            adamw_update(fused, grads, *moments, skip=skip, smallest=SMALLEST_RMS, **options)
+        by_kernels = set(fused)
+        super()._update_all([p for p in parameters if p not in by_kernels], group, skip)
 
     def _runs_kernels(self, p: Tensor, grad: Tensor) -> bool:
-        if isinstance(p, DTensor) or p.dtype not in FUSED_DTYPES:
-            return False
-        if not (runs_triton(p.device) or interprets_triton()):
-            return False
-        from altup.kernels.addresses import fits
-
-        return fits([p, grad, *self.state[p].values()])
-
-    def _update_in_place(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
-        """The same update by kernels that read each weight twice and all else once."""
-        from altup.kernels.adamw import update
-        from altup.kernels.addresses import listed
-
-        device, lr = parameters[0].device, group["lr"]
-        states = [self.state[p] for p in parameters]
-        update(
-            listed(parameters),
-            listed([p.grad for p in parameters if p.grad is not None]),
-            *(listed([state[name] for state in states]) for name in ("exp_avg", "exp_avg_sq", "step")),
-            lr=lr if isinstance(lr, Tensor) and lr.device == device else torch.full((), float(lr), device=device),
-            skip=torch.zeros((), dtype=torch.bool, device=device) if skip is None else skip,
-            betas=group["betas"],
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
-            smallest=SMALLEST_RMS,
+        state = self.state[p]
+        return not isinstance(p, DTensor) and runs_fused(
+            p, grad, state["exp_avg"], state["exp_avg_sq"], state["step"]
         )
 
     def direction(

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.triton_config import Config, multiprocessors
+from altup.kernels.launch import Config, multiprocessors
 
 FORWARD = Config(warps=4, vectors=1)
 # By the longest stride it is for: a thread holds a window, so longer ones leave room for fewer programs.

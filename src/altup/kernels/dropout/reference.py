@@ -1,16 +1,19 @@
-"""The kernels' random numbers in plain PyTorch: Philox 2×32 (Salmon and others, 2011).
+"""The definition of dropout's masks, and of the kernels' random numbers: Philox 2×32 (Salmon and others, 2011).
 
 A counter of two words and a key of one give two random words. Seven rounds are the fewest that pass BigCrush.
+Attention draws its masks from the same numbers.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 ROUNDS = 7
 KEY_ROUNDS = 10
 MULTIPLIER, WEYL = 0xD256D193, 0x9E3779B9
 LOW = 0xFFFFFFFF
+LANES = 1024  # counters of a program; a counter's four numbers are as far apart, so that neighbours are written
 
 
 def philox(c0: Tensor, c1: Tensor, key: Tensor | int, rounds: int = ROUNDS) -> tuple[Tensor, Tensor]:
@@ -52,3 +55,18 @@ def keep_scale(dropout: float) -> float:
 def _dropped(dropout: float) -> int:
     """How many of the 2¹⁶ halves are dropped; not all."""
     return min(round(dropout * 2**16), 2**16 - 1)
+
+
+def keep_mask_reference(numel: int, seed: int, p: float) -> Tensor:
+    """Which of `numel` numbers in a row the kernel keeps under a seed.
+
+    They are cut into pieces of four times LANES. The counter n = LANES · piece + lane gives two words, and their
+    halves, the lower first, belong to the places `lane`, LANES + `lane` and so on of the piece.
+    """
+    place = torch.arange(numel)
+    piece, quarter, lane = place // (4 * LANES), place // LANES % 4, place % LANES
+    counter = piece * LANES + lane
+    stream = stream_keys(seed, torch.zeros((), dtype=torch.long))
+    words = stream_words(stream, counter & 0xFFFFFFFF, counter >> 32)
+    word = torch.where(quarter < 2, words[0], words[1])
+    return is_kept(torch.where(quarter % 2 == 0, word & 0xFFFF, word >> 16), p)

@@ -1,12 +1,16 @@
-"""What the Triton kernels of the updates share: how they are cut, and what they are given."""
+"""What launching a Triton kernel takes: the device, how the work is cut, and contiguous arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+Operator = TypeVar("Operator", bound=Callable[..., Any])
 
 
 class Config(NamedTuple):
@@ -31,3 +35,16 @@ def flat(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
 def vector_width(*tensors: Tensor | None) -> int:
     """Elements in a 16-byte vector of the widest dtype."""
     return 16 // max(tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+def on_its_device(operator: Operator) -> Operator:
+    """Make the device of the operator's first tensor the current one, for that is where Triton launches."""
+
+    @functools.wraps(operator)
+    def run(*given: Any) -> Any:
+        first = given[0] if isinstance(given[0], Tensor) else given[0][0]
+        with torch.cuda.device_of(first):
+            return operator(*given)
+
+    run.__signature__ = inspect.signature(operator, eval_str=True)  # type: ignore[attr-defined]  # for a schema
+    return run  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Many tensors as one kernel takes them: they stay where they are, and the kernel is given a list of addresses."""
+"""Many tensors for one kernel: they stay where they are, and the kernel is given a list of their addresses."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import triton.language as tl
 from torch import Tensor
 
 
-class Listed(NamedTuple):
-    """Tensors of one dtype, device and number of elements; `like` is one of them."""
+class TensorList(NamedTuple):
+    """The addresses of tensors of one dtype, device and number of elements; `like` is one of them."""
 
     addresses: Tensor
     like: Tensor
 
 
-def listed(tensors: Sequence[Tensor]) -> Listed:
-    """`tensors` must fit (see `fits`) and outlive the kernels that read them."""
+def tensor_list(tensors: Sequence[Tensor]) -> TensorList:
+    """`tensors` must be readable (see `can_read`) and outlive the kernels that read them."""
     table = _table(tuple(tensor.data_ptr() for tensor in tensors), tensors[0].device)
     if table.is_cuda and torch.cuda.is_current_stream_capturing():
         _RECORDED.append(table)
-    return Listed(table, tensors[0])
+    return TensorList(table, tensors[0])
 
 
 _RECORDED: list[Tensor] = []  # tables that CUDA graphs read, which must stay where they are
@@ -39,7 +39,7 @@ def _table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
     return table
 
 
-def fits(tensors: Sequence[Tensor]) -> bool:
+def can_read(tensors: Sequence[Tensor]) -> bool:
     """Whether kernels can read these: not empty, contiguous, on one device, placed as PyTorch's allocators do."""
     device = tensors[0].device
     return all(t.numel() and t.is_contiguous() and t.device == device and t.data_ptr() % 16 == 0 for t in tensors)

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, library
 
-from altup.kernels.availability import on_its_device
+from altup.kernels.launch import on_its_device
 
 
 @library.custom_op("altup::keep_mask", mutates_args=())
 @on_its_device
 def keep_mask_op(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
     """Which elements of a tensor are kept under `seed` [1], int64: bool, contiguous."""
-    from altup.kernels.dropout_triton import keep_mask
+    from altup.kernels.dropout.triton import keep_mask
 
     mask = _empty(seed, shape)
     keep_mask(mask, seed, p)

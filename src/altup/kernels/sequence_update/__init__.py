@@ -1,11 +1,8 @@
-"""Sequence-AltUp's update of all tokens from the few that a layer computed: Algorithm 2 of the paper.
-
-Every token i has an anchor, the kept token ⌊i/k⌋·k at or before it. With predictions
-ŷᵢ = a₁ xᵢ + a₂ x_anchor(i) and the layer's output ỹ at the anchors,
+"""Sequence-AltUp's update of all tokens from the few that a layer computed, Algorithm 2, in one pass:
 
     yᵢ = ŷᵢ + b (ỹ_anchor(i) − ŷ_anchor(i)) = a₁ xᵢ + [(a₂ − b (a₁ + a₂)) x_anchor(i) + b ỹ_anchor(i)],
 
-where the bracket is the same for all k tokens of a window.
+where the bracket is the same for all tokens of a window.
 """
 
 from __future__ import annotations
@@ -14,23 +11,13 @@ import torch
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
-from altup.kernels.availability import FUSED_DTYPES, interprets_triton, runs_triton
-from altup.kernels.sequence_update_op import sequence_update_op
+from altup.kernels.availability import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
+from altup.kernels.sequence_update.op import sequence_update_op
+from altup.kernels.sequence_update.reference import sequence_update_reference
 
-FUSED_STRIDE = 16
+__all__ = ["sequence_update", "sequence_update_reference"]
 
-
-def sequence_update_reference(x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride: int) -> Tensor:
-    """The definition, token by token.
-
-    x: [batch, T, d], computed: [batch, ⌈T/stride⌉, d], a: [2] holding a₁ and a₂, b: [1].
-    """
-    predicted = [a[0] * x[:, i] + a[1] * x[:, i // stride * stride] for i in range(x.shape[1])]
-    corrected = [
-        predicted[i] + b[0] * (computed[:, i // stride] - predicted[i // stride * stride])
-        for i in range(x.shape[1])
-    ]
-    return torch.stack(corrected, dim=1).to(x.dtype)
+FUSED_STRIDE = 16  # the longest that kernels take
 
 
 def sequence_update(
@@ -41,14 +28,14 @@ def sequence_update(
     "auto" takes the Triton kernels on CUDA GPUs where they can run, "triton" insists on them and "plain" goes
     without.
     """
-    check_choice("implementation", implementation, ("auto", "plain", "triton"))
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
     if computed.shape != (x.shape[0], -(-x.shape[1] // stride), x.shape[2]) or computed.device != x.device:
         raise UserError(
             f"x {list(x.shape)} on {x.device} and the layer's output {list(computed.shape)} on {computed.device} "
             f"do not fit together at stride={stride}"
         )
     fits = stride <= FUSED_STRIDE and x.numel() < 2**31 and {x.dtype, computed.dtype} <= set(FUSED_DTYPES)
-    if implementation == "triton" and not (fits and (runs_triton(x.device) or interprets_triton())):
+    if implementation == "triton" and not (fits and can_launch(x.device)):
         raise UserError(
             f"implementation='triton' takes strides up to {FUSED_STRIDE} in float16, bfloat16 or float32 on CUDA "
             f"GPUs, not stride={stride} with {x.dtype} and {computed.dtype} on {x.device}; use 'auto' or 'plain'"

@@ -1,13 +1,8 @@
-"""AdamW with updates relative to the size of the weights, for many tensors of one size at a time, in Triton.
+"""Triton kernels of AdamW-RMS, for many tensors of one size at a time.
 
-At step t, with gradient g, means m and v of g and g², and learning rate lr, a tensor's weights w become
-
-    m ← β₁·m + (1 - β₁)·g
-    v ← β₂·v + (1 - β₂)·g²
-    w ← w - lr·decay·w - lr · max(smallest, RMS(w)) · m/(1 - β₁ᵗ) / (√(v/(1 - β₂ᵗ)) + eps)
-
-in two passes, of which the first reads w for its RMS. What a program adds up it writes once, and the parts are
-added in a fixed order, so that results are the same bit for bit from run to run. Nothing waits for the host.
+Two passes, of which the first reads the weights for their RMS. What a program adds up it writes once, and the
+parts are added in a fixed order, so that results are the same bit for bit from run to run. Nothing waits for the
+host.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.addresses import Listed, pointer
+from altup.kernels.multi_tensor import TensorList, pointer
 
 BLOCK = 2048  # numbers of a tensor that a program works on
 PARTS = 1024  # sums that are added at a time
@@ -82,8 +77,8 @@ def _descend_kernel(
 
 
 def update(
-    weights: Listed, grads: Listed, means: Listed, squares: Listed, steps: Listed, *, lr: Tensor, skip: Tensor,
-    betas: tuple[float, float], eps: float, weight_decay: float, smallest: float,
+    weights: TensorList, grads: TensorList, means: TensorList, squares: TensorList, steps: TensorList, *,
+    lr: Tensor, skip: Tensor, betas: tuple[float, float], eps: float, weight_decay: float, smallest: float,
 ) -> None:  # fmt: skip
     """One step in place, counted in `steps`, which are scalars; nothing where the bool scalar `skip` is true.
 

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.triton_config import Config, flat, vector_width
+from altup.kernels.launch import Config, flat, vector_width
 
 # A single warp adds up a token's K² + K sums without waiting for others.
 FORWARD = Config(warps=2, vectors=1)

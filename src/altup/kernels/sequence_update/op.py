@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from altup.kernels.availability import on_its_device
+from altup.kernels.launch import on_its_device
 
 _GIVEN = "Tensor x, Tensor computed, Tensor a, Tensor b, int stride"
 
@@ -16,7 +16,7 @@ _GIVEN = "Tensor x, Tensor computed, Tensor a, Tensor b, int stride"
 @on_its_device
 def sequence_update_op(x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride: int) -> Tensor:
     """x: [batch, T, d], computed: [batch, ⌈T/stride⌉, d], a: [2] and b: [1] in float32."""
-    from altup.kernels import sequence_update_triton as kernels
+    from altup.kernels.sequence_update import triton as kernels
 
     out = _like(x)
     kernels.forward(out, x, computed, a, b, stride)
@@ -31,7 +31,7 @@ def sequence_update_backward(
     grad: Tensor, x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride: int
 ) -> list[Tensor]:
     """The gradients of x, computed, a and b."""
-    from altup.kernels import sequence_update_triton as kernels
+    from altup.kernels.sequence_update import triton as kernels
 
     gradients = [_like(tensor) for tensor in (x, computed, a, b)]
     dx, d_computed, da, db = gradients

@@ -1,4 +1,4 @@
-"""Adafactor's work on many matrices of one shape at a time, in Triton: three passes over the gradients in all.
+"""Triton kernels of Adafactor, for many matrices of one shape at a time: three passes over the gradients in all.
 
 What each program adds up it writes once, and the parts are added in a fixed order, so that results are the same
 bit for bit from run to run.
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.addresses import Listed, pointer
+from altup.kernels.multi_tensor import TensorList, pointer
 
 ROWS = 32  # rows of a program's piece
 ELEMENTS = 4096  # numbers that a program holds at a time
@@ -84,7 +84,7 @@ def _descend_kernel(
         tl.store(places, (w - step * u).to(weight_like.dtype.element_ty), mask=inside)
 
 
-def squares(grads: Listed, weights: Listed) -> tuple[Tensor, Tensor, Tensor]:
+def squares(grads: TensorList, weights: TensorList) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of the gradients' squares along rows [n, rows] and columns [n, columns], and of the weights' [n]."""
     (rows, columns), (n, parts) = grads.like.shape, _grid(grads)
     new = grads.addresses.new_empty
@@ -98,7 +98,7 @@ def squares(grads: Listed, weights: Listed) -> tuple[Tensor, Tensor, Tensor]:
     return by_row, by_column.sum(1), of_weights.sum(1)
 
 
-def update_squares(grads: Listed, row_factor: Tensor, column_factor: Tensor) -> Tensor:
+def update_squares(grads: TensorList, row_factor: Tensor, column_factor: Tensor) -> Tensor:
     """[n]: sums of squares of U = G · (row_factor ⊗ column_factor), for factors [n, rows] and [n, columns]."""
     (rows, columns), (n, parts) = grads.like.shape, _grid(grads)
     sizes = row_factor.new_empty(n, parts)
@@ -110,7 +110,7 @@ def update_squares(grads: Listed, row_factor: Tensor, column_factor: Tensor) -> 
 
 
 def descend(
-    weights: Listed, grads: Listed, row_factor: Tensor, column_factor: Tensor, scale: Tensor, skip: Tensor
+    weights: TensorList, grads: TensorList, row_factor: Tensor, column_factor: Tensor, scale: Tensor, skip: Tensor
 ) -> None:
     """W ← W − scale · U in place; nothing where the bool scalar `skip` is true."""
     rows, columns = grads.like.shape
@@ -121,7 +121,7 @@ def descend(
         )  # fmt: skip
 
 
-def _grid(matrices: Listed) -> tuple[int, int]:
+def _grid(matrices: TensorList) -> tuple[int, int]:
     return len(matrices.addresses), triton.cdiv(matrices.like.shape[0], ROWS)
 
 

@@ -1,11 +1,9 @@
-"""One layer's update of the wide state: Algorithm 1 of the paper after the layer itself has run.
-
-With predictions x̂ⁱ = Σⱼ Pᵢⱼ xʲ and the layer's output y for the active block a,
+"""One layer's update of the wide state, Algorithm 1 of the paper, in one pass:
 
     x_newⁱ = x̂ⁱ + gᵢ (y − x̂ᵃ)      =      Σⱼ Mᵢⱼ xʲ + gᵢ y      with M = P − g ⊗ P[a].
 
-The right-hand form reads and writes the wide state once. Sums run in float32 (float64 for float64 states),
-whatever the state's dtype.
+The left-hand form is the definition (`reference.py`); the right-hand one reads and writes the wide state once.
+Sums run in float32 (float64 for float64 states), whatever the state's dtype.
 """
 
 from __future__ import annotations
@@ -16,22 +14,15 @@ import torch
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
-from altup.kernels.altup_update_op import update
-from altup.kernels.availability import FUSED_DTYPES, interprets_triton, runs_triton
+from altup.kernels.altup_update.op import update
+from altup.kernels.altup_update.reference import altup_update_reference
+from altup.kernels.availability import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
+
+__all__ = ["FUSED_BLOCKS", "State", "altup_update", "altup_update_reference", "check_triton"]
 
 State = Tensor | Sequence[Tensor]
 
-FUSED_BLOCKS = 8
-
-
-def altup_update_reference(x: Tensor, y: Tensor, P: Tensor, g: Tensor, active: int) -> Tensor:
-    """The definition, step by step: predict every block, then correct every block.
-
-    x: [K, ..., d], y: [..., d], P: [K, K], g: [K].
-    """
-    K = x.shape[0]
-    predicted = [sum((P[i, j] * x[j] for j in range(1, K)), start=P[i, 0] * x[0]) for i in range(K)]
-    return torch.stack([predicted[i] + g[i] * (y - predicted[active]) for i in range(K)]).to(x.dtype)
+FUSED_BLOCKS = 8  # the most that kernels take
 
 
 def altup_update(
@@ -49,14 +40,14 @@ def altup_update(
     P: [K, K], g: [K]. "auto" takes the Triton kernels on CUDA GPUs where they can run, "triton" insists on them
     and "plain" goes without.
     """
-    check_choice("implementation", implementation, ("auto", "plain", "triton"))
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
     _check_shapes(x, y, P, g, active, residual)
     if residual is not None and residual.dtype != y.dtype:
         y, residual = residual + y, None
     parts = [x] if isinstance(x, Tensor) else list(x)
     fits = g.shape[0] <= FUSED_BLOCKS and {parts[0].dtype, y.dtype} <= set(FUSED_DTYPES)
     if implementation == "triton":
-        _check_triton(fits, parts[0], y)
+        check_triton(fits, parts[0], y)
     if implementation == "triton" or (implementation == "auto" and fits and runs_triton(y.device)):
         new = update(parts, y, residual, P.float(), g.float(), active)
         return new[0] if isinstance(x, Tensor) else tuple(new)
@@ -97,13 +88,13 @@ def _check_shapes(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residu
         raise UserError(f"residual {list(residual.shape)} does not fit the layer's output {list(y.shape)}")
 
 
-def _check_triton(fits: bool, block: Tensor, y: Tensor) -> None:
+def check_triton(fits: bool, block: Tensor, y: Tensor) -> None:
     if not fits:
         raise UserError(
             f"implementation='triton' takes up to {FUSED_BLOCKS} blocks in float16, bfloat16 or float32, not "
             f"{block.dtype} with {y.dtype}; use 'auto' or 'plain'"
         )
-    if not runs_triton(y.device) and not interprets_triton():
+    if not can_launch(y.device):
         raise UserError(
             f"implementation='triton' needs a CUDA GPU and Triton, not {y.device}; use 'auto' or 'plain'"
         )

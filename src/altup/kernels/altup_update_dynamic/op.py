@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, library
 
-from altup.kernels.altup_update_op import blocks, like
-from altup.kernels.availability import on_its_device
+from altup.kernels.altup_update.op import blocks, like
+from altup.kernels.launch import on_its_device
 
 _GIVEN = "Tensor[] state, Tensor? y, Tensor M, Tensor? g"
 
@@ -24,7 +24,7 @@ def mix(state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None) 
 
     y and g are given both or not at all.
     """
-    from altup.kernels import altup_update_dynamic_triton as kernels
+    from altup.kernels.altup_update_dynamic import triton as kernels
 
     new = like(state)
     kernels.forward(blocks(new, M.dim() - 1), blocks(state, M.dim() - 1), y, M, g)
@@ -37,7 +37,7 @@ def mix_backward(
     grads: Sequence[Tensor], state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None
 ) -> list[Tensor]:
     """The gradients of the state (in its kind), of M and, where given, of y and g, one after the other."""
-    from altup.kernels import altup_update_dynamic_triton as kernels
+    from altup.kernels.altup_update_dynamic import triton as kernels
 
     gradients = _gradients(state, y, M, g)
     d_state, dM, dy, dg = _apart(gradients, state)

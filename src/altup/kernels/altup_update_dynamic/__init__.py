@@ -15,18 +15,12 @@ import torch
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
-from altup.kernels.altup_update import FUSED_BLOCKS, State, _check_triton
-from altup.kernels.altup_update_dynamic_op import mix
-from altup.kernels.availability import FUSED_DTYPES, runs_triton
+from altup.kernels.altup_update import FUSED_BLOCKS, State, check_triton
+from altup.kernels.altup_update_dynamic.op import mix
+from altup.kernels.altup_update_dynamic.reference import altup_update_dynamic_reference
+from altup.kernels.availability import FUSED_DTYPES, IMPLEMENTATIONS, runs_triton
 
-
-def altup_update_dynamic_reference(x: Tensor, y: Tensor, P: Tensor, g: Tensor, active: int) -> Tensor:
-    """The definition, step by step: predict every block, then correct every block.
-
-    x: [K, ..., d], y: [..., d], P: [..., K, K], g: [..., K].
-    """
-    predicted = torch.einsum("...ij,j...d->i...d", P, x)
-    return (predicted + g.movedim(-1, 0).unsqueeze(-1) * (y - predicted[active])).to(x.dtype)
+__all__ = ["altup_update_dynamic", "altup_update_dynamic_reference", "mix_blocks"]
 
 
 def altup_update_dynamic(
@@ -57,13 +51,13 @@ def mix_blocks(
 
     x: [K, ..., d], or K blocks [..., d] as a tuple or list, which gives a tuple.
     """
-    check_choice("implementation", implementation, ("auto", "plain", "triton"))
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
     _check_shapes(x, M, y, g)
     parts = [x] if isinstance(x, Tensor) else list(x)
     dtypes = {parts[0].dtype, parts[0].dtype if y is None else y.dtype}
     fits = len(x) <= FUSED_BLOCKS and dtypes <= set(FUSED_DTYPES)
     if implementation == "triton":
-        _check_triton(fits, parts[0], parts[0] if y is None else y)
+        check_triton(fits, parts[0], parts[0] if y is None else y)
     if implementation == "triton" or (implementation == "auto" and fits and runs_triton(M.device)):
         new = mix(parts, y, M.float(), None if g is None else g.float())
         return new[0] if isinstance(x, Tensor) else tuple(new)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from altup.kernels.availability import on_its_device
+from altup.kernels.launch import on_its_device
 
 _GIVEN = "Tensor[] state, Tensor y, Tensor? residual, Tensor P, Tensor g, int active"
 
@@ -23,7 +23,7 @@ def update(
     state: Sequence[Tensor], y: Tensor, residual: Tensor | None, P: Tensor, g: Tensor, active: int
 ) -> list[Tensor]:
     """state: K tensors [..., d] or one [K, ..., d]; y, residual: [..., d]; P: [K, K], g: [K], float32."""
-    from altup.kernels import altup_update_triton as kernels
+    from altup.kernels.altup_update import triton as kernels
 
     new = like(state)
     kernels.forward(blocks(new, y.dim()), blocks(state, y.dim()), y, residual, P, g, active)
@@ -42,7 +42,7 @@ def update_backward(
     active: int,
 ) -> list[Tensor]:
     """The gradients of the state (in its kind), of y, of P and of g, one after the other."""
-    from altup.kernels import altup_update_triton as kernels
+    from altup.kernels.altup_update import triton as kernels
 
     gradients = _gradients(state, y, P, g)
     *d_state, dy, dP, dg = gradients

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.triton_config import Config, flat, multiprocessors, vector_width
+from altup.kernels.launch import Config, flat, multiprocessors, vector_width
 
 # By K; the backward kernel holds K² + K sums, so a larger K leaves room for fewer programs. As many as fit at once
 # is best: a program that starts after the others have ended has the GPU nearly to itself.

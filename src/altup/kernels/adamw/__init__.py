@@ -1,0 +1,75 @@
+"""One update of AdamW-RMS, for many tensors at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from altup.core.errors import UserError, check_choice
+from altup.kernels.adamw.reference import adamw_reference
+from altup.kernels.availability import FUSED_DTYPES, IMPLEMENTATIONS, can_launch
+
+__all__ = ["adamw_reference", "adamw_update", "runs_fused"]
+
+
+def runs_fused(weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor) -> bool:
+    """Whether the kernels can update a tensor: these are all that they read and write."""
+    if weight.dtype not in FUSED_DTYPES or not can_launch(weight.device):
+        return False
+    from altup.kernels.multi_tensor import can_read
+
+    return can_read([weight, grad, mean, square, step])
+
+
+@torch.no_grad()
+def adamw_update(
+    weights: Sequence[Tensor], grads: Sequence[Tensor], means: Sequence[Tensor], squares: Sequence[Tensor],
+    steps: Sequence[Tensor], *, lr: Tensor | float, skip: Tensor | None = None, betas: tuple[float, float],
+    eps: float, weight_decay: float, smallest: float, implementation: str = "auto",
+) -> None:  # fmt: skip
+    """`adamw_reference` of each of many tensors, in place, counted in `steps`, which are float32 scalars.
+
+    Nothing changes where the bool scalar `skip`, on the weights' device, is true; the host never waits for it.
+    "auto" takes the Triton kernels if they can update all of the tensors, "triton" insists on them and "plain"
+    goes without.
+    """
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
+    tensors = list(zip(weights, grads, means, squares, steps, strict=True))
+    fused = implementation != "plain" and all(runs_fused(*each) for each in tensors)
+    if implementation == "triton" and not fused:
+        raise UserError(
+            "implementation='triton' needs a CUDA GPU, Triton, and contiguous tensors in float16, bfloat16 or "
+            "float32; use 'auto' or 'plain'"
+        )
+    options: dict[str, Any] = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "smallest": smallest}
+    if not fused:
+        for each in tensors:
+            _plain(*each, lr, skip, options)
+        return
+    from altup.kernels.adamw.triton import update
+    from altup.kernels.multi_tensor import tensor_list
+
+    alike = defaultdict(list)  # shapes do not matter to the kernels
+    for each in tensors:
+        alike[each[0].numel(), each[0].dtype, each[1].dtype, each[0].device].append(each)
+    for (*_, device), group in alike.items():
+        update(
+            *(tensor_list(column) for column in zip(*group, strict=True)),
+            lr=lr if isinstance(lr, Tensor) and lr.device == device else torch.full((), float(lr), device=device),
+            skip=torch.zeros((), dtype=torch.bool, device=device) if skip is None else skip,
+            **options,
+        )
+
+
+def _plain(
+    weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor, lr: Tensor | float,
+    skip: Tensor | None, options: dict[str, Any],
+) -> None:  # fmt: skip
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    new = adamw_reference(weight.to(dtype), grad.to(dtype), mean, square, step + 1, lr=lr, **options)
+    for tensor, value in zip((weight, mean, square, step), (*new, step + 1), strict=True):
+        tensor.copy_(value if skip is None else torch.where(skip, tensor, value))

@@ -1,0 +1,37 @@
+"""Dropout whose random bits are cheap.
+
+Compiled code spends ten rounds of Philox on every number; here seven rounds of a smaller one serve four.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from altup.core.errors import UserError, check_choice, check_range
+from altup.kernels.availability import IMPLEMENTATIONS, can_launch, runs_triton
+from altup.kernels.dropout.op import keep_mask_op
+from altup.kernels.dropout.reference import keep_mask_reference, keep_scale
+
+__all__ = ["dropout", "keep_mask_reference"]
+
+
+def dropout(x: Tensor, p: float, training: bool = True, implementation: str = "auto") -> Tensor:
+    """As `torch.nn.functional.dropout`, with p kept to 2⁻¹⁶.
+
+    implementation: "triton", the kernel, on Ampere GPUs or later; "plain", PyTorch's own, which is one launch;
+    "auto", the kernel where code is compiled for such a GPU.
+    """
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
+    if p != 1:
+        check_range("p", p, 0, 1)
+    if implementation == "triton" and not can_launch(x.device):
+        raise UserError(f'implementation="triton" needs Triton and a GPU since Ampere, not {x.device}; use "auto"')
+    if not training or p == 0:
+        return x
+    compiles = torch.compiler.is_compiling() and runs_triton(x.device)
+    if implementation == "plain" or p == 1 or not (implementation == "triton" or compiles):
+        return F.dropout(x, p)
+    seed = torch.randint(2**62, (1,), device=x.device)
+    return torch.where(keep_mask_op(seed, x.shape, p), x, 0) * keep_scale(p)

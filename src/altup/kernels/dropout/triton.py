@@ -1,0 +1,68 @@
+"""Philox 2×32 inside kernels, and the kernel that draws dropout's masks; `reference.py` defines both."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from altup.kernels.dropout import reference
+from altup.kernels.dropout.reference import LANES, drop_below
+
+ROUNDS = tl.constexpr(reference.ROUNDS)
+KEY_ROUNDS = tl.constexpr(reference.KEY_ROUNDS)
+MULTIPLIER = tl.constexpr(reference.MULTIPLIER)
+WEYL = tl.constexpr(reference.WEYL)
+
+
+@triton.jit
+def philox(c0, c1, key, rounds: tl.constexpr = ROUNDS):
+    """Two random words for counters and a key of the type uint32."""
+    multiplier = tl.full([], MULTIPLIER, tl.uint64)
+    weyl = tl.full([], WEYL, tl.uint32)
+    for _ in tl.static_range(rounds):
+        product = c0.to(tl.uint64) * multiplier  # one instruction gives both halves
+        c0 = (product >> 32).to(tl.uint32) ^ c1 ^ key
+        c1 = product.to(tl.uint32)
+        key += weyl
+    return c0, c1
+
+
+@triton.jit
+def stream_keys(seed, stream):
+    """The two keys of a stream of numbers under a 64-bit seed."""
+    return philox(seed.to(tl.uint32), (seed >> 32).to(tl.uint32), stream.to(tl.uint32), KEY_ROUNDS)
+
+
+@triton.jit
+def stream_words(keys, c0, c1):
+    """The two words of a counter in a stream."""
+    return philox(c0.to(tl.uint32), c1.to(tl.uint32) ^ keys[1], keys[0])
+
+
+@triton.jit
+def upper_halves(word):
+    """A word's lower and upper 16 bits, each in the upper half of a signed word, where a threshold can be."""
+    return (word << 16).to(tl.int32, bitcast=True), word.to(tl.int32, bitcast=True)
+
+
+def keep_mask(mask: Tensor, seed: Tensor, p: float) -> None:
+    """Fill a contiguous bool tensor."""
+    if mask.numel():
+        keep_mask_kernel[(triton.cdiv(mask.numel(), 4 * LANES),)](
+            mask, seed, mask.numel(), drop_below(p), LANES=LANES, num_warps=4
+        )
+
+
+@triton.jit(do_not_specialize=["drop_below"])
+def keep_mask_kernel(mask, seed, numel, drop_below, LANES: tl.constexpr):
+    random = stream_keys(tl.load(seed), tl.zeros([], tl.int32))
+    counter = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    a, b = stream_words(random, counter, counter >> 32)
+    place = tl.program_id(0).to(tl.int64) * (4 * LANES) + tl.arange(0, LANES)
+    lower, upper = upper_halves(a)
+    tl.store(mask + place, lower >= drop_below, mask=place < numel)
+    tl.store(mask + place + LANES, upper >= drop_below, mask=place + LANES < numel)
+    lower, upper = upper_halves(b)
+    tl.store(mask + place + 2 * LANES, lower >= drop_below, mask=place + 2 * LANES < numel)
+    tl.store(mask + place + 3 * LANES, upper >= drop_below, mask=place + 3 * LANES < numel)
