@@ -127,11 +127,11 @@ def test_the_config_of_a_pretraining_run(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("run.yaml", "sizes: tiny", ["run.yaml", "'sizes'", "did you mean 'size'"]),
-        ("run.yaml", "size: [tiny", ["run.yaml", "not readable as yaml"]),
+        ("run.yaml", "size: [tiny", ["run.yaml", "not valid YAML"]),
         ("run.yaml", "- tiny", ["run.yaml", "list"]),
         ("config.json", '{"model_type": "t5", "d_model": 512}', ["config.json", "'t5'", "altup upcycle"]),
         ("config.json", '{"model_type": "altup_t5", "d_modle": 1}', ["'d_modle'", "did you mean 'd_model'"]),
-        ("config.json", "{", ["config.json", "not readable as json"]),
+        ("config.json", "{", ["config.json", "not valid JSON"]),
         ("run.yaml", "size: huge", ["size='huge'", "xl"]),
     ],
 )
@@ -144,7 +144,7 @@ def test_bad_files_are_named_with_what_is_wrong(tmp_path: Path, name: str, conte
 
 
 def test_a_file_that_is_not_there() -> None:
-    with pytest.raises(UserError, match=r"nowhere\.yaml.*No such file"):
+    with pytest.raises(UserError, match=r"nowhere\.yaml: no such file"):
         count("--config", "nowhere.yaml")
 
 

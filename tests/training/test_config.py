@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from altup.core.errors import UserError
-from altup.training.config import TrainConfig, read_yaml
+from altup.core.schema import read_yaml
+from altup.training.config import TrainConfig
 from altup.training.pretraining import PretrainConfig
 
 
@@ -62,7 +63,7 @@ def test_yaml_1e_minus_3_is_a_number() -> None:
         ({"stepps": 3}, r"run.yaml: unknown key 'stepps'; did you mean 'steps'\?"),
         ({"batchsize": 3}, r"did you mean 'batch_size'\?"),
         ({"steps": 0}, "steps=0 makes no sense"),
-        ({"steps": "many"}, "steps='many' is of the wrong kind; give int"),
+        ({"steps": "many"}, "steps='many' is of the wrong kind; give a whole number"),
         ({"steps": True}, "steps=True is of the wrong kind"),
         ({"lr": "fast"}, "lr='fast' is of the wrong kind"),
         ({"lr": -1.0}, r"lr=-1.0 makes no sense"),
@@ -73,7 +74,7 @@ def test_yaml_1e_minus_3_is_a_number() -> None:
         ({"schedule": "wavy"}, "schedule='wavy' is not known"),
         ({"precision": "fp8"}, "precision='fp8'"),
         ({"parallel": "tensor"}, "parallel='tensor'"),
-        ({"clip_norm": 0.0}, "clip_norm=0.0 must be more than 0"),
+        ({"clip_norm": 0.0}, "clip_norm=0.0 makes no sense; give a number above 0"),
         ({"save_every": 0}, "save_every=0"),
         ({"trackers": ["stars"]}, "trackers='stars' is not known"),
         ({"data": ""}, "data is not set; .*altup prepare"),
@@ -88,16 +89,6 @@ def test_yaml_1e_minus_3_is_a_number() -> None:
 def test_nonsense_is_refused_by_name(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         PretrainConfig.from_dict({"data": "somewhere", **values}, "run.yaml")
-
-
-def test_files_that_are_no_config(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    for content, message in (("a: [", "not valid YAML"), ("- 1\n", "expected `name: value`"), ("\x00", "YAML")):
-        path.write_text(content)
-        with pytest.raises(UserError, match=message):
-            read_yaml(path)
-    with pytest.raises(UserError, match="no such file"):
-        read_yaml(tmp_path / "nowhere.yaml")
 
 
 def test_what_may_change_when_a_run_goes_on() -> None:

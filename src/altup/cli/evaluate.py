@@ -14,18 +14,16 @@ Tasks = Annotated[
     list[str] | None,
     typer.Option("--task", help="A task (`altup tasks list`), or your own .jsonl file or folder. Repeat it."),
 ]
-Suites = Annotated[list[str] | None, typer.Option("--suite", help="glue or super_glue. Repeat it.")]
-Data = Annotated[
-    str | None,
-    typer.Option(help="Folder with SUITE/TASK/SPLIT.jsonl files (.gz, .zst).", show_default="the hub"),
-]
 
 
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a model folder, or a model on the hub.")],
     task: Tasks = None,
-    suite: Suites = None,
-    data: Data = None,
+    suite: Annotated[list[str] | None, typer.Option("--suite", help="glue or super_glue. Repeat it.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Folder with SUITE/TASK/SPLIT.jsonl files (.gz, .zst).", show_default="the hub"),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for predictions and scores.", show_default="in the run")
     ] = None,
@@ -164,8 +162,8 @@ def _place(model: str) -> tuple[str, str, Path]:
 
 def _lengths(place: Path) -> dict[str, int]:
     """The lengths that a fine-tuning run used, by the folder of its final model or of a checkpoint."""
+    from altup.core.schema import read_yaml
     from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
-    from altup.training.config import read_yaml
     from altup.training.run_folder import RunFolder
 
     run = RunFolder(place.parent.parent if place.parent.name == "checkpoints" else place.parent)

@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from altup.cli.options import ConfigFile, Experts, ExtraLayers, K, Method, Model, Size, Stride, model_config
+from altup.cli.options import option, with_settings
 from altup.core.errors import UserError
+from altup.training.pretraining import MODEL_NAMES, PretrainConfig
 
 if TYPE_CHECKING:
     from altup.models.accounting import Accounting
+    from altup.models.config import AltUpConfig
 
 
+@with_settings(PretrainConfig, only=("model", *MODEL_NAMES))
 def command(
-    model: Model = None,
-    size: Size = None,
-    method: Method = None,
-    k: K = None,
-    stride: Stride = None,
-    experts: Experts = None,
-    extra_layers: ExtraLayers = None,
-    config: ConfigFile = None,
+    config: Annotated[
+        Path | None,
+        option("--config", "A run or model folder, its config.json, or a YAML file. Flags win over it.", "Model"),
+    ] = None,
     inputs: Annotated[int, typer.Option("--inputs", help="Tokens that the model reads of a sequence.")] = 512,
     targets: Annotated[
         int | None,
         typer.Option("--targets", help="T5's decoder tokens [114] or BERT's masked ones [15 %]."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    **settings: Any,
 ) -> None:
     """Count parameters, FLOPs and activation memory; without a model, the paper's tables beside our counts."""
     from altup.models.accounting import account
 
-    chosen = (size, method, k, stride, experts, extra_layers, config)
-    if model is None and all(value is None for value in chosen):
+    if config is None and not settings:
         rows = paper_rows(inputs, targets)
         if as_json:
             typer.echo(json.dumps({"inputs": inputs, "targets": rows[0]["targets"], "rows": rows}))
         else:
             _print_paper(rows, inputs)
         return
-    model_of = model_config(*chosen, run_fields=_run_fields(), model=model)
+    model_of = _model_config(config, settings)
     if targets is not None and model_of.model_type == "altup_decoder":
         raise UserError(f"--targets {targets}: a decoder answers for all of its inputs; leave it out")
     result = account(model_of, inputs, targets)
@@ -58,13 +57,14 @@ def paper_rows(inputs: int, targets: int | None = None) -> list[dict[str, Any]]:
     The paper's time is the inverse of its training speed.
     """
     from altup.models.accounting import account
+    from altup.models.t5.config import AltUpT5Config
     from altup.studies.paper import table
 
     rows = []
     dense: dict[str, tuple[int, float]] = {}
     for paper in table("parameters_and_speed"):
         model, method, k = str(paper["model"]), str(paper["method"]), int(paper["k"])
-        ours = account(model_config(model, method, k), inputs, targets)
+        ours = account(AltUpT5Config.from_preset(model, method, k), inputs, targets)
         speed = float(paper["train_speed_examples_per_s_per_core"])
         if method == "dense":
             dense[model] = ours.flops_train, speed
@@ -85,11 +85,21 @@ def paper_rows(inputs: int, targets: int | None = None) -> list[dict[str, Any]]:
     return rows
 
 
-def _run_fields() -> set[str]:
-    """What else a run's file may hold: how the model is trained costs nothing here."""
-    from altup.training.pretraining import PretrainConfig
+def _model_config(path: Path | None, settings: dict[str, Any]) -> AltUpConfig:
+    """The model that flags and a file describe; T5, base and dense where neither says anything."""
+    from altup.core.schema import describe_settings
+    from altup.models.config_file import read_model_config
+    from altup.models.families import family
+    from altup.training.run_folder import newest_model
 
-    return {field.name for field in fields(PretrainConfig)}
+    model = settings.pop("model", None)
+    if path is None:
+        config: AltUpConfig = family(model or "t5").config_class.from_preset(**settings)
+        return config
+    if path.is_dir():  # of a run its model, which knows its vocabulary
+        path = newest_model(path) / "config.json"
+    # A run's file may also say how the model is trained, which costs nothing here.
+    return read_model_config(path, settings, model, run_fields=describe_settings(PretrainConfig))
 
 
 def _print_paper(rows: list[dict[str, Any]], inputs: int) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from altup.cli.run_options import read_overrides
 from altup.training.preemption import STOPPED
 
 if TYPE_CHECKING:
@@ -120,6 +119,7 @@ def run_studies(
 ) -> None:
     """Run studies. Stop with Ctrl-C and run the same command again to go on; what is finished is not repeated."""
     from altup.core.errors import UserError, check_range, check_whole
+    from altup.core.schema import parse_pairs
     from altup.core.text import number_of
     from altup.studies.run import StudyRun
     from altup.studies.scale import find_scale, read_seeds, with_settings
@@ -134,7 +134,7 @@ def run_studies(
     if price is not None:
         check_range("--price", price, 0, float("inf"))
     chosen = list(shipped().values()) if everything else [find_study(name) for name in names or ()]
-    at = with_settings(find_scale(scale), read_overrides(set_ or []), minutes)
+    at = with_settings(find_scale(scale), parse_pairs("--set", set_ or []), minutes)
     again = ["altup", "study", "run", *(names or ["--all"]), "--scale", scale]
     given = {
         "--set": set_,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 from collections.abc import Iterable
 
@@ -15,10 +16,18 @@ def may_not_write(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
+def did_you_mean(name: object, known: Iterable[object], alike: float = 0.6) -> str:
+    """`did you mean 'steps'?`, or nothing where no known name is like it."""
+    near = difflib.get_close_matches(str(name), [str(one) for one in known], n=1, cutoff=alike)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
 def check_choice(field: str, value: object, choices: Iterable[object]) -> None:
     choices = list(choices)
     if value not in choices:
-        raise UserError(f"{field}={value!r} is not known; choose one of {', '.join(map(repr, choices))}")
+        hint = did_you_mean(value, choices)
+        told = f"{hint} Choose" if hint else "choose"
+        raise UserError(f"{field}={value!r} is not known; {told} one of {', '.join(map(repr, choices))}")
 
 
 def check_whole(field: str, value: object, least: int) -> None:

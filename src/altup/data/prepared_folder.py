@@ -11,6 +11,7 @@ from typing import Any
 
 from altup.core.errors import UserError, may_not_write
 from altup.core.files import TEMPORARY, locked
+from altup.core.schema import differences
 from altup.data import tokenizer as tokenizers
 from altup.data.shards import MANIFEST, SPLITS, TOKENIZER, Manifest, damage, token_type, tokenizer_damage
 
@@ -61,13 +62,14 @@ def open_manifest(out: Path, settings: dict[str, Any]) -> Manifest:
             )
         return _new(out, settings)
     manifest = Manifest.load(out)
-    if differences := list(_differences(manifest.settings, settings)):
+    if differing := list(differences(manifest.settings, settings)):
         if not any(segment["shards"] for segment in manifest.segments or []):
             _remove(out, UNFINISHED)
             _remove(out, MADE)  # nothing but a failed attempt is lost
             return _new(out, settings)
+        lines = [f"{name}: there {_short(old)}, now {_short(new)}" for name, old, new in differing[:8]]
         raise UserError(
-            f"folder {out} was made with other settings:\n  " + "\n  ".join(differences[:8]) + "\n"
+            f"folder {out} was made with other settings:\n  " + "\n  ".join(lines) + "\n"
             "give the same settings to go on, or another --out"
         )
     _remove(out, UNFINISHED)
@@ -108,18 +110,6 @@ def _tokenizer_whole(out: Path, manifest: Manifest) -> bool:
         )
     except UserError:
         return False
-
-
-def _differences(there: Any, now: Any, name: str = "") -> Iterator[str]:
-    """`name: there … now …` for every leaf that differs."""
-    if isinstance(there, dict) and isinstance(now, dict):
-        for key in sorted(there.keys() | now.keys()):
-            yield from _differences(there.get(key), now.get(key), f"{name}.{key}" if name else key)
-    elif isinstance(there, list | tuple) and isinstance(now, list | tuple) and len(there) == len(now):
-        for index, (old, new) in enumerate(zip(there, now, strict=True)):
-            yield from _differences(old, new, f"{name}[{index}]")
-    elif there != now:
-        yield f"{name}: there {_short(there)}, now {_short(now)}"
 
 
 def _short(value: Any) -> str:

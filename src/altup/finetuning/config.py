@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from altup.core.errors import UserError, check_choice, check_range, check_whole
+from altup.core.errors import UserError
+from altup.core.schema import setting
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.training.config import TrainConfig
 
@@ -18,38 +19,48 @@ class FinetuneConfig(TrainConfig):
     files, each with a weight (`squad=2`) or none of them. `data` is a folder of task files; None is the hub.
     `pack` puts several examples into a row; models with strided or pooled sequences would mix them, and pad.
     A checkpoint is saved with every evaluation unless `save_every` says otherwise, so that the best can be kept.
-    `batches` is what the data says of itself, filled in at the start and compared when a run goes on.
+    `data` may be moved: what counts is `batches`, what the data says of itself, which is filled in at the start
+    and compared when a run goes on.
     """
 
-    model: str = ""
-    tasks: list[str] = field(default_factory=list)
-    data: str | None = None
+    model: str = setting("", "A run, a model folder, or a T5 1.1 on the hub.")
+    tasks: list[str] = setting(
+        [], "A task, a suite, or your own .jsonl file or folder; with a weight: squad=2. Repeat it.",
+        panel="Run", flag="--task", after="out",
+    )  # fmt: skip
+    data: str | None = setting(
+        None, "Folder with SUITE/TASK/SPLIT.jsonl files (.gz, .zst).", shown="the hub",
+        panel="Run", after="suite", may_change=True,
+    )  # fmt: skip
     steps: int = 50_000
     batch_size: int = 256
     lr: float | None = 1e-3
     schedule: str | None = "constant"
     decay_fraction: float | None = 0.0
-    dropout: float = 0.1
-    z_loss: float = 1e-4
-    inputs_length: int = INPUTS_LENGTH
-    targets_length: int = TARGETS_LENGTH
-    pack: bool = True
+    dropout: float = setting(0.1, "Dropout.", panel="Model", at_least=0, below=1)
+    z_loss: float = setting(1e-4, "Weight of the squared log-sum-exp of the logits in the loss.", at_least=0)
+    inputs_length: int = setting(
+        INPUTS_LENGTH, "Most tokens of an input.", panel="Training", after="micro_batch", at_least=2
+    )
+    targets_length: int = setting(
+        TARGETS_LENGTH, "Most tokens of a target.", panel="Training", after="inputs_length", at_least=2
+    )
+    pack: bool = setting(True, "Several short examples in a row.", panel="Speed", may_change=True)
     eval_every: int = 1_000
-    save_every: int | None = None  # type: ignore[assignment]
-    eval_batch_size: int = 128
-    eval_limit: int | None = None
-    on_error: str = "stop"
-    batches: dict[str, Any] = field(default_factory=dict)
+    save_every: int | None = setting(None, shown="as --eval-every")  # type: ignore[assignment]
+    eval_batch_size: int = setting(
+        128, "Examples decoded together.", panel="Watching", after="eval_every", at_least=1, may_change=True
+    )
+    eval_limit: int | None = setting(
+        None, "Held-out examples a split.", shown="all",
+        panel="Watching", after="eval_every", at_least=1, may_change=True,
+    )  # fmt: skip
+    on_error: str = setting(
+        "stop", "Bad records: stop, or skip and count.", panel="Run", after="data", choices=("skip", "stop")
+    )
+    batches: dict[str, Any] = setting({})
 
     SHAPES_VARY: ClassVar[bool] = True
-
-    # The data may be moved: what counts is what `batches` says of its contents.
-    MAY_CHANGE: ClassVar[frozenset[str]] = TrainConfig.MAY_CHANGE | {
-        "data",
-        "pack",
-        "eval_batch_size",
-        "eval_limit",
-    }
 
     def __post_init__(self) -> None:
         if self.save_every is None:
@@ -57,16 +68,8 @@ class FinetuneConfig(TrainConfig):
         super().__post_init__()
         if not self.model:
             raise UserError("model is not set; give a run, a model folder or a name on the hub")
-        if not self.tasks or not all(isinstance(name, str) for name in self.tasks):
-            raise UserError(f"tasks={self.tasks!r}; give names: --task squad, --suite glue, --task my.jsonl")
-        check_range("dropout", self.dropout, 0, 1)
-        check_range("z_loss", self.z_loss, 0, float("inf"))
-        check_whole("inputs_length", self.inputs_length, 2)
-        check_whole("targets_length", self.targets_length, 2)
-        check_whole("eval_batch_size", self.eval_batch_size, 1)
-        if self.eval_limit is not None:
-            check_whole("eval_limit", self.eval_limit, 1)
-        check_choice("on_error", self.on_error, ("skip", "stop"))
+        if not self.tasks:
+            raise UserError("tasks is not set; give names: --task squad, --suite glue, --task my.jsonl")
         self.weighted_names()
 
     def weighted_names(self) -> list[tuple[str, float | None]]:

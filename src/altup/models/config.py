@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from transformers import PreTrainedConfig
 
-from altup.core.errors import UserError, check_choice, check_range, check_whole
+from altup.core.errors import UserError, check_choice, check_range, check_whole, did_you_mean
 
 WIDENINGS = ("none", "altup", "recycled", "sum", "wide")
 SEQUENCES = ("none", "altup", "skip", "pool")
@@ -107,9 +106,8 @@ class AltUpConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         own = {field.name for field in fields(AltUpConfig)} - {field.name for field in fields(PreTrainedConfig)}
         for name in kwargs:
-            near = difflib.get_close_matches(name, own, n=1, cutoff=0.85)
-            if near:
-                raise UserError(f"{name}={kwargs[name]!r}: there is no such field; did you mean {near[0]!r}?")
+            if hint := did_you_mean(name, own, alike=0.85):
+                raise UserError(f"{name}={kwargs[name]!r}: there is no such field; {hint}")
         super().__post_init__(**kwargs)
         check_whole("num_blocks", self.num_blocks, 1)
         if self.selects_blocks and self.num_blocks > 1 and self.selection is None:
@@ -131,8 +129,8 @@ class AltUpConfig(PreTrainedConfig):
         known = {*(field.name for field in fields(cls)), "extra_layers"}
         for name, value in fields_beside.items():
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise UserError(f"{name}={value!r}: there is no such field; did you mean {near or 'k'}?")
+                hint = did_you_mean(name, known) or "see the fields of the model's config"
+                raise UserError(f"{name}={value!r}: there is no such field; {hint}")
         return cls(**{**cls.SIZES[size], **preset_fields(method, k, stride, experts), **fields_beside})
 
     @property

@@ -100,7 +100,7 @@ def deciding_fields(config: TrainConfig) -> dict[str, Any]:
 
     So a field that a later version adds does not turn finished runs into unknown ones.
     """
-    free = {*config.MAY_CHANGE, "batches"}
+    free = {*config.may_change(), "batches"}
     usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(config)}
     values = asdict(config)
     return {name: value for name, value in values.items() if name not in free and value != usual[name]}

@@ -7,11 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import yaml
-
 from altup.core.errors import UserError, check_whole
-from altup.studies.kinds import check_kinds
-from altup.studies.study import FINETUNED, SCALES, Study, refuse_unknown
+from altup.core.schema import check_kinds, parse_yaml, read_yaml, refuse_unknown
+from altup.studies.study import FINETUNED, SCALES, Study
 
 
 @dataclass(frozen=True)
@@ -57,18 +55,16 @@ def find_scale(name: str) -> Scale:
     """A shipped scale, or a user's YAML file, which may build on one: `like: mini`."""
     if name in SCALES:
         text = files(__package__).joinpath("scales", f"{name}.yaml").read_text(encoding="utf-8")
-        return _build(name, name, yaml.safe_load(text), name)
+        return _build(name, name, parse_yaml(text, name), name)
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"scale {name!r} is not known; choose {', '.join(SCALES)} or give a YAML file")
-    from altup.training.config import read_yaml
-
     values = read_yaml(path)
     base = values.pop("like", "mini")
     if base not in SCALES:
         raise UserError(f"{name}: like={base!r} is not known; choose one of {', '.join(SCALES)}")
     text = files(__package__).joinpath("scales", f"{base}.yaml").read_text(encoding="utf-8")
-    return _build(path.stem, base, _merged(yaml.safe_load(text), values), name)
+    return _build(path.stem, base, _merged(parse_yaml(text, name), values), name)
 
 
 def _merged(below: Any, above: Any) -> Any:

@@ -5,19 +5,16 @@ Studies are YAML files in `library/`, or a user's own. docs/studies.md explains 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import yaml
-
-from altup.core.errors import UserError, check_choice
+from altup.core.errors import UserError, check_choice, did_you_mean
+from altup.core.schema import check_kinds, parse_yaml, refuse_unknown
 from altup.studies import paper
-from altup.studies.kinds import check_kinds
 from altup.studies.metrics import METRICS
 from altup.studies.starts import check_start
 
@@ -121,12 +118,7 @@ class Study:
 
 def read_study(name: str, text: str, source: str) -> Study:
     """A study from its YAML; what is not understood is refused by name."""
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{source}: not valid YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{source}: expected `name: value` lines; see docs/studies.md")
+    values = parse_yaml(text, source)
     known = {f.name for f in fields(Study)} - {"name"}
     refuse_unknown(source, values, known)
     written = {"rows": dict[str, Any], "expect": list[Any]}
@@ -143,15 +135,6 @@ def read_study(name: str, text: str, source: str) -> Study:
     study = Study(name=name, rows=rows, expect=expect, **values)
     _check(study, source)
     return study
-
-
-def refuse_unknown(source: str, values: Iterable[str], known: Iterable[str]) -> None:
-    known = sorted(known)
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise UserError(f"{source}: unknown key {name!r}; {hint}")
 
 
 def _read_row(label: str, values: Any, source: str) -> Row:
@@ -223,6 +206,5 @@ def find_study(name: str) -> Study:
             return read_study(path.stem, path.read_text(encoding="utf-8"), name)
         except OSError as error:
             raise UserError(f"{name}: {error.strerror}; give a study's name or its YAML file") from None
-    near = difflib.get_close_matches(name, shipped(), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "`altup study list` shows them"
+    hint = did_you_mean(name, shipped()) or "`altup study list` shows them"
     raise UserError(f"study {name!r} is not known; {hint}")

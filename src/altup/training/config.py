@@ -1,24 +1,21 @@
-"""What a training run is told: plain dataclasses that validate themselves, read from and written to YAML."""
+"""What a training run is told: settings that check themselves, with defaults that depend on each other."""
 
 from __future__ import annotations
 
-import difflib
-import types
-import typing
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import yaml
-
-from altup.core.errors import UserError, check_choice, check_range, check_whole
+from altup.core.errors import UserError
+from altup.core.schema import Settings, describe_settings, read_yaml, refuse_unknown, setting
 from altup.training.schedules import SCHEDULES, build_schedule
 
 PRECISIONS = ("bf16", "fp32")
 PARALLEL = ("ddp", "fsdp")
 PARTS = ("embeddings", "head", "coefficients")  # of a model whose rates may differ from that of the rest
-
+TRACKERS = ("tensorboard", "wandb", "trackio", "none")
 
 # How each optimizer is run unless told otherwise; `lr` is the highest rate of the schedule.
 OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -30,95 +27,99 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(kw_only=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """What the loop needs, whatever is trained.
 
     `batch_size` and `micro_batch` count the examples of all processes together: a step adds up
     `batch_size / micro_batch` forward passes, and each process takes an equal share of every one.
+
+    A run may go on with other values of the settings that `may_change`: they say how it is run and watched. The
+    weights stay the same, to the last bit or, for those of the panel "Speed" and `micro_batch`, up to the rounding
+    of another order of summation.
     """
 
-    steps: int = 10_000
-    batch_size: int = 128
-    micro_batch: int | None = None
-    optimizer: str = "adafactor"
-    lr: float | None = None
-    schedule: str | None = None
-    warmup_steps: int | None = None
-    decay_fraction: float | None = None
-    weight_decay: float | None = None
-    beta1: float | None = None
-    beta2: float | None = None
-    lr_factors: dict[str, float] = field(default_factory=dict)
-    clip_norm: float | None = None
-    precision: str | None = None
-    compile: bool = True
-    activation_checkpointing: bool = False
-    deterministic: bool = False
-    parallel: str = "ddp"
-    seed: int = 0
-    max_skipped: int = 20
-    log_every: int = 50
-    eval_every: int = 500
-    save_every: int = 1_000
-    keep_last: int = 2
-    keep_best: bool = True
-    trackers: list[str] = field(default_factory=list)
+    steps: int = setting(10_000, "Updates.", panel="Training", at_least=1)
+    batch_size: int = setting(128, "Examples a step, of all processes.", panel="Training", at_least=1)
+    micro_batch: int | None = setting(
+        None, "Examples a forward pass, of all processes.", shown="the batch",
+        panel="Training", at_least=1, may_change=True,
+    )  # fmt: skip
+    optimizer: str = setting("adafactor", "{choices}.", panel="Training", choices=OPTIMIZER_DEFAULTS)
+    lr: float | None = setting(
+        None, "Learning rate; for rsqrt its numerator.", shown="by optimizer", panel="Training", at_least=0
+    )
+    schedule: str | None = setting(None, "{choices}.", shown="by optimizer", panel="Training", choices=SCHEDULES)
+    warmup_steps: int | None = setting(
+        None, "Steps before the decline.", shown="10000 for rsqrt, 0 for constant, else a tenth, at most 1000",
+        panel="Training", at_least=0,
+    )  # fmt: skip
+    decay_fraction: float | None = setting(
+        None, "Last part of the run with lr linear to 0.", shown="0.3 for rsqrt and constant, else 0",
+        panel="Training", at_least=0, at_most=1,
+    )  # fmt: skip
+    weight_decay: float | None = setting(
+        None, "Decay of matrices (adamw).", shown="by optimizer", panel="Training", at_least=0
+    )
+    beta1: float | None = setting(
+        None, "Fading of the mean gradient (adamw).", shown="0.9", panel="Training", at_least=0, below=1
+    )
+    beta2: float | None = setting(
+        None, "Fading of the mean square gradient (adamw).", shown="0.999", panel="Training", at_least=0, below=1
+    )
+    lr_factors: dict[str, float] = setting(
+        {}, "Factor of the learning rate of {choices}: coefficients=0.1. Repeat it.",
+        panel="Training", flag="--lr-factor", choices=PARTS, at_least=0,
+    )  # fmt: skip
+    clip_norm: float | None = setting(
+        None, "Bound of the gradient's norm.", shown="none", panel="Training", above=0
+    )
+    precision: str | None = setting(
+        None, "bf16 (float32 masters) or fp32.", shown="bf16 on GPUs, else fp32",
+        panel="Speed", choices=PRECISIONS,
+    )  # fmt: skip
+    compile: bool = setting(True, "torch.compile on GPUs.", panel="Speed", may_change=True)
+    activation_checkpointing: bool = setting(False, "Trade time for memory.", panel="Speed", may_change=True)
+    deterministic: bool = setting(False, "The same bits every time.", panel="Speed", may_change=True)
+    parallel: str = setting(
+        "ddp", "{choices}, for several processes (torchrun).", panel="Speed", choices=PARALLEL, may_change=True
+    )
+    seed: int = setting(0, "Seed of weights, data order and dropout.", panel="Run", at_least=0, below=2**63)
+    max_skipped: int = setting(
+        20, "Steps in a row with gradients that are not finite, before the run stops.", at_least=1, may_change=True
+    )
+    log_every: int = setting(50, "Steps between records.", panel="Watching", at_least=1, may_change=True)
+    eval_every: int = setting(500, "Steps between evaluations.", panel="Watching", at_least=1, may_change=True)
+    save_every: int = setting(1_000, "Steps between checkpoints.", panel="Watching", at_least=1, may_change=True)
+    keep_last: int = setting(2, "Newest checkpoints to keep.", panel="Watching", at_least=1, may_change=True)
+    keep_best: bool = setting(True, "Keep the best one too.", panel="Watching", may_change=True)
+    trackers: list[str] = setting(
+        [], "tensorboard (default if installed), wandb, trackio or none. Repeat it.",
+        panel="Run", flag="--track", choices=TRACKERS, may_change=True,
+    )  # fmt: skip
 
     SHAPES_VARY: ClassVar[bool] = False  # from step to step
 
-    # Fields that may differ when a run goes on: they change how it is run and watched. The weights stay the
-    # same, to the last bit or, for the first line, up to the rounding of another order of summation.
-    MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(
-        {"micro_batch", "parallel", "compile", "activation_checkpointing", "deterministic"}
-        | {"log_every", "eval_every", "save_every", "keep_last", "keep_best", "max_skipped", "trackers"}
-    )
-
     def __post_init__(self) -> None:
-        _check_types(self)
-        check_whole("steps", self.steps, 1)
-        check_whole("batch_size", self.batch_size, 1)
+        super().__post_init__()
         if self.micro_batch is None:
             self.micro_batch = self.batch_size
-        check_whole("micro_batch", self.micro_batch, 1)
         if self.batch_size % self.micro_batch:
             raise UserError(
                 f"micro_batch={self.micro_batch} does not divide batch_size={self.batch_size}; "
                 f"try {_nearest_divisor(self.batch_size, self.micro_batch)}"
             )
-        check_choice("optimizer", self.optimizer, OPTIMIZER_DEFAULTS)
         self._fill_in_schedule()
-        check_range("lr", self.lr, 0, float("inf"))
         self.rate()
-        check_range("weight_decay", self.weight_decay, 0, float("inf"))
         if self.weight_decay and self.optimizer == "adafactor":
             raise UserError(
                 f"weight_decay={self.weight_decay} does not go with optimizer='adafactor', which is T5's and has "
                 "none; leave it at 0 or choose 'adamw'"
             )
         for name in ("beta1", "beta2"):
-            beta = getattr(self, name)
-            if beta is None:
-                continue
-            if self.optimizer == "adafactor":
+            if (beta := getattr(self, name)) is not None and self.optimizer == "adafactor":
                 raise UserError(f"{name}={beta} is for 'adamw' and 'adamw-rms'; T5's Adafactor has no such number")
-            if not 0 <= beta < 1:
-                raise UserError(f"{name}={beta} makes no sense; give a number from 0 up to, not including, 1")
-        for part, factor in self.lr_factors.items():
-            check_choice("lr_factors", part, PARTS)
-            check_range(f"lr_factors: {part}", factor, 0, float("inf"))
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise UserError(f"clip_norm={self.clip_norm!r} must be more than 0; leave it out to clip nothing")
         if self.precision is None:
             self.precision = "bf16" if _has_gpu() else "fp32"
-        check_choice("precision", self.precision, PRECISIONS)
-        check_choice("parallel", self.parallel, PARALLEL)
-        check_whole("seed", self.seed, 0)
-        if self.seed >= 2**63:
-            raise UserError(f"seed={self.seed} is too large; give a whole number below 2**63")
-        for name in ("max_skipped", "log_every", "eval_every", "save_every", "keep_last"):
-            check_whole(name, getattr(self, name), 1)
-        for tracker in self.trackers:
-            check_choice("trackers", tracker, ("tensorboard", "wandb", "trackio", "none"))
         self.trackers = [tracker for tracker in self.trackers if tracker != "none"]
 
     def _fill_in_schedule(self) -> None:
@@ -126,11 +127,9 @@ class TrainConfig:
         defaults = OPTIMIZER_DEFAULTS[self.optimizer]
         if self.schedule is None:
             self.schedule = defaults["schedule"]
-        check_choice("schedule", self.schedule, SCHEDULES)
         decays_by_itself = self.schedule in ("linear", "cosine")
         if self.warmup_steps is None:
             self.warmup_steps = {"rsqrt": 10_000, "constant": 0}.get(self.schedule, min(1_000, self.steps // 10))
-        check_whole("warmup_steps", self.warmup_steps, 0)
         if self.lr is None:
             peak = defaults["lr"]
             self.lr = peak * max(self.warmup_steps, 1) ** 0.5 if self.schedule == "rsqrt" else peak
@@ -154,69 +153,34 @@ class TrainConfig:
         )
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any], source: str) -> Self:
-        """A config from the names of its fields; an unknown name is refused with the nearest known one."""
-        known = [f.name for f in fields(cls)]
-        for name in values:
-            if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-                raise UserError(f"{source}: unknown key {name!r}; {hint}")
+    def resolve(cls, saved: Path | None, file: Path | None, flags: dict[str, Any]) -> Self:
+        """The config of a run that is told, the weakest first: how it was started, a user's file, flags."""
+        values: dict[str, Any] = {}
+        sources = {str(path): read_yaml(path) for path in (saved, file) if path}
+        for name, source in {**sources, "config": flags}.items():
+            refuse_unknown(name, source, describe_settings(cls))
+            values = cls.merge(values, source)
+        values.pop("batches", None)  # what the data says of itself, asked anew at every start
+        values.setdefault("trackers", ["tensorboard"] if find_spec("tensorboard") else [])
         return cls(**values)
 
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(asdict(self), sort_keys=False)
+    @classmethod
+    def merge(cls, weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
+        """`strong` laid over `weak`."""
+        return {**weak, **strong}
 
     def difference(self, other: Self) -> dict[str, tuple[Any, Any]]:
         """The fields in which a run with `other` could not go on as this one: name -> (ours, theirs).
 
         `steps` may change only while the learning rate does not depend on it.
         """
-        free = set(self.MAY_CHANGE)
+        free = set(self.may_change())
         if self.schedule in ("rsqrt", "constant") and self.decay_fraction == 0 == other.decay_fraction:
             free.add("steps")
         mine, theirs = asdict(self), asdict(other)
         return {
             name: (mine[name], theirs[name]) for name in mine if name not in free and mine[name] != theirs[name]
         }
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, with clear errors for what is not one."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; give a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML: {error}") from None
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected `name: value` lines, found a {type(values).__name__}")
-    return values
-
-
-def _check_types(config: TrainConfig) -> None:
-    """YAML and Python callers can pass anything: compare each value with its field's declared type."""
-    hints = typing.get_type_hints(type(config))
-    for f in fields(config):
-        value, hint = getattr(config, f.name), hints[f.name]
-        choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        allowed = tuple(typing.get_origin(choice) or choice for choice in choices)
-        if float in allowed and isinstance(value, int) and not isinstance(value, bool):
-            setattr(config, f.name, float(value))
-            continue
-        if float in allowed and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
-            try:
-                setattr(config, f.name, float(value))
-                continue
-            except ValueError:
-                pass
-        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-            names = " or ".join("nothing" if t is type(None) else t.__name__ for t in allowed)
-            raise UserError(f"{f.name}={value!r} is of the wrong kind; give {names}")
 
 
 def _has_gpu() -> bool:

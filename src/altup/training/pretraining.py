@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import shlex
 import sys
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from altup.core.errors import UserError, check_choice, check_range, check_whole
+from altup.core.errors import UserError, check_choice
+from altup.core.schema import setting
 from altup.core.text import number_of
-from altup.models.families import family
 from altup.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from altup.data.tokenizer import Vocabulary
     from altup.models.accounting import Accounting
     from altup.models.config import AltUpConfig
+    from altup.models.families import Family
     from altup.training.loop import TrainOutcome
     from altup.training.parallel import ProcessGroup
 
@@ -37,50 +38,58 @@ class PretrainConfig(TrainConfig):
 
     `model` is the family and decides what is learnt: t5 span corruption, bert masked and decoder causal language
     modelling. `size` unset is the family's own: `small`, for bert `light`. `model_overrides` sets any field of the
-    model's config beside the names. `batches` is what the data says of itself (hashes, objective, seed); it is
-    filled in at the start and compared when a run goes on.
+    model's config beside the names. `data` may be moved: what counts is `batches`, what the data says of itself
+    (hashes, objective, seed), which is filled in at the start and compared when a run goes on.
     """
 
-    data: str = ""
-    model: str = "t5"
-    size: str | None = None
-    method: str = "dense"
-    k: int | None = None
-    stride: int | None = None
-    experts: int | None = None
-    extra_layers: int = 0
-    model_overrides: dict[str, Any] = field(default_factory=dict)
-    dropout: float = 0.0
-    z_loss: float = 1e-4
-    inputs_length: int = 512
-    noise_density: float = 0.15
-    mean_span: float = 3.0
-    eval_sequences: int = 1024
-    eval_part: str = "all"
-    batches: dict[str, Any] = field(default_factory=dict)
-
-    # A folder may be moved: what counts is what `batches` says of its contents.
-    MAY_CHANGE: ClassVar[frozenset[str]] = TrainConfig.MAY_CHANGE | {"data"}
+    data: str = setting("", "Folder made by `altup prepare`.", panel="Run", after="out", may_change=True)
+    model: str = setting("t5", "Family: {choices}.", panel="Model", choices=OBJECTIVES)
+    size: str | None = setting(None, "Shape: tiny, small (bert: light), base, large or xl.", panel="Model")
+    method: str = setting(
+        "dense", "dense (default), altup, sameup, recycled, sum, dense-wide, sequence-altup, stride-and-skip, "
+        "average-pooling, moe; join several with '+'.", panel="Model",
+    )  # fmt: skip
+    k: int | None = setting(None, "Blocks of a widened representation.", panel="Model")
+    stride: int | None = setting(None, "Stride of a sequence method.", panel="Model")
+    experts: int | None = setting(None, "Partial experts beside each layer.", panel="Model")
+    extra_layers: int = setting(0, "Layers added to each stack.", panel="Model")
+    model_overrides: dict[str, Any] = setting(
+        {}, "Any field of the model's config: --set d_ff=1024.", panel="Model", flag="--set"
+    )
+    dropout: float = setting(0.0, "Dropout.", panel="Model", at_least=0, below=1)
+    z_loss: float = setting(1e-4, "Weight of the squared log-sum-exp of the logits in the loss.", at_least=0)
+    inputs_length: int = setting(
+        512, "Input tokens of an example.", panel="Training", after="micro_batch", at_least=4
+    )
+    noise_density: float = setting(0.15, "Part of the tokens that is corrupted.", at_least=1e-6, below=1)
+    mean_span: float = setting(3.0, "Mean length of a corrupted span.", at_least=1)
+    eval_sequences: int = setting(1024, "Held-out sequences.", panel="Watching", after="eval_every", at_least=1)
+    eval_part: str = setting("all", "Part of the held-out text: {choices}.", choices=EVAL_PARTS)
+    batches: dict[str, Any] = setting({})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.data:
             raise UserError("data is not set; give the folder that `altup prepare` made (--data DIR)")
-        check_range("dropout", self.dropout, 0, 1)
-        check_range("z_loss", self.z_loss, 0, float("inf"))
-        check_whole("inputs_length", self.inputs_length, 4)
-        check_range("noise_density", self.noise_density, 1e-6, 1)
-        check_range("mean_span", self.mean_span, 1, float("inf"))
-        check_whole("eval_sequences", self.eval_sequences, 1)
-        check_choice("eval_part", self.eval_part, EVAL_PARTS)
-        self.size = self.size or family(self.model).default_size
+        self.size = self.size or _family(self.model).default_size
         self._check_model()
+
+    @classmethod
+    def merge(cls, weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
+        """A method replaces the earlier one together with its k, stride and experts; overrides add up."""
+        if "method" in strong:
+            weak = {name: value for name, value in weak.items() if name not in ("k", "stride", "experts")}
+        both = [values.get("model_overrides") or {} for values in (weak, strong)]
+        for overrides in both:
+            if not isinstance(overrides, dict):
+                raise UserError(f"model_overrides={overrides!r}: expected `name: value` pairs")
+        return {**weak, **strong, "model_overrides": {**both[0], **both[1]}}
 
     def _check_model(self) -> None:
         """A model that cannot be is refused here, before data is read."""
         from altup.models.config import AltUpConfig
 
-        config_class = family(self.model).config_class
+        config_class = _family(self.model).config_class
         known = {f.name for f in fields(config_class)} - FROM_THE_DATA
         ours = {
             name for cls in config_class.__mro__ if issubclass(cls, AltUpConfig) for name in cls.__annotations__
@@ -91,7 +100,7 @@ class PretrainConfig(TrainConfig):
         self._from_preset()
 
     def _from_preset(self, **of_the_data: int) -> AltUpConfig:
-        config_class = family(self.model).config_class
+        config_class = _family(self.model).config_class
         names = {name: getattr(self, name) for name in MODEL_NAMES}
         own = {**of_the_data, "dropout_rate": self.dropout, "z_loss": self.z_loss}
         if self.model != "t5":
@@ -116,11 +125,18 @@ class PretrainConfig(TrainConfig):
         return config
 
 
+def _family(model: str) -> Family:
+    """Imported when it is used: the command line's help is made from the config above, and needs no torch."""
+    from altup.models.families import family
+
+    return family(model)
+
+
 def build_model(model: str, model_config: AltUpConfig, checkpoint: Path | None) -> torch.nn.Module:
     """A fresh model, or the one a checkpoint holds, with float32 weights."""
     import torch
 
-    model_class = family(model).model_class
+    model_class = _family(model).model_class
     if checkpoint is None:
         return model_class(model_config)
     return model_class.from_pretrained(checkpoint, dtype=torch.float32)
@@ -192,8 +208,9 @@ def pretrain(
 def _describe(config: PretrainConfig, cost: Accounting, objective: str, steps: int, text: TokenStream) -> str:
     """What was trained on what, for the model card."""
     learnt = "span corruption" if objective == "span-corruption" else f"{objective} language modelling"
+    title = _family(config.model).title
     return (
-        f"{family(config.model).title} of size {config.size} ({cost.total:,} parameters, method {config.method}), "
+        f"{title} of size {config.size} ({cost.total:,} parameters, method {config.method}), "
         f"pretrained by {learnt} for {number_of(steps, 'step')} at batch {config.batch_size} on "
         f"{len(text):,} tokens (SHA-256 of the shards {text.sha256[:16]}…)."
     )

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from altup.core.errors import UserError, may_not_write
 from altup.core.files import atomic_write, locked
 from altup.core.hub import find_place, missing
+from altup.core.schema import differences, read_yaml
 from altup.training import checkpoints
-from altup.training.config import TrainConfig, read_yaml
+from altup.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from altup.training.parallel import ProcessGroup
@@ -81,6 +82,10 @@ class RunFolder:
         if self.config.exists():
             self.read_config(kind)
 
+    def saved_config(self, resume: bool) -> Path | None:
+        """The config that a run goes on with, if it does."""
+        return self.config if resume and self.config.exists() else None
+
     def read_config(self, kind: type[ANY_CONFIG]) -> ANY_CONFIG:
         """The config with which the run was started."""
         return kind.from_dict(read_yaml(self.config), str(self.config))
@@ -116,7 +121,7 @@ class RunFolder:
 
     def _check_same(self, before: TrainConfig, now: TrainConfig, resume: bool) -> None:
         difference = before.difference(now)
-        leaves = (leaf for name, (old, new) in difference.items() for leaf in _leaves(name, old, new))
+        leaves = (leaf for name, (old, new) in difference.items() for leaf in differences(old, new, name))
         lines = "\n".join(f"  {name}: {old!r} there, {new!r} now" for name, old, new in leaves)
         if difference:
             raise UserError(
@@ -127,16 +132,6 @@ class RunFolder:
             raise UserError(
                 f"{self.path} already holds this run; add --resume to go on with it, or choose another folder"
             )
-
-
-def _leaves(name: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Of two nested mappings what differs, named by its path: `batches.tasks.cola.examples`."""
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        yield name, old, new
-        return
-    for key in [*old, *(key for key in new if key not in old)]:
-        if old.get(key) != new.get(key):
-            yield from _leaves(f"{name}.{key}", old.get(key), new.get(key))
 
 
 @contextlib.contextmanager

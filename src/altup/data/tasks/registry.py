@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import runpy
 from collections.abc import Iterable
 from pathlib import Path
 
-from altup.core.errors import UserError, check_choice
+from altup.core.errors import UserError, check_choice, did_you_mean
 from altup.data.tasks.published import GLUE, QUESTION_ANSWERING, SUPER_GLUE
 from altup.data.tasks.task import Example, Record, Task, text_of
 
@@ -60,8 +59,7 @@ def find_task(name: str) -> Task:
     if path.exists() or ".jsonl" in path.suffixes:
         return own_task(path)
     known = [*TASKS, *(task.short_name for task in TASKS.values())]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "`altup tasks list` shows them."
+    hint = did_you_mean(name, known) or "`altup tasks list` shows them."
     raise UserError(f"task {name!r} is not known; {hint} Your own task is a .jsonl file with `input` and `target`")
 
 

@@ -1,0 +1,270 @@
+"""Settings: one line of a dataclass says all there is to know of one.
+
+    @dataclass(kw_only=True)
+    class TrainConfig(Settings):
+        steps: int = setting(10_000, "Updates.", panel="Training", at_least=1)
+
+From this line are made the check of type and range, the key that YAML files may hold, the comparison of two
+configs, and the command line's option `--steps` with its help and default (altup/cli/options.py). A subclass that
+changes the default alone, `steps: int = 50_000`, inherits the rest.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from altup.core.errors import UserError, check_choice, did_you_mean
+from altup.core.text import any_of
+
+MANY = 60  # names, more than an error lists
+TOLD = "setting"  # the key of a field's metadata
+KINDS = {
+    dict: "a mapping",
+    list: "a list",
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
+def setting(default: Any, help: str | None = None, **told: Any) -> Any:
+    """A field of a `Settings` class. `told` holds fields of `Setting`; what it leaves out, a base class says."""
+    metadata = {TOLD: told if help is None else {"help": help, **told}}
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that a class and its bases say of a field.
+
+    - `help`: one sentence; `{choices}` in it stands for the choices.
+    - `panel`: where the command line's help shows it. Without one it is no option: only files and Python set it.
+    - `flag`: the option's name where it is not the field's. `after`: the option that it follows in the help.
+    - `shown`: the default in words, where its value is None.
+    - `at_least`, `above`, `at_most`, `below`: the range of a number, or of the numbers in a mapping.
+    - `choices`: the values it may have, the elements of a list, or the keys of a mapping.
+    - `may_change`: whether a run may go on with another value.
+    """
+
+    name: str
+    kind: Any  # the field's type hint
+    default: Any
+    help: str = ""
+    panel: str | None = None
+    flag: str | None = None
+    after: str | None = None
+    shown: str | None = None
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    choices: Collection[str] | None = None
+    may_change: bool = False
+
+    def read(self, value: Any) -> Any:
+        """The value as the field holds it; UserError if it is of another type, out of range or no choice."""
+        value = _as_number(value, self.kind)
+        if not fits(value, self.kind):
+            raise UserError(f"{self.name}={value!r} is of the wrong kind; give {describe_kind(self.kind)}")
+        if self.choices is not None and value is not None:
+            for one in value if isinstance(value, list | dict) else [value]:
+                check_choice(self.name, one, self.choices)
+        for name, one in value.items() if isinstance(value, dict) else [("", value)]:
+            if isinstance(one, int | float) and not isinstance(one, bool):
+                self._check_range(f"{self.name}.{name}" if name else self.name, one)
+        return value
+
+    def _check_range(self, name: str, value: float) -> None:
+        inside = (
+            math.isfinite(value)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+        if not inside:
+            words = {"of at least": self.at_least, "above": self.above, "up to": self.at_most, "below": self.below}
+            told = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
+            kind = KINDS[type(value)]
+            raise UserError(f"{name}={value!r} makes no sense; give {kind} {told}".rstrip())
+
+    def help_text(self) -> str:
+        """What it does, and its default in words."""
+        choices = any_of(self.choices, mark=self.default) if self.choices else ""
+        text = self.help.replace("{choices}", choices)
+        shown = self.shown if self.default is None else _in_words(self.default)
+        return f"{text} Default: {shown}." if shown and "(default)" not in text else text
+
+
+class Settings:
+    """What a config dataclass inherits: its fields are checked when it is made, by their types and settings."""
+
+    def __post_init__(self) -> None:
+        for name, one in describe_settings(type(self)).items():
+            setattr(self, name, one.read(getattr(self, name)))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], source: str) -> Self:
+        """A config from the names of its fields; an unknown name is refused with the nearest known one."""
+        refuse_unknown(source, values, describe_settings(cls))
+        return cls(**values)
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(asdict(self), sort_keys=False)  # type: ignore[call-overload]
+
+    @classmethod
+    def may_change(cls) -> frozenset[str]:
+        """The fields in which a config may differ when its run goes on."""
+        return frozenset(name for name, one in describe_settings(cls).items() if one.may_change)
+
+
+def describe_settings(cls: type[Any]) -> dict[str, Setting]:
+    """The fields of a `Settings` dataclass by name, in order."""
+    hints = typing.get_type_hints(cls)
+    found = {}
+    for field in dataclasses.fields(cls):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        told: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            fields = getattr(base, "__dataclass_fields__", {})
+            told |= fields[field.name].metadata.get(TOLD, {}) if field.name in fields else {}
+        found[field.name] = Setting(field.name, hints[field.name], default, **told)
+    return found
+
+
+def refuse_unknown(source: str, values: Iterable[object], known: Iterable[str]) -> None:
+    """Every name must be known; the error tells the nearest known one."""
+    known = list(known)
+    for name in values:
+        if name not in known:
+            listed = f"known are {', '.join(sorted(known))}" if len(known) <= MANY else "remove it"
+            hint = did_you_mean(name, known) or listed
+            raise UserError(f"{source}: unknown key {name!r}; {hint}")
+
+
+def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The leaves in which two nested values differ, by their paths: `batches.tasks.cola.examples`, `files[3]`."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in [*old, *(key for key in new if key not in old)]:
+            yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else str(key))
+    elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+        for index, (before, now) in enumerate(zip(old, new, strict=True)):
+            yield from differences(before, now, f"{name}[{index}]")
+    elif old != new:
+        yield name, old, new
+
+
+# --- types of values, as a YAML file or a Python caller gives them ---
+
+
+def check_kinds(source: str, values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """`kinds` are type hints by name; a tuple is written as a list."""
+    for name, value in values.items():
+        if name in kinds and not fits(value, kinds[name]):
+            raise UserError(f"{source}: {name}={value!r} is of the wrong kind; give {describe_kind(kinds[name])}")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type such as `int | None`, `list[str]` or `dict[str, Any]`."""
+    if hint is Any:
+        return True
+    if isinstance(hint, types.UnionType):
+        return any(fits(value, choice) for choice in typing.get_args(hint))
+    origin, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(v, inner[1]) for v in value.values())
+    if origin in (list, tuple):
+        return isinstance(value, list) and all(fits(v, inner[0]) for v in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def describe_kind(hint: Any) -> str:
+    """`a list of text`, `a mapping to lists`: what to write."""
+    if isinstance(hint, types.UnionType):
+        return " or ".join(describe_kind(choice) for choice in typing.get_args(hint))
+    origin, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if origin is dict:
+        return f"a mapping to {describe_kind(inner[1])}" if inner[1] is not Any else "a mapping"
+    if origin in (list, tuple):
+        return f"a list of {describe_kind(inner[0])}" if inner[0] is not Any else "a list"
+    return KINDS.get(hint, "something else")
+
+
+def _as_number(value: Any, hint: Any) -> Any:
+    """For a field that holds floats: a whole number, and text such as 1e-3, which YAML 1.1 does not read."""
+    if typing.get_origin(hint) is dict and isinstance(value, dict):
+        return {name: _as_number(one, typing.get_args(hint)[1]) for name, one in value.items()}
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if float not in kinds or isinstance(value, bool) or not isinstance(value, int | str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _in_words(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else str(default or "") if default != 0 else "0"
+
+
+# --- YAML ---
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, with clear errors for what is not one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; give a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not valid YAML: {error}") from None
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, source: str) -> dict[str, Any]:
+    """The mapping that a YAML text holds; nothing at all is an empty one."""
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{source}: not valid YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise UserError(
+            f"{source}: expected `name: value` lines, found {KINDS.get(type(values), 'something else')}"
+        )
+    return values
+
+
+def parse_pairs(flag: str, pairs: Iterable[str]) -> dict[str, Any]:
+    """`["d_ff=1024"]` → {"d_ff": 1024}, each value read as YAML."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UserError(f"{flag} {pair}: expected NAME=VALUE, for example {flag} d_ff=1024")
+        try:
+            found[name.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"{flag} {pair}: {value!r} is not a value; quote text that looks like YAML") from None
+    return found
