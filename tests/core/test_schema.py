@@ -66,7 +66,7 @@ class Derived(Base):
         ({"stepps": 1}, "run.yaml: unknown key 'stepps'; did you mean 'steps'[?]"),
         (
             {"wings": 1},
-            "run.yaml: unknown key 'wings'; known are factors, fast, optimizer, overrides, part, rate, steps",
+            "run.yaml: unknown key 'wings'; known are factors, fast, optimizer, overrides",
         ),
         ({"length": 1000}, "length=1000 makes no sense; give a whole number below 1000"),
     ],
