@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from altup.data.bad_input import BadInput
+from altup.evaluation.loading import load_tokenizer
 from altup.finetuning.config import FinetuneConfig
-from altup.finetuning.data import load_data
-from altup.finetuning.finetune import load_tokenizer
-from altup.finetuning.mixture import Mixture
+from altup.finetuning.mixture import Mixture, load_data
 from altup.finetuning.packing import IGNORED
 
 TASKS = ("sst2", "mrpc", "squad", "glue")

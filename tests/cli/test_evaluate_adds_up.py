@@ -85,8 +85,7 @@ def test_scores_of_other_weights_are_replaced_with_a_line(home: Path) -> None:
 
 def test_scores_that_training_left_for_a_step_are_kept(home: Path) -> None:
     """A stopped run is evaluated by its newest checkpoint, in the folder where training put that step's scores."""
-    from altup.evaluation.evaluate import summarise, write_scores
-    from altup.evaluation.scores import TaskScore
+    from altup.evaluation.scores import TaskScore, summarise, write_scores
     from altup.training.checkpoints import atomic_folder
 
     atomic_folder(home / "run" / "checkpoints", "step-2", lambda folder: (save_tiny(folder), None)[1])

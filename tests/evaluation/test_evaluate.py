@@ -14,7 +14,8 @@ from altup.data.bad_input import BadInput
 from altup.data.tasks import find_task
 from altup.data.tasks.examples import TaskFolder
 from altup.evaluation.decoding import decode, read_answer
-from altup.evaluation.evaluate import evaluate_tasks, load_held_out, summarise, write_scores
+from altup.evaluation.evaluate import evaluate_tasks, load_held_out
+from altup.evaluation.scores import summarise, write_scores
 from tests.evaluation.tiny import made_up_words, save_tiny
 
 

@@ -3,22 +3,112 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from altup.core.errors import UserError
+from altup.core.errors import UserError, check_choice, check_whole
 from altup.core.files import atomic_write
 from altup.data.bad_input import BadInput
-from altup.data.tasks import Example, Task
-from altup.data.tasks.examples import TaskSource, load_examples, source_of, tokenise
+from altup.data.tasks import Example, Task, find_tasks
+from altup.data.tasks.examples import TaskSource, load_examples, open_tasks, source_of, tokenise
+from altup.data.tasks.registry import check_suite
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.evaluation.decoding import decode
+from altup.evaluation.loading import find_model_place, load_t5
 from altup.evaluation.metrics import check_metrics
-from altup.evaluation.scores import SuiteScore, TaskScore, score_suites, score_task
+from altup.evaluation.scores import (
+    TaskScore,
+    merge_scores,
+    other_limits,
+    score_task,
+    stored_scores,
+    summarise,
+    weights_identity,
+    write_scores,
+)
 
-SCORES = "scores.json"
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is in the folder after an evaluation: its scores and those of earlier ones, as objects and as JSON."""
+
+    model: str
+    folder: Path
+    scores: list[TaskScore]
+    summary: dict[str, Any]
+    bad_input: BadInput
+
+
+def evaluate_model(
+    model: str,
+    tasks: Sequence[str] = (),
+    suites: Sequence[str] = (),
+    *,
+    data: str | None = None,
+    out: Path | None = None,
+    limit: int | None = None,
+    inputs_length: int | None = None,
+    targets_length: int | None = None,
+    batch_size: int = 128,
+    precision: str | None = None,
+    on_error: str = "stop",
+    say: Callable[[str], None] = lambda text: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Evaluation:
+    """Score a run, a model folder or a model on the hub, and keep its predictions and scores in a folder.
+
+    `tasks` and `suites` are names, or a user's own files; `data` is a folder of task files, None the hub. `out` is
+    by default in the run, the lengths those of the run's fine-tuning. Scores that the same weights have in `out`
+    are kept. `progress` is told how many of all examples are decoded.
+    """
+    check_whole("batch_size", batch_size, 1)
+    given = {"limit": (limit, 1), "inputs_length": (inputs_length, 2), "targets_length": (targets_length, 2)}
+    for name, (number, least) in given.items():
+        if number is not None:
+            check_whole(name, number, least)
+    if precision is not None:
+        check_choice("precision", precision, ("bf16", "fp32"))
+    wanted = find_tasks([*map(check_suite, suites), *tasks])
+    named = {task.name for task in find_tasks(tasks)} if tasks else set()
+    source, bad_input = open_tasks(data), BadInput(on_error)
+    # A suite may be there in part, which its score then says; a task that was asked for by name must be there.
+    present = [task for task in wanted if task.name in named or has_held_out(task, source)]
+    if not present:
+        raise UserError(f"none of the suite's tasks is in {data}; check --data")
+    found = find_model_place(model)
+    held_out = load_held_out(present, source, bad_input, limit)
+    out = out or found.scores
+    out.mkdir(parents=True, exist_ok=True)  # or fail before hours of decoding
+    loaded = load_t5(found.place, precision)
+    weights = weights_identity(found.place, loaded.model)
+    before, replaced = stored_scores(out, found.place, weights)
+    for note in (replaced, *other_limits(before, limit, [task.name for task in present])):
+        if note:
+            say(note)
+    done, total = 0, sum(map(len, held_out))
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        progress(done, total)
+
+    scores = evaluate_tasks(
+        loaded.model,
+        loaded.tokenizer,
+        held_out,
+        out,
+        inputs_length or found.inputs_length,
+        targets_length or found.targets_length,
+        batch_size=batch_size,
+        autocast=loaded.autocast,
+        progress=count,
+    )
+    scores = merge_scores(stored_scores(out, found.place, weights)[0], scores)  # read anew: decoding takes long
+    summary = summarise(scores, found.place, weights)
+    write_scores(out, summary)
+    return Evaluation(found.place, out, scores, summary, bad_input)
 
 
 @dataclass(frozen=True)
@@ -94,24 +184,3 @@ def write_predictions(path: Path, predictions: Sequence[str], examples: Sequence
             record["group"] = example.group
         lines.append(json.dumps(record, ensure_ascii=False) + "\n")
     atomic_write(path, "".join(lines))
-
-
-def summarise(scores: Sequence[TaskScore], model: str, checkpoint: str | None = None) -> dict[str, Any]:
-    """JSON for programs: which model, every task, every suite. `checkpoint` tells its weights from others."""
-    suites: list[SuiteScore] = score_suites(scores)
-    skipped = BadInput()
-    for score in scores:
-        skipped.add(score.skipped)
-    return {
-        "model": model,
-        "checkpoint": checkpoint,
-        "tasks": [s.to_json() for s in scores],
-        "suites": [s.to_json() for s in suites],
-        "skipped": skipped.state(),
-    }
-
-
-def write_scores(folder: Path, summary: dict[str, Any]) -> Path:
-    path = folder / SCORES
-    atomic_write(path, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
-    return path

@@ -1,13 +1,23 @@
-"""Scores of tasks and suites: the mean over tasks of the mean within each task."""
+"""Scores of tasks and suites: the mean over tasks of the mean within each task; and scores.json, which adds up.
+
+An evaluation adds its tasks to those that an earlier one left in the same folder, if that was of the same weights.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from altup.core.files import atomic_write, sha256_of
+from altup.data.bad_input import BadInput
 from altup.data.tasks import SUITES, Example, Task
 from altup.evaluation.metrics import compute_metrics
+
+SCORES = "scores.json"
 
 
 @dataclass(frozen=True)
@@ -118,3 +128,75 @@ def score_suites(scores: Sequence[TaskScore]) -> list[SuiteScore]:
         mean = sum(score.score for score in present) / len(present)
         found.append(SuiteScore(suite, mean, tuple(s.task for s in present), tuple(missing)))
     return found
+
+
+def summarise(scores: Sequence[TaskScore], model: str, checkpoint: str | None = None) -> dict[str, Any]:
+    """JSON for programs: which model, every task, every suite. `checkpoint` tells its weights from others."""
+    skipped = BadInput()
+    for score in scores:
+        skipped.add(score.skipped)
+    return {
+        "model": model,
+        "checkpoint": checkpoint,
+        "tasks": [s.to_json() for s in scores],
+        "suites": [s.to_json() for s in score_suites(scores)],
+        "skipped": skipped.state(),
+    }
+
+
+def write_scores(folder: Path, summary: dict[str, Any]) -> Path:
+    path = folder / SCORES
+    atomic_write(path, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    return path
+
+
+def weights_identity(place: str, model: Any) -> str:
+    """What tells a model's weights from others: a hash of its folder's files, or the hub's name and commit."""
+    folder = Path(place)
+    if not folder.is_dir():
+        return f"{place}@{getattr(model.config, '_commit_hash', None)}"
+    digest = hashlib.sha256()
+    for path in sorted([folder / "config.json", *folder.glob("model*.safetensors")]):
+        digest.update(bytes.fromhex(sha256_of(path)))
+    return digest.hexdigest()
+
+
+def stored_scores(folder: Path, place: str, checkpoint: str) -> tuple[list[TaskScore], str]:
+    """The scores of this checkpoint in `folder`, and what to say of those that will be replaced.
+
+    Training names its own scores by the step alone, in the folder of the run: a checkpoint `step-N` there is it.
+    """
+    path = folder / SCORES
+    if not path.exists():
+        return [], ""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        scores = [TaskScore.from_json(task) for task in stored["tasks"]]
+        model, of = stored["model"], stored.get("checkpoint")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return [], f"{path} cannot be read; it is replaced"
+    if of == checkpoint or (of is None and model == Path(place).name):
+        return scores, ""
+    names = ", ".join(score.task for score in scores)
+    return [], (
+        f"{path} belongs to another checkpoint ({model}): its scores of {names} are replaced; "
+        "predictions of tasks that are not scored again stay as they are"
+    )
+
+
+def merge_scores(before: Sequence[TaskScore], now: Sequence[TaskScore]) -> list[TaskScore]:
+    """All tasks in the order in which they came; one that was scored again has its new score."""
+    return list({score.task: score for score in (*before, *now)}.values())
+
+
+def other_limits(before: Sequence[TaskScore], limit: int | None, tasks: Sequence[str]) -> list[str]:
+    """What to say of tasks that are scored again with another limit."""
+    return [
+        f"{score.task}: the score with {_limit(score.limit)} is replaced by one with {_limit(limit)}"
+        for score in before
+        if score.task in tasks and score.limit != limit
+    ]
+
+
+def _limit(limit: int | None) -> str:
+    return "no limit" if limit is None else f"--limit {limit}"

@@ -30,8 +30,9 @@ def finetune(
 ) -> TrainOutcome:
     """Train as `config` says in the folder `out`, under `torchrun` with the other processes."""
     from altup.data.bad_input import BadInput
+    from altup.evaluation.loading import check_vocabulary, load_tokenizer
     from altup.evaluation.scores import suites_of
-    from altup.finetuning.data import describe_held_out, load_data
+    from altup.finetuning.mixture import describe_held_out, load_data
     from altup.training.loop import Loop
     from altup.training.model_card import create_repository, upload, write_card
     from altup.training.parallel import join_process_group
@@ -90,15 +91,6 @@ def finetune(
     return outcome
 
 
-def load_tokenizer(place: str) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{place!r}: no tokenizer beside the model ({error})") from None
-
-
 def build_model(config: FinetuneConfig, place: str, checkpoint: Path | None = None) -> torch.nn.Module:
     """The model at `place`, ours or converted to ours, or that of a checkpoint; float32, with dropout."""
     import torch
@@ -143,16 +135,6 @@ def choose_packing(place: str, config: FinetuneConfig, device: torch.device) -> 
     return "wide" if by_kernels and not config.deterministic else "narrow"
 
 
-def check_vocabulary(model: Any, tokenizer: Any) -> Any:
-    """The model, if it has a row for every token."""
-    if len(tokenizer) > model.config.vocab_size:
-        raise UserError(
-            f"the tokenizer has {len(tokenizer):,} tokens, the model's tables {model.config.vocab_size:,} rows; "
-            "put the model's own tokenizer beside it"
-        )
-    return model
-
-
 def make_evaluate(
     config: FinetuneConfig,
     held_out: list[HeldOutTask],
@@ -164,9 +146,8 @@ def make_evaluate(
 
     Predictions and scores go to `evaluation/step-N` in the run's folder.
     """
-    from altup.evaluation.evaluate import evaluate_tasks, summarise, write_scores
-    from altup.evaluation.scores import score_suites
-    from altup.finetuning.scoring import model_to_score
+    from altup.evaluation.evaluate import evaluate_tasks
+    from altup.evaluation.scores import score_suites, summarise, write_scores
 
     def make(engine: Engine) -> Evaluate:
         def evaluate(model: torch.nn.Module, step: int) -> dict[str, float]:
@@ -191,6 +172,33 @@ def make_evaluate(
         return evaluate
 
     return make
+
+
+def model_to_score(model: torch.nn.Module, low_precision: bool) -> Any:
+    """`model`, or a copy of its present weights that computes the same.
+
+    Sharded weights are gathered, because processes that decode take different numbers of steps (a collective:
+    every process must call it). With `low_precision`, for a run under bf16 autocast, weights are rounded once
+    instead of in every step of every answer.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from altup.evaluation.decoding import round_weights
+    from altup.models.t5.model import AltUpT5ForConditionalGeneration
+    from altup.training.parallel import whole
+
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    if not sharded and not low_precision:
+        return model
+    trained: Any = model
+    with torch.device("meta"):
+        copy: Any = AltUpT5ForConditionalGeneration(trained.config)
+    copy.load_state_dict({name: whole(tensor) for name, tensor in model.state_dict().items()}, assign=True)
+    copy.generation_config = trained.generation_config
+    if low_precision:
+        round_weights(copy, torch.bfloat16)
+    return copy.eval()
 
 
 def _newest_checkpoint(folder: RunFolder) -> str | None:

@@ -1,4 +1,4 @@
-"""Batches from several tasks: what step s of seed r contains is a pure function, as in pretraining.
+"""The data of a fine-tuning run: examples of several tasks, mixed in an order that is a pure function of the seed.
 
 The mixture goes in rounds of C = Σ share examples. The global counter g = step · batch_size + position gives the
 round g // C and the place g % C; a permutation keyed by (seed, round) turns the place into a number p, and p falls
@@ -15,16 +15,22 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from altup.core.errors import UserError, check_whole
+from altup.data.bad_input import BadInput
 from altup.data.randomness import keys, permute
-from altup.data.tasks.examples import Tokens
+from altup.data.tasks import SUITES, Task, find_task
+from altup.data.tasks.examples import TaskSource, Tokens, load_examples, open_tasks, source_of, tokenise
 from altup.data.tasks.examples import pad as pad_rows
+from altup.data.tasks.registry import add_task
+from altup.evaluation.evaluate import HeldOutTask, has_held_out, load_held_out
+from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.packing import IGNORED, LAYOUTS, Sizes, Usual, pack, round_up
 
 MIX, ROWS = 4, 5  # first coordinates of keys, beside those of altup.data.batches
@@ -161,3 +167,84 @@ def shares_of(groups: Sequence[tuple[float | None, Sequence[int]]]) -> list[int]
     total = sum(weight or 0.0 for weight in weights)
     exact = [ROUND * (weight or 0.0) / total * size / sum(sizes) for weight, sizes in groups for size in sizes]
     return [max(1, round(share)) for share in exact]
+
+
+@dataclass(frozen=True)
+class FinetuneData:
+    mixture: Mixture
+    held_out: list[HeldOutTask]
+
+
+def load_data(
+    config: FinetuneConfig,
+    tokenizer: Any,
+    bad_input: BadInput,
+    say: Callable[[str], None],
+    packing: str | None = None,
+) -> FinetuneData:
+    """Tokenise the training examples and read the held-out ones; `say` is told what is missing or was cut."""
+    source = open_tasks(config.data)
+    groups: list[tuple[float | None, list[int]]] = []
+    training: list[TrainingTask] = []
+    scored: list[Task] = []
+    known: dict[str, Task] = {}
+    for name, weight in config.weighted_names():
+        members = [find_task(member) for member in SUITES.get(name, (name,))]
+        found = [task for task in members if add_task(task, known)]
+        if weight is not None and len(found) < len(members):
+            twice = next(task.name for task in members if task not in found)
+            raise UserError(f"task {twice} is named twice, so that its weight is not clear; name it once")
+        present = [t for t in found if source_of(t, source).has(t, "train")]
+        for task in found:
+            if task not in present:
+                if name not in SUITES:
+                    place = Path(config.data, task.folder or task.name) if config.data else "its folder"
+                    raise UserError(
+                        f"task {task.name}: no training examples; put train.jsonl into {place}, or leave it out"
+                    )
+                say(f"{task.name}: no training examples in the data; it is not trained")
+        loaded = [_load_training(task, source, tokenizer, config, bad_input, say) for task in present]
+        training += loaded
+        groups.append((weight, [len(task) for task in loaded]))
+        scored += [task for task in found if _can_be_scored(task, source, say)]
+    if not training:
+        raise UserError("none of the tasks has training examples; check --data")
+    shares = shares_of([group for group in groups if group[1]])
+    mixture = Mixture(training, shares, config.batch_size, tokenizer.pad_token_id, config.seed, packing)
+    return FinetuneData(mixture, load_held_out(scored, source, bad_input, config.eval_limit))
+
+
+def describe_held_out(held_out: list[HeldOutTask], config: FinetuneConfig) -> str:
+    """A hash of what scores are measured on, and how: others cannot be compared with them."""
+    digest = hashlib.sha256(repr((config.eval_limit, config.inputs_length, config.targets_length)).encode())
+    for held in held_out:
+        digest.update(repr((held.task.name, held.splits)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _load_training(
+    task: Task,
+    source: TaskSource,
+    tokenizer: Any,
+    config: FinetuneConfig,
+    bad_input: BadInput,
+    say: Callable[[str], None],
+) -> TrainingTask:
+    examples = load_examples(task, "train", source, bad_input)
+    lengths = task.lengths(config.inputs_length, config.targets_length)
+    inputs = tokenise(tokenizer, [e.input for e in examples], lengths[0])
+    targets = tokenise(tokenizer, [e.target for e in examples], lengths[1])
+    for what, tokens, length in zip(("inputs", "targets"), (inputs, targets), lengths, strict=True):
+        if tokens.cut:
+            say(f"{task.name}: {tokens.cut:,} of {len(tokens):,} {what} exceed {length} tokens and were cut")
+    return TrainingTask(task.name, inputs, targets)
+
+
+def _can_be_scored(task: Task, source: TaskSource, say: Callable[[str], None]) -> bool:
+    if task.files and task.files.get("train") == task.files.get("validation"):
+        say(f"{task.name}: one file is all there is, so nothing is held out; give a folder with validation.jsonl")
+        return False
+    if not has_held_out(task, source):
+        say(f"{task.name}: no held-out examples in the data; it is not scored")
+        return False
+    return True

@@ -1,0 +1,154 @@
+"""What a trained model writes for a prompt: a T5 fills gaps, a BERT names a token for each, a decoder goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from altup.core.errors import UserError, check_range, check_whole
+from altup.evaluation.loading import load_any
+
+Pieces = list[tuple[str, bool]]  # texts, and whether the model wrote them
+SENTINEL = re.compile(r"<extra_id_(\d+)>")
+
+
+def answer_prompts(
+    model: Path,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    beams: int = 1,
+    seed: int = 0,
+) -> list[Pieces]:
+    """Each prompt with its gaps filled, or continued, by the model of a run or folder, of any family.
+
+    Temperature 0 takes the likeliest tokens; more samples.
+    """
+    check_whole("max_new_tokens", max_new_tokens, 1)
+    check_whole("beams", beams, 1)
+    check_range("temperature", temperature, 0, float("inf"))
+    loaded = load_any(model)
+    torch.manual_seed(seed)
+    if loaded.family == "bert":
+        if temperature or beams > 1:
+            raise UserError("--temperature, --beams: a BERT names the likeliest token of each gap; leave them out")
+        return fill_masks(loaded.model, loaded.tokenizer, prompts)
+    options = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    answer = continue_text if loaded.family == "decoder" else fill_spans
+    return answer(
+        loaded.model, loaded.tokenizer, prompts, max_new_tokens=max_new_tokens, num_beams=beams, **options
+    )
+
+
+def fill_spans(
+    model: Any, tokenizer: Any, prompts: Sequence[str], *, max_new_tokens: int = 64, **options: Any
+) -> list[Pieces]:
+    """Each prompt as pieces (text, was it filled in?), after one `generate` over all of them.
+
+    A sentinel stands for a gap: "I <extra_id_0> tea." A prompt without any gets one at its end, so that its
+    text is continued. `options` go to `generate`. A gap for which the model wrote nothing stays empty.
+    """
+    prompts = [prompt if SENTINEL.search(prompt) else f"{prompt.rstrip()} <extra_id_0>" for prompt in prompts]
+    ids = _sentinel_ids(tokenizer, prompts)
+    batch = tokenizer(list(prompts), return_tensors="pt", padding=True)
+    inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
+    with torch.inference_mode():
+        outputs = model.generate(**inputs, max_new_tokens=max_new_tokens, **options)
+    return [
+        _join(prompt, _read_spans(tokenizer, ids, output.tolist()))
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+
+
+def _sentinel_ids(tokenizer: Any, prompts: Sequence[str]) -> dict[int, int]:
+    """Token id -> number of the sentinel."""
+    used = {int(n) for prompt in prompts for n in SENTINEL.findall(prompt)}
+    known = tokenizer.get_vocab()
+    for number in sorted(used):
+        if f"<extra_id_{number}>" not in known:
+            raise UserError(
+                f"prompt: <extra_id_{number}> is not in this model's vocabulary; use <extra_id_0> and up"
+            )
+    return {known[name]: n for n in range(1000) if (name := f"<extra_id_{n}>") in known}
+
+
+def _read_spans(tokenizer: Any, ids: dict[int, int], output: list[int]) -> dict[int, str]:
+    """The text after each sentinel of an output, by the sentinel's number; the first one counts."""
+    spans: dict[int, list[int]] = {}
+    current: list[int] = []
+    for token in output:
+        if token in ids:
+            current = []
+            spans.setdefault(ids[token], current)
+        elif token == tokenizer.eos_token_id:
+            break
+        elif token != tokenizer.pad_token_id:
+            current.append(token)
+    return {number: tokenizer.decode(tokens).strip() for number, tokens in spans.items()}
+
+
+def _join(prompt: str, spans: dict[int, str]) -> Pieces:
+    parts = SENTINEL.split(prompt)
+    pieces = [(part, False) if i % 2 == 0 else (spans.get(int(part), ""), True) for i, part in enumerate(parts)]
+    return [(text, filled) for text, filled in pieces if text]
+
+
+def fill_masks(model: Any, tokenizer: Any, prompts: Sequence[str]) -> list[Pieces]:
+    """Each prompt as pieces (text, was it filled in?), with the likeliest token in every gap.
+
+    A gap is the tokenizer's mask token or a sentinel: "I <extra_id_0> tea." One without gaps gets one at its end.
+    """
+    mask = tokenizer.mask_token or "<extra_id_0>"
+    mask_id = tokenizer.get_vocab().get(mask)
+    if mask_id is None:
+        raise UserError("the tokenizer has neither a mask token nor <extra_id_0>; take one that has")
+    prompts = [SENTINEL.sub(lambda _: mask, prompt) for prompt in prompts]
+    prompts = [prompt if mask in prompt else f"{prompt.rstrip()} {mask}" for prompt in prompts]
+    batch = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="right")
+    inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
+    with torch.inference_mode():
+        logits = model(**inputs).logits[..., : len(tokenizer)]  # tables may have more rows than there are tokens
+        logits[..., sorted({mask_id, *tokenizer.all_special_ids})] = float("-inf")
+        best = logits.argmax(dim=-1)
+    found = []
+    for prompt, ids, chosen in zip(prompts, inputs["input_ids"], best, strict=True):
+        words = [tokenizer.decode([token]).strip() for token in chosen[ids == mask_id].tolist()]
+        texts = prompt.split(mask)
+        pieces: Pieces = [(texts[0], False)]
+        for word, text in zip(words, texts[1:], strict=False):
+            pieces += [(word, True), (text, False)]
+        found.append([piece for piece in pieces if piece[0]])
+    return found
+
+
+def continue_text(
+    model: Any, tokenizer: Any, prompts: Sequence[str], *, max_new_tokens: int = 64, **options: Any
+) -> list[Pieces]:
+    """Each prompt as pieces (text, was it written?): itself and what the decoder writes after it.
+
+    Texts begin with the model's start token, as in pretraining. `options` go to `generate`.
+    """
+    texts = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    rows = [[model.config.bos_token_id, *ids] for ids in texts]
+    width = max(map(len, rows))
+    ids = torch.tensor([[model.config.pad_token_id] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    with torch.inference_mode():
+        outputs = model.generate(
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=max_new_tokens,
+            **options,
+        )
+    found = []
+    for prompt, row, output in zip(prompts, texts, outputs[:, width:].tolist(), strict=True):
+        # Decoded together, because a piece shows its leading space only behind another one.
+        whole = tokenizer.decode([*row, *output], skip_special_tokens=True)
+        start = tokenizer.decode(row, skip_special_tokens=True)
+        found.append([(prompt, False), (whole[len(start) :], True)])
+    return found

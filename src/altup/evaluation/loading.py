@@ -1,0 +1,123 @@
+"""Trained models by name, ready to answer: weights, tokenizer and precision; and where their scores belong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+
+import altup.models  # noqa: F401  registers our models with the Auto classes
+from altup.core.cpu import ensure_bf16
+from altup.core.errors import UserError
+from altup.core.schema import read_yaml
+from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
+from altup.evaluation.decoding import round_weights
+from altup.models.families import FAMILIES, family_name
+from altup.models.upcycling import T5S, load_pretrained
+from altup.training.run_folder import RunFolder, find_model, newest_model
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model of a `family` on its device, its tokenizer, and the context to run it in."""
+
+    family: str
+    model: Any
+    tokenizer: Any
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+def load_t5(place: str, precision: str | None = None) -> LoadedModel:
+    """The T5, ours or Hugging Face's, in a folder or on the hub; `precision` is bf16 on GPUs, else fp32."""
+    transformers.utils.logging.disable_progress_bar()
+    device = _device()
+    model = load_pretrained(place, only=T5S).to(device).eval()  # type: ignore[arg-type]
+    tokenizer = load_tokenizer(place)
+    check_vocabulary(model, tokenizer)
+    if (precision or ("bf16" if device == "cuda" else "fp32")) == "fp32":
+        return LoadedModel("t5", model, tokenizer)
+    ensure_bf16(device)
+    round_weights(model, torch.bfloat16)
+    return LoadedModel("t5", model, tokenizer, lambda: torch.autocast(device, dtype=torch.bfloat16))
+
+
+def load_any(path: Path) -> LoadedModel:
+    """The model of a run or of a model folder, of any family."""
+    transformers.utils.logging.disable_progress_bar()
+    folder, device = newest_model(path), _device()
+    try:
+        family = family_name(transformers.AutoConfig.from_pretrained(folder).model_type) or "t5"
+        auto_class = getattr(transformers, FAMILIES[family].auto_class)
+        model = auto_class.from_pretrained(folder).to(device).eval()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{folder} holds no whole model with a tokenizer: {error}") from None
+    if model.dtype == torch.bfloat16:
+        ensure_bf16(device)
+    return LoadedModel(family, model, tokenizer)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_tokenizer(place: str) -> Any:
+    try:
+        return transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{place!r}: no tokenizer beside the model ({error})") from None
+
+
+def check_vocabulary(model: Any, tokenizer: Any) -> Any:
+    """The model, if it has a row for every token."""
+    if len(tokenizer) > model.config.vocab_size:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer):,} tokens, the model's tables {model.config.vocab_size:,} rows; "
+            "put the model's own tokenizer beside it"
+        )
+    return model
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """Where a model lies, where its scores go, and how many tokens of inputs and answers it was tuned with."""
+
+    place: str
+    scores: Path
+    inputs_length: int
+    targets_length: int
+
+
+def find_model_place(model: str) -> ModelPlace:
+    """The place of a run, a model folder or a model on the hub.
+
+    A checkpoint is sealed with hashes, so nothing is written into a model's folder itself.
+    """
+    place, path = Path(find_model(model)), Path(model).expanduser()
+    if not path.exists():
+        return ModelPlace(model, Path("evaluation") / path.name, INPUTS_LENGTH, TARGETS_LENGTH)
+    inside = place == path
+    scores = Path("evaluation") / _own_name(path.resolve()) if inside else path / "evaluation" / place.name
+    return ModelPlace(str(place), scores, *_tuned_lengths(place))
+
+
+def _tuned_lengths(place: Path) -> tuple[int, int]:
+    """The lengths that a fine-tuning run used, by the folder of its final model or of a checkpoint."""
+    run = RunFolder(place.parent.parent if place.parent.name == "checkpoints" else place.parent)
+    settings = read_yaml(run.config) if run.config.is_file() else {}
+    if "tasks" not in settings:
+        return INPUTS_LENGTH, TARGETS_LENGTH
+    return settings.get("inputs_length", INPUTS_LENGTH), settings.get("targets_length", TARGETS_LENGTH)
+
+
+def _own_name(path: Path) -> str:
+    """A model folder's name, with that of its run where every run has one of this name."""
+    if path.parent.name == "checkpoints":
+        return f"{path.parent.parent.name}-{path.name}"
+    return f"{path.parent.name}-final" if path.name == "final" else path.name

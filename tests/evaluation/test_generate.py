@@ -1,0 +1,148 @@
+"""Prompts: a T5 fills gaps with what it wrote after their sentinels; a BERT and a decoder know a text by heart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from altup import AltUpBertConfig, AltUpBertForMaskedLM, AltUpDecoderConfig, AltUpDecoderForCausalLM
+from altup.core.errors import UserError
+from altup.data.tokenizer import save, train
+from altup.evaluation.generate import continue_text, fill_masks, fill_spans
+from tests.training.verbs import prepare_text
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(prepare_text(tmp_path_factory.mktemp("data"), 500) / "tokenizer")
+
+
+class Says:
+    """A model that answers every prompt with the same text, as `generate` would: start token first, padded."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, tokenizer: Any, *answers: str) -> None:
+        ids = [[0, *tokenizer(answer).input_ids] for answer in answers]
+        width = max(map(len, ids)) + 2
+        self.answers = torch.tensor([row + [0] * (width - len(row)) for row in ids])
+
+    def generate(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **options: Any) -> torch.Tensor:
+        assert len(input_ids) == len(self.answers)
+        return self.answers
+
+
+def filled(tokenizer: Any, prompt: str, answer: str) -> str:
+    (pieces,) = fill_spans(Says(tokenizer, answer), tokenizer, [prompt])
+    return "".join(text for text, _ in pieces)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "expected"),
+    [
+        ("a <extra_id_0> b", "<extra_id_0> dun mor", "a dun mor b"),
+        ("<extra_id_0> a <extra_id_1>.", "<extra_id_0> dun <extra_id_1> mor lib", "dun a mor lib."),
+        ("<extra_id_1> a <extra_id_0>", "<extra_id_0> dun <extra_id_1> mor", "mor a dun"),  # by number, not place
+        ("a <extra_id_0> b <extra_id_1> c", "<extra_id_0> dun", "a dun b  c"),  # nothing for the second gap
+        ("a <extra_id_0>", "<extra_id_0> dun <extra_id_0> mor", "a dun"),  # the first answer counts
+        ("a <extra_id_0>", "lib <extra_id_0> dun", "a dun"),  # what comes before any sentinel fills no gap
+        ("a b", "<extra_id_0> dun", "a b dun"),  # no gap: continued
+    ],
+)
+def test_gaps(tokenizer: Any, prompt: str, answer: str, expected: str) -> None:
+    assert filled(tokenizer, prompt, answer) == expected
+
+
+def test_pieces_say_what_was_filled_in(tokenizer: Any) -> None:
+    answers = ["<extra_id_0> dun", "<extra_id_0> mor lib"]
+    found = fill_spans(Says(tokenizer, *answers), tokenizer, ["a <extra_id_0> b", "c"])
+    assert found == [[("a ", False), ("dun", True), (" b", False)], [("c ", False), ("mor lib", True)]]
+
+
+def test_a_sentinel_that_is_not_there(tokenizer: Any) -> None:
+    with pytest.raises(UserError, match=r"<extra_id_777> is not in this model's vocabulary"):
+        filled(tokenizer, "a <extra_id_777>", "")
+
+
+def test_a_real_model_fills_in(tokenizer: Any, tmp_path: Path) -> None:
+    from tests.training.tiny import build
+
+    model = build(vocab_size=len(tokenizer) + 28).eval()
+    options = {"max_new_tokens": 5, "do_sample": False}
+    one = fill_spans(model, tokenizer, ["dun <extra_id_0> mor"], **options)
+    both = fill_spans(model, tokenizer, ["dun <extra_id_0> mor", "dun mor lib a b c"], **options)
+    assert one[0] == both[0]
+
+
+TEXT = "the quick brown fox jumps over the lazy dog while seven wizards boil one jug of bitter tea"
+SHAPE = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    """The tokenizer of the text that is learnt by heart."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save(train([TEXT] * 50, 361), folder)
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def learn(model, batch, steps):
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=3e-3)
+    for _ in range(steps):
+        model(**batch()).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+def test_a_bert_fills_in():
+    """With a tokenizer of whole words, so that one gap holds one word; its gaps may be written as sentinels."""
+    torch.manual_seed(0)
+    special = {"pad_token": "[PAD]", "sep_token": "[SEP]", "mask_token": "[MASK]", "unk_token": "[UNK]"}
+    names = [*special.values(), *sorted(set(TEXT.split()))]
+    words = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    model = AltUpBertForMaskedLM(AltUpBertConfig.from_preset("tiny", "altup", vocab_size=128, **SHAPE))
+    ids = torch.tensor([tokenizer(TEXT)["input_ids"]]).repeat(8, 1)
+
+    def batch():
+        hidden = torch.rand(ids.shape) < 0.3
+        return {"input_ids": ids.masked_fill(hidden, 2), "labels": ids.masked_fill(~hidden, -100)}
+
+    learn(model, batch, 60)
+    gaps = TEXT.replace("quick", "<extra_id_0>").replace("wizards", "[MASK]")
+    filled, longer = fill_masks(model, tokenizer, [gaps, TEXT.removesuffix(" tea")])
+    assert "".join(text for text, _ in filled) == TEXT
+    assert [text for text, was_gap in filled if was_gap] == ["quick", "wizards"]
+    assert longer == [(TEXT.removesuffix("tea"), False), ("tea", True)]
+
+
+def test_a_decoder_goes_on(learnt):
+    torch.manual_seed(0)
+    config = AltUpDecoderConfig.from_preset("tiny", "recycled", vocab_size=len(learnt), **SHAPE)
+    model = AltUpDecoderForCausalLM(config)
+    ids = torch.tensor([[1, *learnt(TEXT)["input_ids"]]])
+    learn(model, lambda: {"input_ids": ids, "labels": ids}, 60)
+    begun, whole = continue_text(model, learnt, ["the quick brown", TEXT[:60]], max_new_tokens=80, do_sample=False)
+    assert "".join(text for text, _ in begun) == TEXT
+    assert begun[0] == ("the quick brown", False)
+    assert "".join(text for text, _ in whole) == TEXT
+
+
+def test_a_tokenizer_without_a_mask_is_refused():
+    class Bare:
+        mask_token = None
+
+        def get_vocab(self):
+            return {}
+
+    with pytest.raises(ValueError, match="neither a mask token nor <extra_id_0>"):
+        fill_masks(None, Bare(), ["a"])
