@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from altup.core.cpu import make_bf16_safe
+from altup.core.hardware import make_bf16_safe
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 _BF16 = pytest.StashKey[str | None]()

@@ -68,7 +68,7 @@ def test_an_old_package_is_named_with_the_version_to_install(tmp_path: Path) -> 
     (tmp_path / "torch.py").write_text("raise ImportError('not needed here, and quick')")
     done = doctor(PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert "3.1.0, older than 3.9" in done.stdout
+    assert "3.1.0, needed is >=3.9" in done.stdout
     assert "pip install 'matplotlib>=3.9'" in done.stdout
     assert "altup cannot run here" in done.stdout
 

@@ -10,13 +10,13 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
 import altup
 from altup.core.errors import UserError
 from altup.core.files import flush
+from altup.core.hardware import installed
 
 OK, DISAGREES, FAILED, SKIPPED = "ok", "disagrees", "failed", "skipped"
 KINDS = ("ours", "plain", "peer", "floor")
@@ -46,8 +46,8 @@ class Machine:
             device=name,
             dtype=str(dtype).removeprefix("torch."),
             torch=torch.__version__,
-            triton=_version("triton"),
-            transformers=_version("transformers"),
+            triton=installed("triton") or "",
+            transformers=installed("transformers") or "",
             python=platform.python_version(),
             altup=altup.__version__,
             commit=_commit(),
@@ -182,13 +182,6 @@ def _value(name: str, cell: str) -> Any:
     if "None" in kind and cell == "":
         return None
     return float(cell) if "float" in kind else int(cell) if "int" in kind else cell
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _commit() -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from altup.bench.rows import OK, Row
 from altup.core.errors import UserError
+from altup.core.text import shorten
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,7 +72,7 @@ def build_table(name: str, rows: Sequence[Row]) -> Table:
         note = (
             f"{bad.status}: {bad.note}" if bad and not any(cells) else "floor" if mine[0].kind == "floor" else ""
         )
-        table.add_row(provider, *cells, _short(note))
+        table.add_row(provider, *cells, shorten(note, NOTE))
     return table
 
 
@@ -81,12 +82,6 @@ def print_tables(rows: Iterable[Row]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     for name, mine in by_problem(rows).items():
         console.print(build_table(name, mine))
-
-
-def _short(note: str) -> str:
-    """The beginning of a note on one line; it says what failed."""
-    line = " ".join(note.split())
-    return line if len(line) <= NOTE else f"{line[: NOTE - 1].rstrip()}…"
 
 
 def _time(row: Row | None) -> str:

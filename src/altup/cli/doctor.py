@@ -21,8 +21,8 @@ from typing import Annotated, Any
 
 import typer
 
-from altup.core.cpu import SAFE, VARIABLE, make_bf16_safe
 from altup.core.errors import UserError
+from altup.core.hardware import ISA_VARIABLE, SAFE_ISA, installed, make_bf16_safe, usable_cores
 
 OLDEST_PYTHON = (3, 11)
 LOW_DISK_GB = 5
@@ -92,6 +92,8 @@ def command(
 
 def examine(quick: bool = False) -> list[Check]:
     """Every check, essential things first."""
+    if installed("packaging") is None:  # without which no version can be compared
+        return [Check("essential", "packaging", "broken", "not installed", "pip install packaging")]
     torch, torch_error = probe(TORCH_PROBE)
     checks = [check_python(), *check_packages(), check_import("torch", torch, torch_error)]
     if torch is not None:
@@ -116,21 +118,19 @@ def check_python() -> Check:
 
 def check_packages() -> list[Check]:
     """The packages that altup's own metadata requires, by version; nothing is imported."""
-    try:
-        requirements = importlib.metadata.requires("altup") or []
-    except importlib.metadata.PackageNotFoundError:
+    requirements = _requirements()
+    if requirements is None:
         remedy = "pip install -e . in the repository, or pip install altup"
         return [Check("essential", "altup", "missing", "runs from its source folder, not installed", remedy)]
     checks = [Check("essential", "altup", "ok", importlib.metadata.version("altup"))]
     for requirement in requirements:
-        match = re.match(r"([\w.-]+)\s*(?:>=\s*([\d.]+))?\s*$", requirement)
-        if match is None:  # an extra: looked at under the optional packages
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):  # under the optional packages
             continue
-        name, least = match[1], match[2] or "0"
+        name, wanted = requirement.name, requirement.specifier
         found = installed(name)
-        fine = found is not None and _numbers(found) >= _numbers(least)
-        detail = (found or "not installed") + ("" if fine or found is None else f", older than {least}")
-        remedy = "" if fine else f"pip install '{name}>={least}'"
+        fine = found is not None and wanted.contains(found, prereleases=True)
+        detail = (found or "not installed") + ("" if fine or found is None else f", needed is {wanted}")
+        remedy = "" if fine else f"pip install '{name}{wanted}'"
         checks.append(Check("essential", name, "ok" if fine else "broken", detail, remedy))
     return checks
 
@@ -202,9 +202,9 @@ def check_bf16() -> Check:
         told = make_bf16_safe()
     except UserError as error:
         return Check("speed", "bf16 on the CPU", "missing", str(error), "train with --precision fp32")
-    limit = os.environ.get(VARIABLE)
-    detail = told or ("works" + (f" ({VARIABLE}={limit})" if limit else ""))
-    remedy = f"altup sets it by itself; elsewhere: export {VARIABLE}={SAFE}" if told else ""
+    limit = os.environ.get(ISA_VARIABLE)
+    detail = told or ("works" + (f" ({ISA_VARIABLE}={limit})" if limit else ""))
+    remedy = f"altup sets it by itself; elsewhere: export {ISA_VARIABLE}={SAFE_ISA}" if told else ""
     return Check("speed", "bf16 on the CPU", "missing" if told else "ok", detail, remedy)
 
 
@@ -219,7 +219,6 @@ def check_optional() -> list[Check]:
 
 
 def check_machine() -> list[Check]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = ""
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
         memory = f", {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB of memory"
@@ -227,7 +226,9 @@ def check_machine() -> list[Check]:
     roomy = free >= LOW_DISK_GB
     remedy = "" if roomy else "a run keeps several checkpoints: free some space, or choose --out elsewhere"
     return [
-        Check("machine", "system", "ok", f"{platform.system()} {platform.machine()}, {cores} cores{memory}"),
+        Check(
+            "machine", "system", "ok", f"{platform.system()} {platform.machine()}, {usable_cores()} cores{memory}"
+        ),
         Check("machine", "disk", "ok" if roomy else "missing", f"{free:,.0f} GB free here", remedy),
     ]
 
@@ -257,27 +258,24 @@ def probe(code: str, environment: dict[str, str] | None = None) -> tuple[Any, st
         return None, "gave no readable answer"
 
 
-def installed(name: str) -> str | None:
-    """The version of an installed package, without importing it."""
+def _requirements() -> list[Any] | None:
+    """What altup's own metadata requires; None where it runs from its source folder, not installed."""
+    from packaging.requirements import Requirement
+
     try:
-        return importlib.metadata.version(name)
+        return [Requirement(text) for text in importlib.metadata.requires("altup") or []]
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
 def _extras() -> dict[str, str]:
     """Package -> the extra of altup that brings it, as pip wants it written."""
-    try:
-        requirements = importlib.metadata.requires("altup") or []
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    found = (re.match(r"""([\w-]+).*extra == ["'](\w+)["']""", requirement) for requirement in requirements)
-    return {match[1]: f"'altup[{match[2]}]'" for match in found if match}
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """2.13.0+cu128 -> (2, 13, 0)."""
-    return tuple(int(number) for number in re.findall(r"\d+", re.split(r"[+a-z]", version)[0]))
+    found: dict[str, str] = {}
+    for requirement in _requirements() or []:
+        for extra in importlib.metadata.metadata("altup").get_all("Provides-Extra") or []:
+            if requirement.marker is not None and requirement.marker.evaluate({"extra": extra}):
+                found.setdefault(requirement.name, f"'altup[{extra}]'")
+    return found
 
 
 def _print(checks: list[Check], healthy: bool) -> None:

@@ -1,8 +1,10 @@
-"""Words for people."""
+"""Numbers and words for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+MINUS = "−"  # as wide as a plus, unlike the hyphen
 
 
 def number_of(count: int, thing: str) -> str:
@@ -14,3 +16,23 @@ def any_of(choices: Iterable[str], mark: str | None = None) -> str:
     """`ddp (default) or fsdp`, `rsqrt, constant or cosine`: what to choose from, the default marked."""
     *first, last = (f"{one} (default)" if one == mark else one for one in choices)
     return f"{', '.join(first)} or {last}" if first else last
+
+
+def duration(seconds: float) -> str:
+    """`38 s`, `12 min`, `5.2 h`, `3.1 days`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def signed(value: float, digits: int) -> str:
+    """`+1.25`, `−0.30`: a difference with its sign."""
+    return f"{value:+,.{digits}f}".replace("-", MINUS)
+
+
+def shorten(text: str, length: int) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[: length - 1].rstrip()}…"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 
 from altup.core.errors import UserError, check_range, check_whole
 from altup.core.files import TEMPORARY, rename_folder
+from altup.core.hardware import usable_cores
 from altup.data import tokenizer as tokenizers
 from altup.data.bad_input import MEBIBYTE, BadInput, Limits
 from altup.data.prepared_folder import locked_folder, open_manifest, system_errors
@@ -100,10 +100,6 @@ def prepare(out: str | Path, recipe: Recipe, workers: int | None = None, watch: 
         manifest.finished = True
         manifest.save(out)
     return manifest
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _settle_tokenizer(out: Path, recipe: Recipe, manifest: Manifest, watch: Watch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from altup.core.errors import UserError, may_not_write
 from altup.core.files import TEMPORARY, locked
 from altup.core.schema import differences
+from altup.core.text import shorten
 from altup.data import tokenizer as tokenizers
 from altup.data.shards import MANIFEST, SPLITS, TOKENIZER, Manifest, damage, token_type, tokenizer_damage
 
@@ -67,7 +68,10 @@ def open_manifest(out: Path, settings: dict[str, Any]) -> Manifest:
             _remove(out, UNFINISHED)
             _remove(out, MADE)  # nothing but a failed attempt is lost
             return _new(out, settings)
-        lines = [f"{name}: there {_short(old)}, now {_short(new)}" for name, old, new in differing[:8]]
+        lines = [
+            f"{name}: there {shorten(repr(old), 80)}, now {shorten(repr(new), 80)}"
+            for name, old, new in differing[:8]
+        ]
         raise UserError(
             f"folder {out} was made with other settings:\n  " + "\n  ".join(lines) + "\n"
             "give the same settings to go on, or another --out"
@@ -110,8 +114,3 @@ def _tokenizer_whole(out: Path, manifest: Manifest) -> bool:
         )
     except UserError:
         return False
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"

@@ -13,8 +13,8 @@ import transformers
 from safetensors import SafetensorError
 
 import altup.models  # noqa: F401  registers our models with the Auto classes
-from altup.core.cpu import ensure_bf16
 from altup.core.errors import UserError
+from altup.core.hardware import ensure_bf16
 from altup.core.schema import read_yaml
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.evaluation.decoding import round_weights

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from altup.core.cpu import ensure_bf16
+from altup.core.hardware import ensure_bf16
 from altup.models.compiling import compile_layers
 from altup.training.config import TrainConfig
 from altup.training.graphs import Graphs

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from altup.core.errors import UserError
+from altup.core.hardware import peak_flops
 from altup.core.text import number_of
 from altup.data.batches import Batches
 from altup.models.compiling import left_uncompiled
@@ -18,7 +19,6 @@ from altup.training import checkpoints
 from altup.training.checkpoints import TrainingState
 from altup.training.config import TrainConfig
 from altup.training.engine import Engine, numerics
-from altup.training.hardware import peak_flops
 from altup.training.metrics import Evaluate, means
 from altup.training.parallel import ProcessGroup, check_share
 from altup.training.preemption import GpuTurn, StopRequest
@@ -197,7 +197,8 @@ class _Training:
             "seq_per_s": per_second,
             "tokens_per_s": self.tokens / seconds,
         }
-        peak = peak_flops(self.process_group.device)
+        device = self.process_group.device
+        peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         if self.loop.flops and peak:
             record["mfu"] = per_second * self.loop.flops / (peak * self.process_group.world_size)
         self.reporter.record(record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import shlex
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from altup.core.errors import UserError
 from altup.core.files import atomic_write
+from altup.core.hardware import versions
 from altup.models.families import family
 from altup.training.config import TrainConfig
 from altup.training.metrics import read_records
@@ -56,23 +56,6 @@ def write_card(
 
 def resume_command(verb: str, path: Path) -> str:
     return f"altup {verb} --out {shlex.quote(str(path))} --resume"
-
-
-def versions() -> dict[str, str]:
-    import torch
-    import transformers
-
-    import altup
-
-    found = {
-        "altup": altup.__version__,
-        "Python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    if torch.cuda.is_available():
-        found["GPU"] = torch.cuda.get_device_name()
-    return found
 
 
 def _results(held_out: list[dict[str, Any]]) -> str:
