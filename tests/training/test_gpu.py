@@ -85,7 +85,7 @@ def test_resume_is_exact(tmp_path: Path, compiled: bool) -> None:
     assert_same_run(tmp_path / "whole", tmp_path / "cut", 12)
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "muon"])
 def test_a_step_waits_for_nothing(optimizer: str) -> None:
     """PyTorch raises at any operation that would make the host wait for the device."""
     process_group = gpu()

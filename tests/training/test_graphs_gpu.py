@@ -68,7 +68,7 @@ def assert_alike(want: tuple[dict, dict], got: tuple[dict, dict]) -> None:
 
 @pytest.mark.parametrize("micro_batch", [8, 4])
 @pytest.mark.parametrize("clip_norm", [None, 0.1])
-@pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "adamw-rms"])
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "adamw-rms", "muon"])
 def test_replayed_steps_train_as_launched_ones_do(
     micro_batch: int, clip_norm: float | None, optimizer: str
 ) -> None:
@@ -82,7 +82,7 @@ def test_replayed_steps_train_as_launched_ones_do(
     assert_alike(train(False, **changes), train(True, **changes))
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "adamw-rms"])
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "adamw-rms", "muon"])
 def test_a_launched_step_behind_a_replayed_one_takes_none_of_its_gradient(optimizer: str) -> None:
     """Micro-batches of different shapes are not replayed, as packed rows of fine-tuning may have them."""
 
@@ -93,7 +93,7 @@ def test_a_launched_step_behind_a_replayed_one_takes_none_of_its_gradient(optimi
     assert_alike(train(False, alter, **changes), train(True, alter, **changes))
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "adamw-rms"])
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "adamw-rms", "muon"])
 def test_steps_of_many_shapes_share_memory_and_nothing_else(optimizer: str) -> None:
     """Three shapes in turn, each recorded for itself, the largest after a smaller one; then all are replayed."""
 
@@ -144,7 +144,7 @@ def test_strided_models_with_padding_are_replayed(method: str) -> None:
     assert_alike(train(False, alter, shape, **changes), train(True, alter, shape, **changes))
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "adamw-rms"])
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "adamw-rms", "muon"])
 def test_a_replayed_step_without_a_finite_gradient_changes_nothing(optimizer: str) -> None:
     process_group = ProcessGroup(0, 1, torch.device("cuda", 0))
     settings = {**SETTINGS, "precision": "bf16", "deterministic": False, "compile": True, "optimizer": optimizer}
