@@ -72,6 +72,14 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert [found.name for found in tmp_path.iterdir()] == ["file.txt"]
 
 
+def test_what_the_system_refuses_names_the_file_that_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "inside").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError) as told:
+        atomic_write(tmp_path / "folder", "text")
+    assert told.value.filename == str(tmp_path / "folder")
+    assert [found.name for found in tmp_path.iterdir()] == ["folder"]
+
+
 def test_a_folder_gets_its_name_with_all_that_is_below_it(tmp_path: Path) -> None:
     (tmp_path / "made" / "deep").mkdir(parents=True)
     (tmp_path / "made" / "deep" / "file").write_bytes(b"x")

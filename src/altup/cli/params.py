@@ -14,7 +14,6 @@ from altup.training.pretraining import MODEL_NAMES, PretrainConfig
 
 if TYPE_CHECKING:
     from altup.models.accounting import Accounting
-    from altup.models.config import AltUpConfig
 
 
 @with_settings(PretrainConfig, only=("model", *MODEL_NAMES))
@@ -33,6 +32,7 @@ def command(
 ) -> None:
     """Count parameters, FLOPs and activation memory; without a model, the paper's tables beside our counts."""
     from altup.models.accounting import account
+    from altup.training.model_config import find_model_config
 
     if config is None and not settings:
         rows = paper_rows(inputs, targets)
@@ -41,7 +41,7 @@ def command(
         else:
             _print_paper(rows, inputs)
         return
-    model_of = _model_config(config, settings)
+    model_of = find_model_config(config, **settings)
     if targets is not None and model_of.model_type == "altup_decoder":
         raise UserError(f"--targets {targets}: a decoder answers for all of its inputs; leave it out")
     result = account(model_of, inputs, targets)
@@ -83,23 +83,6 @@ def paper_rows(inputs: int, targets: int | None = None) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _model_config(path: Path | None, settings: dict[str, Any]) -> AltUpConfig:
-    """The model that flags and a file describe; T5, base and dense where neither says anything."""
-    from altup.core.schema import describe_settings
-    from altup.models.config_file import read_model_config
-    from altup.models.families import family
-    from altup.training.run_folder import newest_model
-
-    model = settings.pop("model", None)
-    if path is None:
-        config: AltUpConfig = family(model or "t5").config_class.from_preset(**settings)
-        return config
-    if path.is_dir():  # of a run its model, which knows its vocabulary
-        path = newest_model(path) / "config.json"
-    # A run's file may also say how the model is trained, which costs nothing here.
-    return read_model_config(path, settings, model, run_fields=describe_settings(PretrainConfig))
 
 
 def _print_paper(rows: list[dict[str, Any]], inputs: int) -> None:

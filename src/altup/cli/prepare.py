@@ -52,9 +52,10 @@ def command(
     on_error: Annotated[str, typer.Option(help="Bad input: `skip` and count it, or `stop`.")] = "skip",
     max_document_mb: Annotated[int, typer.Option(help="Longer documents count as bad input.")] = 16,
     max_unpack_ratio: Annotated[
-        int, typer.Option(help="So many times its size may a packed file unpack to.")
+        int, typer.Option(help="Most that a compressed file may unpack to, as a multiple of its size.")
     ] = 200,
-    max_unpacked_mb: Annotated[int, typer.Option(help="And to no more than this.")] = 1 << 20,
+    max_unpacked_mb: Annotated[int, typer.Option(help="Most that a compressed file may unpack to, in MB.")] = 1
+    << 20,
     sample_mb: Annotated[int, typer.Option(help="Text to train the vocabulary on, at most.")] = 50,
     shard_tokens: Annotated[int, typer.Option(help="Tokens in a shard file, about.")] = 1 << 25,
 ) -> None:

@@ -35,9 +35,11 @@ def atomic_write(path: Path, content: str | bytes | memoryview | Callable[[Path]
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         flush(temporary)
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()  # what does not fit on the disk must not fill it
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)  # the name that the user knows
         raise
     flush(path.parent)
 

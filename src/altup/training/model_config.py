@@ -1,34 +1,35 @@
-"""A model's config from a file, the config.json of a saved model or the YAML of a run, with flags laid over it."""
+"""The model that names and a file describe: the config.json of a saved model, or the YAML of a run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError, check_choice
-from altup.core.schema import read_yaml, refuse_unknown
+from altup.core.schema import describe_settings, read_yaml, refuse_unknown
 from altup.models.config import preset_fields
 from altup.models.families import family, family_name
+from altup.training.pretraining import MODEL_NAMES, PretrainConfig
+from altup.training.run_folder import newest_model
 
 if TYPE_CHECKING:
     from altup.models.config import AltUpConfig
 
-# What a run file calls the choice of a model; beside these it may name any field of the model's config.
-MODEL_NAMES = ("size", "method", "k", "stride", "experts", "extra_layers")
 CHOICE_FIELDS = ("widening", "num_blocks", "selection", "sequence", "stride", "experts")
 
 
-def read_model_config(
-    path: Path, flags: dict[str, Any], model: str | None = None, run_fields: Collection[str] = ()
-) -> AltUpConfig:
-    """The model that a file and flags (`size`, `method`, `k`, …) describe.
+def find_model_config(path: Path | None = None, model: str | None = None, **flags: Any) -> AltUpConfig:
+    """The model that a file and flags (`MODEL_NAMES`) describe; T5, base and dense where neither says anything.
 
-    A flag wins over the file, and `method` replaces the file's method together with its k, stride and experts.
-    `model` is the family, where the file does not tell. `run_fields` are names that a run file may also hold and
-    that say nothing about the model.
+    `path` is a file, a model folder or a run. A flag wins over it, and `method` replaces the file's method
+    together with its k, stride and experts. `model` is the family, where the file does not tell.
     """
+    if path is None:
+        config: AltUpConfig = family(model or "t5").config_class.from_preset(**flags)
+        return config
+    if path.is_dir():  # of a run its model, which knows its vocabulary
+        path = newest_model(path) / "config.json"
     is_json = path.suffix == ".json"
     values = _read_json(path) if is_json else read_yaml(path)
     if is_json:
@@ -46,19 +47,17 @@ def read_model_config(
     if is_json:
         refuse_unknown(str(path), values, _config_fields(config_class))
         return _with_flags(config_class, values, flags)
-    return _from_run_file(config_class, path, values, flags, run_fields)
+    return _from_run_file(config_class, path, values, flags)
 
 
-def _from_run_file(
-    config_class: Any, path: Path, values: dict[str, Any], flags: dict[str, Any], run_fields: Collection[str]
-) -> AltUpConfig:
-    """The model of the file's names and fields, with the flags laid over it."""
+def _from_run_file(config_class: Any, path: Path, values: dict[str, Any], flags: dict[str, Any]) -> AltUpConfig:
+    """The model of the file's names and fields, with the flags laid over it. What else it says is how to train."""
     overrides = values.pop("model_overrides", None) or {}
     if not isinstance(overrides, dict):
         raise UserError(f"{path}: model_overrides={overrides!r}: expected `name: value` pairs")
     values |= overrides
     known = {*MODEL_NAMES, *_config_fields(config_class)}
-    refuse_unknown(str(path), values, {*known, *run_fields})
+    refuse_unknown(str(path), values, {*known, *describe_settings(PretrainConfig)})
     fields = {name: value for name, value in values.items() if name in known and value is not None}
     if "extra_layers" in flags:
         fields.pop("extra_layers", None)
