@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from altup import AltUpBertConfig, AltUpBertForMaskedLM, AltUpDecoderConfig, AltUpDecoderForCausalLM
 from altup.models.accounting import account
-from altup.models.bert.stack import ALIGNED
+from altup.models.base import ALIGNED
 from tests.models.stacks import STACKS
 
 CLASSES = {
