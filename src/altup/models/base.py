@@ -75,7 +75,7 @@ def refuse_attentions(asked: bool | None) -> None:
 class AltUpPreTrainedModel(PreTrainedModel):
     """Loading with errors that name the field, fresh weights, and coefficients that stay float32.
 
-    `reads_blocks` names, by their ends, the parameters that upcycling divides by K: those through which K equal
+    `reads_blocks` names, by their ends, the parameters that upcycling shares out: those through which K equal
     blocks would otherwise count K times.
     """
 
@@ -200,6 +200,13 @@ def empty_like(cls: Any, config: PreTrainedConfig, like: nn.Module) -> Any:
     """A model of the same dtype and device as `like`, in evaluation mode."""
     first: Tensor = next(like.parameters())
     return cls(config).to(first.device, first.dtype).eval()
+
+
+def refuse_lost_weights(place: str, info: dict[str, Any]) -> None:
+    """Stop where loading left weights as they start; `info` is what `output_loading_info=True` gives."""
+    lost = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
+    if lost:
+        raise UserError(f"{place!r} is not whole: {len(lost)} weights are missing or misshapen, first {lost[0]}")
 
 
 def refuse_widened(config: AltUpConfig, family: str) -> None:

@@ -200,7 +200,7 @@ class T5Decoder(T5Stack):
         segments: Tensor | None = None,
         memory_segments: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """embeddings: [batch, tokens, embedding_width]; memory (the encoder gives it): [batch, inputs, output_width].
+        """embeddings: [batch, tokens, embedding_width]; memory, of the encoder: [batch, inputs, output_width].
 
         `segments` and `memory_segments` number the texts of packed rows, as the encoder's do.
         """
