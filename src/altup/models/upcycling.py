@@ -60,11 +60,10 @@ def upcycle(
     if any(name.endswith("lm_head.weight") for name in dense.reads_blocks) and fields["widening"] == "altup":
         fields["tie_word_embeddings"] = False  # a head that shares its weights out is no longer the table
     wide: Any = empty_like(type(dense), type(dense.config)(**fields), dense)
-    weights = dense.state_dict()
     with torch.no_grad():
-        for name, parameter in wide.named_parameters():
-            if ".rule." not in name:
-                parameter.copy_(spread(weights[name], parameter.shape, name.endswith(dense.reads_blocks)))
+        for name, weight in dense.state_dict().items():
+            parameter = wide.get_parameter(name)
+            parameter.copy_(spread(weight, parameter.shape, name.endswith(dense.reads_blocks)))
         generator = torch.Generator().manual_seed(seed)
         for rule in (m for m in wide.modules() if isinstance(m, AltUp)):
             for update in rule.updates:  # not the rule itself, which would part twins by chance and not by `seed`
