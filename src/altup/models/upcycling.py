@@ -20,12 +20,10 @@ from transformers import (
 from altup.core.errors import UserError, check_choice, check_whole
 from altup.core.hub import find_place
 from altup.models.base import empty_like, refuse_lost_weights
-from altup.models.bert import AltUpBertForMaskedLM
 from altup.models.bert import convert as bert
 from altup.models.config import preset_fields
-from altup.models.decoder import AltUpDecoderForCausalLM
 from altup.models.decoder import convert as decoder
-from altup.models.t5 import AltUpT5ForConditionalGeneration
+from altup.models.families import FAMILIES
 from altup.models.t5 import convert as t5
 from altup.models.widening.parameters import spread
 from altup.nn import AltUp
@@ -35,8 +33,8 @@ CONVERTERS: dict[Any, Callable[..., PreTrainedModel]] = {
     BertForMaskedLM: bert.from_hugging_face,
     LlamaForCausalLM: decoder.from_hugging_face,
 }
-T5S = (T5ForConditionalGeneration, AltUpT5ForConditionalGeneration)
-OURS = (AltUpT5ForConditionalGeneration, AltUpBertForMaskedLM, AltUpDecoderForCausalLM)
+T5S = (T5ForConditionalGeneration, FAMILIES["t5"].model_class)
+OURS = tuple(one.model_class for one in FAMILIES.values())
 UPCYCLE_METHODS = ("recycled", "altup", "sameup", "dense")
 
 
