@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from altup.cli.main import app
 from tests.training.compare import records, weights
+from tests.training.verbs import altup
 
 STEPS = 2
 RUNS = {"dense": "Dense", "altup": "AltUp K=2", "recycled": "Recycled K=2"}
@@ -24,16 +28,16 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
-def demo(out: Path, steps: int = STEPS) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "altup", "demo", "--out", out, "--steps", str(steps)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+def demo(out: Path, steps: int = STEPS) -> Result:
+    """In this process: what it imports is there already."""
+    return CliRunner().invoke(app, ["demo", "--out", str(out), "--steps", str(steps)])
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     out = tmp_path_factory.mktemp("demo") / "out"
     result = demo(out)
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.stderr
     return out, result
 
 
@@ -170,7 +174,7 @@ def test_running_it_again_repeats_nothing(done: tuple[Path, Any]) -> None:
     assert len(kept) == 7
     before = {path: (path.stat().st_ino, path.read_bytes()) for path in kept}
     again = demo(out)
-    assert again.returncode == 0, again.stderr
+    assert again.exit_code == 0, again.stderr
     assert again.stderr.count("finished before, reused") == 3
     assert {path: (path.stat().st_ino, path.read_bytes()) for path in kept} == before
     assert again.stdout == first.stdout
@@ -178,11 +182,10 @@ def test_running_it_again_repeats_nothing(done: tuple[Path, Any]) -> None:
 
 @pytest.mark.parametrize("arguments", [["--steps", "0"], ["--seed", "-1"]])
 def test_mistakes_get_one_clear_line(tmp_path: Path, arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "altup", "demo", "--out", str(tmp_path / "out"), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert "makes no sense" in result.stderr
-    assert "Traceback" not in result.stderr
+    code, text = altup(tmp_path / "said.txt", "demo", "--out", tmp_path / "out", *arguments)
+    assert code == 2
+    assert "makes no sense" in text
+    assert "Traceback" not in text
     assert not (tmp_path / "out").exists()
 
 
@@ -205,7 +208,7 @@ def test_stopped_with_control_c_it_goes_on(done: tuple[Path, Any], tmp_path: Pat
     assert "Run the same command again to go on" in rest
     assert "Traceback" not in rest
     result = demo(out, steps=6)
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.stderr
     assert result.stderr.count("finished before, reused") == 1
     assert "resuming from" in result.stderr
     assert (out / "report.html").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,8 @@ class Work:
     `mode` names the work where there is no backward pass. `per_repetition` counts what `unit` counts, in one
     repetition. `held` are the bytes of weights, which peak memory includes; it is that of `unrecorded`, where a
     repetition replays a graph, whose memory is allocated when it is recorded. `on_host`: time spent on the host
-    counts, as for someone who waits for an answer; otherwise it is hidden behind the device's.
+    counts, as for someone who waits for an answer; otherwise it is hidden behind the device's. `together`: a burst
+    of repetitions is timed as one, within the context that `around` makes.
     """
 
     forward: Callable[[int], Any]
@@ -55,6 +57,8 @@ class Work:
     held: int = 0
     on_host: bool = False
     unrecorded: Callable[[], Any] | None = None
+    together: bool = False
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
     def whole(self) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from altup.bench.problem import Problem, Provider, Setup, Timings, Work
 from altup.bench.rows import DISAGREES, FAILED, SKIPPED, Row
-from altup.bench.timing import Spread, Stopwatch
+from altup.bench.timing import Spread, Stopwatch, take_turns
 
 GIB = 2**30
 # Of the time limit, what building and checking may use: the rest is for timing what was built.
@@ -114,21 +114,18 @@ class Runner:
         return stopwatch
 
     def _take_turns(self, problem: Problem, chosen: dict[str, Provider], ready: dict[str, Stopwatch]) -> None:
-        """In every round each provider has one burst, and another one begins: what slows the machine slows all.
+        """In every round each provider has one burst.
 
         One round is always made: it is short beside the building, and nothing would come of that without it.
         """
-        for turn in range(self.rounds):
-            names = list(ready)
-            first = turn % max(1, len(names))
-            for name in names[first:] + names[:first]:
-                if turn and self._is_late():
-                    return
-                try:
-                    ready[name].burst()
-                except Exception as error:
-                    del ready[name]
-                    self._report(problem, chosen[name], FAILED, _first_line(error))
+        for number, name in take_turns(ready, self.rounds):
+            if number and self._is_late():
+                return
+            try:
+                ready[name].burst()
+            except Exception as error:
+                del ready[name]
+                self._report(problem, chosen[name], FAILED, _first_line(error))
 
     def _is_wanted(self, provider: Provider) -> bool:
         if self.cold and not provider.compiled:

@@ -1,11 +1,15 @@
-"""Clocks: device events on a GPU, the host's clock on a CPU."""
+"""Clocks: device events on a GPU, the host's clock on a CPU; and taking turns.
+
+What is compared takes turns, a burst each, on a machine that may also do other things: what slows the machine down
+for a while slows all of them down.
+"""
 
 from __future__ import annotations
 
 import gc
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,11 +38,57 @@ class Spread:
         return cls(fifths[0], statistics.median(values), fifths[3], len(values))
 
 
-class Stopwatch:
-    """Milliseconds of each repetition of a work: in `forward`, `backward` and `both`, or in its only mode."""
+def take_turns(rivals: Mapping[str, object], rounds: int) -> Iterator[tuple[int, str]]:
+    """(round, name) of whose turn it is: everyone once a round, and another one begins each.
 
-    def __init__(self, work: Work, device: torch.device) -> None:
-        self.work, self.device = work, device
+    Who is taken out of `rivals` has no further rounds.
+    """
+    for number in range(rounds):
+        names = list(rivals)
+        first = number % max(1, len(names))
+        for name in names[first:] + names[:first]:
+            yield number, name
+
+
+def time_in_turns(
+    works: Mapping[str, Work], device: torch.device, rounds: int, burst: int
+) -> dict[str, list[float]]:
+    """Milliseconds of one repetition of each work in every round, after a repetition that does not count."""
+    stopwatches = {name: Stopwatch(work, device, burst_size=1) for name, work in works.items()}
+    for stopwatch in stopwatches.values():
+        stopwatch.burst()
+        stopwatch.samples, stopwatch.burst_size = {}, burst
+    for _, name in take_turns(stopwatches, rounds):
+        stopwatches[name].burst()
+    return {name: stopwatch.samples[works[name].whole] for name, stopwatch in stopwatches.items()}
+
+
+class PeakMemory:
+    """The most bytes allocated on a device from now on, beside those that are; a CPU does not count them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._before = device, 0
+        if device.type == "cuda":
+            gc.collect()
+            synchronize(device)
+            self._before = torch.cuda.memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def read(self) -> int | None:
+        if self.device.type != "cuda":
+            return None
+        synchronize(self.device)
+        return torch.cuda.max_memory_allocated(self.device) - self._before
+
+
+class Stopwatch:
+    """Milliseconds of each repetition of a work: in `forward`, `backward` and `both`, or in its only mode.
+
+    A burst is as many repetitions as `warm_up` finds, unless it is told.
+    """
+
+    def __init__(self, work: Work, device: torch.device, burst_size: int = 1) -> None:
+        self.work, self.device, self.burst_size, self.head_start = work, device, burst_size, 0
         self.samples: dict[str, list[float]] = {}
         self._count = 0
 
@@ -65,7 +115,10 @@ class Stopwatch:
     def burst(self) -> None:
         """Several repetitions, one after the other."""
         by_events = self.device.type == "cuda" and not self.work.on_host
-        times = self._burst_by_events() if by_events else self._burst_by_clock()
+        if self.work.together:
+            times = [(self._burst_as_one(), 0.0)]
+        else:
+            times = self._burst_by_events() if by_events else self._burst_by_clock()
         for forward, backward in times:
             if self.work.backward is None:
                 self.samples.setdefault(self.work.mode, []).append(forward)
@@ -80,24 +133,30 @@ class Stopwatch:
 
     def peak_bytes(self) -> int | None:
         """The most memory that a repetition needs, weights included; None on a CPU, which does not count it."""
+        memory = PeakMemory(self.device)
         if self.device.type != "cuda":
             return None
-        gc.collect()
-        synchronize(self.device)
-        before = torch.cuda.memory_allocated(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
         if self.work.unrecorded is not None:
             self.work.unrecorded()
         else:
             self._repeat()
-        synchronize(self.device)
-        return torch.cuda.max_memory_allocated(self.device) - before + self.work.held
+        return (memory.read() or 0) + self.work.held
 
     def _repeat(self) -> None:
         out = self.work.forward(self._count)
         if self.work.backward is not None:
             self.work.backward(out)
         self._count += 1
+
+    def _burst_as_one(self) -> float:
+        """The mean of the repetitions: the host may run ahead of the device, as it does in training."""
+        with self.work.around():
+            synchronize(self.device)
+            begun = time.perf_counter()
+            for _ in range(self.burst_size):
+                self._repeat()
+            synchronize(self.device)
+            return 1000 * (time.perf_counter() - begun) / self.burst_size
 
     def _burst_by_events(self) -> list[tuple[float, float]]:
         torch.cuda._sleep(self.head_start)

@@ -63,11 +63,10 @@ def _show(demo: Demo) -> None:
     from rich.table import Table
 
     from altup.studies.demo import comparison, verdict
-    from altup.studies.demo_report import write_report
 
     say("")
-    speeds, runs = demo.compare_speed(say), demo.runs()
-    rows = comparison(runs, speeds)
+    speeds, records = demo.compare_speed(say), demo.records()
+    rows = comparison(records, speeds)
     table = Table(*(name.strip() for name in rows[0]))
     for column in table.columns[1:]:
         column.justify = "right"
@@ -75,8 +74,8 @@ def _show(demo: Demo) -> None:
         table.add_row(*row.values())
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
-    typer.echo(verdict(runs, speeds))
-    typer.echo(f"Report with the curves: {write_report(demo, runs, speeds)}")
+    typer.echo(verdict(records, speeds))
+    typer.echo(f"Report with the curves: {demo.write_report(records, speeds)}")
 
 
 def say(text: str) -> None:

@@ -11,8 +11,8 @@ import typer
 from altup.training.preemption import STOPPED
 
 if TYPE_CHECKING:
+    from altup.studies.report import StudyReport
     from altup.studies.run import StudyRun
-    from altup.studies.study_report import StudyReport
 
 app = typer.Typer(
     help="The paper's tables and figures as studies, at any scale.", no_args_is_help=True, add_completion=False
@@ -150,13 +150,13 @@ def run_studies(
     again += ["--no-speed"] * (not speed) + ["--no-finetune"] * (not finetune)
     studies = StudyRun(
         chosen, at, out, results or out / "results", at.seeds if seeds is None else read_seeds(seeds),
-        data, tasks, tuple(only or ()), finetune, speed, shlex.join(again), imagined=dry_run,
+        data, tasks, tuple(only or ()), finetune, speed, shlex.join(again), dry=dry_run,
     )  # fmt: skip
     if dry_run:
         _show_plan(studies, device, price)
         return
     outcome = studies.run(_say, jobs, time_limit)
-    _say(f"{number_of(outcome.finished, 'job')} finished now; {outcome.rows} results are in {studies.results}")
+    _say(f"{number_of(outcome.finished, 'job')} finished now; {outcome.results} results are in {studies.results}")
     if outcome.left:
         _say(f"{number_of(len(outcome.left), 'job')} left; run the same command again to go on")
     if outcome.stopped:
@@ -172,13 +172,14 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
     from rich.console import Console
     from rich.table import Table
 
-    from altup.studies.estimate import duration, machine
-    from altup.studies.inputs import IMAGINED
+    from altup.core.text import duration
+    from altup.studies.jobs import NOT_PREPARED
+    from altup.studies.run import find_device
 
     plan = studies.plan()
-    on = machine(device) if device else studies.machine
+    on = find_device(device) if device else studies.device
     estimate = studies.estimate(on)
-    waiting = [cell for cell in plan.cells if cell.waits]
+    waiting = [trial for trial in plan.trials if trial.waits]
     table = Table("run", "state", "steps", "about")
     total = 0.0
     todo = {job.key for job in studies.todo(plan)}
@@ -192,16 +193,16 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
             job.title, "again, for its model" if pending and state == "finished" else state,
             f"{job.steps:,}" if job.steps else "", duration(seconds) if pending else "",
         )  # fmt: skip
-    for cell in waiting:
-        minutes, timed = studies.scale.minutes, cell.as_long_as
+    for trial in waiting:
+        minutes, timed = studies.scale.minutes, trial.as_long_as
         seconds = estimate(timed) if timed and not minutes else on.start + 60 * (minutes or 0)
         total += seconds
         table.add_row(
-            f"{cell.study.name}: {cell.label}, seed {cell.seed}", "new", "by its speed", duration(seconds)
+            f"{trial.study.name}: {trial.label}, seed {trial.seed}", "new", "by its speed", duration(seconds)
         )
     console = Console()
     console.print(table)
-    if studies.inputs.identity == IMAGINED:
+    if studies.study_data.identity == NOT_PREPARED:
         _say("Without --data: counted with T5's vocabulary of 32,128.")
     cost = f", {price * total / 3600:,.2f} at {price:g} an hour" if price is not None else ""
     console.print(
@@ -218,11 +219,11 @@ def work_one(
     """Do one job in this process; `run` starts these."""
     import json
 
-    from altup.studies.plan import Job
-    from altup.studies.work import work
+    from altup.studies.jobs import Job
+    from altup.studies.queue import do_job
 
     described = json.loads(job.read_text(encoding="utf-8"))
-    finished = work(Job(**{**described, "needs": tuple(described["needs"])}), out)
+    finished = do_job(Job(**{**described, "needs": tuple(described["needs"])}), out)
     if not finished:
         raise typer.Exit(STOPPED)
 
@@ -236,7 +237,7 @@ def write_report(
     plots: Annotated[bool, typer.Option(help="Also every plot as SVG and PNG, in a folder beside it.")] = True,
 ) -> None:
     """Write one HTML file that works offline: every table of the paper (or the studies named) with the results."""
-    from altup.studies.study_report import StudyReport
+    from altup.studies.report import StudyReport
 
     report = StudyReport(_folders(results), scale, names or ())
     _warn_of_lost_records(report)
@@ -253,16 +254,16 @@ def print_tables(
 ) -> None:
     """Print the tables of studies (all, unless named): the paper's numbers, ours, what became of its claims."""
     from altup.core.errors import check_choice
-    from altup.studies.render import FORMATS, render_claims, render_table
-    from altup.studies.study_report import StudyReport
+    from altup.studies.report import StudyReport
+    from altup.studies.tables import FORMATS, text_claims, text_table
 
     check_choice("format", form, FORMATS)
     report = StudyReport(_folders(results), scale, names or ())
     _warn_of_lost_records(report)
     for study in report.studies:
-        typer.echo(render_table(study, report.evidence, form))
+        typer.echo(text_table(study, report.stats, form))
         if form == "markdown" and study.expect:
-            typer.echo(render_claims(study, report.evidence))
+            typer.echo(text_claims(study, report.stats))
 
 
 def _warn_of_lost_records(report: StudyReport) -> None:
@@ -294,8 +295,8 @@ def merge_results(
     """Add the results of one folder to another, so that runs of several machines and days make one report."""
     from altup.studies.results import merge
 
-    rows, records = merge(source, target)
-    typer.echo(f"{rows} results and {records} run records are now in {target}")
+    found, records = merge(source, target)
+    typer.echo(f"{found} results and {records} run records are now in {target}")
 
 
 def _say(text: str) -> None:

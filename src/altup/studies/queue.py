@@ -1,9 +1,8 @@
-"""Runs jobs one after the other or several at a time, each in a process of its own where that pays."""
+"""Does jobs: one here, or many, one after the other or several at a time, each in a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -12,16 +11,80 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Protocol
 
 from altup.core.errors import UserError
-from altup.core.files import atomic_write
-from altup.studies.plan import Job
-from altup.studies.work import is_done, work
+from altup.studies.jobs import Job, speed_file
+from altup.studies.results import origin, write_json
 from altup.training.preemption import GPU_LOCK, STOPPED
 
 PAUSE = 0.2  # seconds between looks at running processes
-Running = dict[subprocess.Popen[bytes], tuple[Job, str | None]]  # and the device
+
+
+class Process(Protocol):
+    """A started process, as `subprocess.Popen` is one."""
+
+    @property
+    def returncode(self) -> int | Any: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+
+Running = dict[Process, tuple[Job, str | None]]  # and the device
+
+
+def start_process(arguments: list[str], environment: dict[str, str], log: IO[bytes]) -> Process:
+    """`altup arguments…` in a session of its own: Ctrl-C is for this process, which passes it on once."""
+    command = [sys.executable, "-m", "altup", *arguments]
+    return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+
+def do_job(job: Job, out: Path) -> bool:
+    """Do it, or go on with it; False if a signal asked to stop first."""
+    return {"pretrain": _pretrain, "finetune": _finetune, "speed": _speed}[job.kind](job, out)
+
+
+def _pretrain(job: Job, out: Path) -> bool:
+    from altup.studies.coefficients import begin_with
+    from altup.training.pretraining import PretrainConfig, pretrain
+
+    config = PretrainConfig.from_dict(job.settings["config"], job.title)
+    if job.settings["start"]:
+        begin_with(config, job.settings["start"], job.folder(out))
+    return pretrain(config, job.folder(out), resume=True).finished
+
+
+def _finetune(job: Job, out: Path) -> bool:
+    from altup.finetuning.config import FinetuneConfig
+    from altup.finetuning.finetune import finetune
+
+    found = list((out / "runs").glob(f"*-{job.settings['of']}"))
+    if not found:
+        raise UserError(
+            f"{job.title}: its pretrained model is not in {out / 'runs'}; run the study without --only"
+        )
+    config = FinetuneConfig.from_dict({**job.settings["config"], "model": str(found[0])}, job.title)
+    return finetune(config, job.folder(out), resume=True).finished
+
+
+def _speed(job: Job, out: Path) -> bool:
+    from altup.studies.speed import measure_speed
+    from altup.training.pretraining import PretrainConfig
+
+    settings = dict(job.settings)
+    configs = {key: PretrainConfig.from_dict(values, job.title) for key, values in settings.pop("configs").items()}
+    measured = measure_speed(configs, **settings)
+    base = next(iter(configs))
+    for key, found in measured.items():
+        path = speed_file(out, key)
+        if key == base and path.exists():
+            continue  # what it was first measured as is what others were compared with
+        write_json(path, {**asdict(found), "base": base, **origin(), "settings": settings}, indent=1)
+    return True
 
 
 @dataclass
@@ -42,6 +105,7 @@ class Queue:
     devices: Sequence[str] = ()
     isolated: bool = False
     until: float = float("inf")
+    start: Callable[[list[str], dict[str, str], IO[bytes]], Process] = start_process
     failed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     stopped: bool = False
@@ -89,7 +153,7 @@ class Queue:
     def _run_here(self, job: Job) -> None:
         try:
             with self.log(job).open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
-                finished = work(job, self.out)
+                finished = do_job(job, self.out)
         except UserError as error:
             self._fail(job, str(error))
             return
@@ -154,20 +218,17 @@ class Queue:
         """The jobs on a device. The first trains, since `_since`, and the others wait for their turns."""
         return [job for job, where in running.values() if where == device]
 
-    def _start(self, job: Job, device: str | None) -> subprocess.Popen[bytes]:
+    def _start(self, job: Job, device: str | None) -> Process:
         described = self.log(job).with_suffix(".json")
-        atomic_write(described, json.dumps(asdict(job)))
+        write_json(described, asdict(job))
         environment = dict(os.environ)
         if device is not None:
             environment |= {"CUDA_VISIBLE_DEVICES": device, GPU_LOCK: str(self.out / "turns" / device)}
-        command = [sys.executable, "-m", "altup", "study", "work", str(described), "--out", str(self.out)]
-        log: IO[bytes]
         with self.log(job).open("ab") as log:
-            # In a session of its own: Ctrl-C is for this process, which passes it on once; a second ends a run.
-            return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            return self.start(["study", "work", str(described), "--out", str(self.out)], environment, log)
 
     def _finish(self, job: Job, code: int) -> None:
-        if code == 0 and is_done(job, self.out):
+        if code == 0 and job.is_done(self.out):
             self.done(job)
         elif code in (STOPPED, -signal.SIGTERM):  # it saved, or had not yet begun to train
             self.left.append(job.key)

@@ -1,7 +1,8 @@
-"""Results that add up: one row a run and measure, merged by what was measured, whatever machine or day.
+"""Results that add up: one line a run and measure, merged by what was measured, whatever machine or day.
 
-A results folder holds `<study>.csv` with tidy rows, and `runs/<key>.json` with what does not fit in a row: config,
-curves, learned coefficients. Folders of different machines are merged with `merge`.
+A results folder holds `<study>.csv` with a result a line, `runs/<key>.json` with the record of a run (config,
+curves, learned coefficients), and `scales/<name>.json` with each scale that was run. Folders of different machines
+are merged with `merge`. A model that several studies have is run once: `share_results` shows it in all of them.
 """
 
 from __future__ import annotations
@@ -10,21 +11,29 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
 from altup.core.files import atomic_write
-from altup.studies.metrics import METRICS
+from altup.core.hardware import device_name, versions
+from altup.studies.jobs import deciding_fields, file_name, model_key
+from altup.studies.plan import resolve
+from altup.studies.scale import Scale, find_scale
+from altup.studies.study import METRICS, SCALES, Study
 
 RUNS = "runs"
+SCALE_RECORDS = "scales"
+Record = dict[str, Any]
+Records = Callable[[str], Record | None]  # a run's key → its record
 
 
 @dataclass(frozen=True)
 class Result:
-    """One number. `seed` is empty and `run` the key of the comparison where no training run is meant (speed)."""
+    """One number. `run` is the key of its job; `seed` is empty where no training run is meant (speed)."""
 
     study: str
     label: str
@@ -48,6 +57,8 @@ class Result:
         return (self.study, self.label, self.size, self.seed, self.scale, self.data, self.metric, self.run)
 
 
+Place = tuple[str, str, str]  # study, label, size
+Measured = dict[tuple[str, str], Result]  # by seed and measure
 COLUMNS = [f.name for f in fields(Result)]
 OURS = {"study", "label", "metric"}  # columns by which a table of ours is known, whatever version wrote it
 # What every record of a run has, and what the reports read of a pretraining run.
@@ -56,12 +67,12 @@ PRETRAIN_RECORD = {"curves", "coefficients"}
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Every row of every study in a results folder."""
+    """Every result of every study in a results folder."""
     return [result for path in sorted(folder.glob("*.csv")) for result in _read_table(path) or ()]
 
 
 def _read_table(path: Path) -> list[Result] | None:
-    """The rows of a file; None if it is another table that lies beside."""
+    """The results in a file; None if it is another table that lies beside."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
@@ -71,53 +82,53 @@ def _read_table(path: Path) -> list[Result] | None:
                     return None
                 wrong = ", ".join(sorted(columns ^ set(COLUMNS)))
                 raise UserError(f"{path} was written by another version of altup (columns {wrong}); move it away")
-            return [_read_row(row, f"{path}, line {number}") for number, row in enumerate(reader, start=2)]
+            return [_read_line(line, f"{path}, line {number}") for number, line in enumerate(reader, start=2)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is damaged ({error}); put a whole copy in its place or remove it") from None
 
 
-def _read_row(row: dict[Any, Any], place: str) -> Result:
-    if set(row) != set(COLUMNS) or None in row.values():
+def _read_line(line: dict[Any, Any], place: str) -> Result:
+    if set(line) != set(COLUMNS) or None in line.values():
         raise UserError(f"{place}: not a whole result; mend or remove the line")
-    if row["metric"] not in METRICS:
-        raise UserError(f"{place}: measure {row['metric']!r} is not known to this version of altup")
+    if line["metric"] not in METRICS:
+        raise UserError(f"{place}: measure {line['metric']!r} is not known to this version of altup")
     try:
-        value = float(row["value"])
+        value = float(line["value"])
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UserError(f"{place}: {row['value']!r} is not a number; mend or remove the line")
-    return Result(**{**row, "value": value})
+        raise UserError(f"{place}: {line['value']!r} is not a number; mend or remove the line")
+    return Result(**{**line, "value": value})
 
 
 def write_results(folder: Path, results: Iterable[Result]) -> None:
-    """Add rows to a results folder; those of the same identity are replaced, the others stay."""
+    """Add results to a folder; those of the same identity are replaced, the others stay."""
     folder.mkdir(parents=True, exist_ok=True)
     by_study: dict[str, dict[tuple[str, ...], Result]] = {}
     for result in [*read_results(folder), *results]:
         by_study.setdefault(result.study, {})[result.identity] = result
-    for study, rows in by_study.items():
+    for study, lines in by_study.items():
         path = folder / f"{study}.csv"
         if path.exists() and path.stat().st_size and _read_table(path) is None:
             raise UserError(f"{path} holds no results of studies and would be written over; move it away")
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for key in sorted(rows):
-            writer.writerow([_plain(getattr(rows[key], name)) for name in COLUMNS])
-        atomic_write(path, file.getvalue())
+        for key in sorted(lines):
+            writer.writerow([_plain(getattr(lines[key], name)) for name in COLUMNS])
+        atomic_write(path, text.getvalue())
 
 
 def _plain(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:.8g}"
 
 
-def read_run_record(folder: Path, key: str) -> dict[str, Any] | None:
+def read_record(folder: Path, key: str) -> Record | None:
     path = folder / RUNS / f"{key}.json"
     return _read_record(path) if path.exists() else None
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def _read_record(path: Path) -> Record:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         needed = RECORD | (PRETRAIN_RECORD if record["kind"] == "pretrain" else set())
@@ -131,18 +142,96 @@ def _read_record(path: Path) -> dict[str, Any]:
     )
 
 
-def write_run_record(folder: Path, record: dict[str, Any]) -> None:
-    path = folder / RUNS / f"{record['key']}.json"
-    atomic_write(path, json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
+def write_record(folder: Path, record: Record) -> None:
+    write_json(folder / RUNS / f"{record['key']}.json", record, separators=(",", ":"))
+
+
+def write_scale(folder: Path, scale: Scale) -> None:
+    """Keep what a scale's name stands for, so that readers know what its studies share."""
+    write_json(_scale_file(folder, scale.name), asdict(scale), indent=1)
+
+
+def read_scale(folders: Sequence[Path], name: str) -> Scale | None:
+    """The scale that results were made at; None where nobody kept it, and it is not one of the shipped."""
+    for path in (_scale_file(folder, name) for folder in folders):
+        if path.exists():
+            try:
+                return Scale.from_dict(json.loads(path.read_text(encoding="utf-8")))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                raise UserError(f"{path} is not a whole scale; remove it, or put a whole copy there") from None
+    return find_scale(name) if name in SCALES else None
+
+
+def _scale_file(folder: Path, name: str) -> Path:
+    return folder / SCALE_RECORDS / f"{file_name(name)}.json"
 
 
 def merge(source: Path, target: Path) -> tuple[int, int]:
-    """Add the results of one folder to another: how many rows and run records came from the source."""
-    rows = read_results(source)
-    if not rows:
+    """Add the results of one folder to another: how many results and records came from the source."""
+    results = read_results(source)
+    if not results:
         raise UserError(f"{source} holds no results; `altup study run --out DIR` writes them to DIR/results")
     records = [_read_record(path) for path in sorted((source / RUNS).glob("*.json"))]  # all, before any is written
-    write_results(target, rows)
+    names = {result.scale for result in results}
+    scales = [
+        scale for name in names if _scale_file(source, name).exists() and (scale := read_scale([source], name))
+    ]
+    write_results(target, results)
     for record in records:
-        write_run_record(target, record)
-    return len(rows), len(records)
+        write_record(target, record)
+    for scale in scales:
+        write_scale(target, scale)
+    return len(results), len(records)
+
+
+def share_results(
+    results: Sequence[Result], studies: Sequence[Study], scale: Scale, record: Records
+) -> list[Result]:
+    """The results of one scale with every seed and measure of a model under all the studies that have that model.
+
+    Models are the same where everything that decides what they compute is, except the seed.
+    """
+    by_place: dict[Place, Measured] = {}
+    for result in sorted(results, key=lambda r: (r.date, r.run)):
+        place = result.study, result.label, result.size
+        by_place.setdefault(place, {})[result.seed, result.metric] = result
+    models: dict[str, Measured] = {}
+    for found in by_place.values():
+        for (seed, metric), result in found.items():
+            kept = record(result.run) if metric == "accuracy" else None
+            if kept:
+                of_seed = {which: r for which, r in found.items() if which[0] in (seed, "")}
+                models.setdefault(model_key(kept["config"], kept["start"]), {}).update(of_seed)
+    added = []
+    for (study, label, size), model in _models_of(studies, scale):
+        own = by_place.get((study, label, size), {})
+        added += [
+            replace(result, study=study, label=label, size=size)
+            for which, result in models.get(model, {}).items()
+            if which not in own
+        ]
+    return [*results, *added]
+
+
+def _models_of(studies: Sequence[Study], scale: Scale) -> Iterable[tuple[Place, str]]:
+    """Every model that the studies run at the scale."""
+    for study in studies:
+        for size in scale.sizes_of(study):
+            for row in study.rows:
+                config = resolve(study, row, size, scale, 0, "DATA")
+                timed = study.equal_time is not None and (
+                    scale.minutes is not None or study.equal_time != row.label
+                )
+                if config is None or timed:
+                    continue  # steps that fit into a time are not known here
+                yield (study.name, row.label, size), model_key(deciding_fields(config), row.start)
+
+
+def origin() -> dict[str, str]:
+    """Where, with what and when a result is obtained; to the second, for of two on one day the newer counts."""
+    told = ", ".join(f"{name} {version}" for name, version in versions().items() if name != "GPU")
+    return {"hardware": device_name(), "versions": told, "date": time.strftime("%Y-%m-%d %H:%M:%S")}
+
+
+def write_json(path: Path, content: Any, **form: Any) -> None:
+    atomic_write(path, json.dumps(content, ensure_ascii=False, **form) + "\n")

@@ -1,4 +1,7 @@
-"""Runs studies: what is finished is not repeated, what was stopped goes on, and results add up."""
+"""Runs studies: what is finished is not repeated, what was stopped goes on, and results add up.
+
+Says before how long it will take: from measured speeds where there are any, else from FLOPs and the device's peak.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
-from altup.studies.collect import collect, record_job
-from altup.studies.estimate import Machine, make_estimate, this_machine
-from altup.studies.inputs import Inputs, identify, imagine
-from altup.studies.plan import Job, Plan, SpeedFacts, make_plan, run_folder, speed_key
+from altup.core.hardware import PEAK_BF16, device_name, peak_flops
+from altup.studies.jobs import Job, StudyData, objective_of, read_speed, speed_file, speed_key
+from altup.studies.plan import KnownSpeed, Plan, make_plan
 from altup.studies.queue import Queue
-from altup.studies.results import Result, read_results, read_run_record
-from altup.studies.scale import Scale
+from altup.studies.records import collect, record_job
+from altup.studies.results import Result, read_record, read_results
+from altup.studies.scale import Scale, prepare_smoke_tasks, prepare_smoke_text
 from altup.studies.study import Study
-from altup.studies.work import SPEED, is_done, read_speed
+
+USE_OF_PEAK = 0.35  # what runs of small to large models reach of a GPU's bf16 peak, roughly
+CPU_FLOPS = 15e9  # what small models reach on one core, roughly
+GPU_START, CPU_START = 40.0, 1.0  # seconds to start, compile, evaluate and save
+COMPARISON = 31.0  # seconds a model in a comparison of speed on a GPU: eleven small ones took 336 on an H200
+DECODING = 30.0  # seconds to decode held-out examples on a GPU: 10,570 of SQuAD took 28 with base on an H200
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How running went: jobs finished now, keys that failed or were left for another time, rows written."""
+class StudyOutcome:
+    """How running went: jobs finished now, keys that failed or were left for another time, results written."""
 
     finished: int
     failed: list[str]
     left: list[str]
     stopped: bool
-    rows: int
+    results: int
 
 
 @dataclass
@@ -48,30 +56,28 @@ class StudyRun:
     finetune: bool = True
     speed: bool = True
     command: str = "altup study run"
-    imagined: bool = False  # nothing is run, so that text need not be there
+    dry: bool = False  # nothing is run, so that text need not be there
 
     @cached_property
-    def inputs(self) -> Inputs:
+    def study_data(self) -> StudyData:
         """The text and tasks; the smoke scale makes its own."""
         if self.tasks is not None and not Path(self.tasks).is_dir():
             raise UserError(f"--tasks {self.tasks}: no such folder; give one with SUITE/TASK/SPLIT.jsonl files")
         if self.data is not None:
-            return identify(self.data, self.tasks)
-        if self.scale.data != "embedded" and self.imagined:
-            return imagine(self.tasks)
+            return StudyData.prepared(self.data, self.tasks)
+        if self.scale.data != "embedded" and self.dry:
+            return StudyData.not_prepared(self.tasks)
         if self.scale.data != "embedded":
             raise UserError(
                 f"scale {self.scale.name} needs text: `altup prepare FILES --out DIR`, then --data DIR"
                 + ("" if self.scale.base == "smoke" else "; `--scale smoke` brings its own")
             )
-        from altup.studies.smoke import prepare_tasks, prepare_text
-
-        data = prepare_text(self.out / "data", self.scale.vocab_size)
-        return identify(str(data), self.tasks or str(prepare_tasks(self.out / "data")))
+        data = prepare_smoke_text(self.out / "data", self.scale.vocab_size)
+        return StudyData.prepared(str(data), self.tasks or str(prepare_smoke_tasks(self.out / "data")))
 
     @cached_property
-    def machine(self) -> Machine:
-        return this_machine()
+    def device(self) -> Device:
+        return this_device()
 
     @cached_property
     def _earlier(self) -> list[Result]:
@@ -79,53 +85,52 @@ class StudyRun:
         return read_results(self.results)
 
     @cached_property
-    def _earlier_speeds(self) -> dict[str, SpeedFacts]:
+    def _earlier_speeds(self) -> dict[str, KnownSpeed]:
         found: dict[str, dict[str, float]] = {}
         for result in self._earlier:
             if result.metric in ("train_seq_per_s", "relative_speed"):
                 found.setdefault(result.run, {})[result.metric] = result.value
         return {
-            key: SpeedFacts(v["train_seq_per_s"], v["relative_speed"]) for key, v in found.items() if len(v) == 2
+            key: KnownSpeed(v["train_seq_per_s"], v["relative_speed"]) for key, v in found.items() if len(v) == 2
         }
 
-    def speeds(self) -> dict[str, SpeedFacts]:
+    def speeds(self) -> dict[str, KnownSpeed]:
         """Measured speeds by key, from earlier results and from this folder."""
-        here = {
-            path.stem: SpeedFacts(train["seq_per_s"], train["relative"])
-            for path in (self.out / SPEED).glob("*.json")
-            if (found := read_speed(self.out, path.stem))
-            for train in [found["train"]]
-        }
+        here = {}
+        for path in speed_file(self.out, "").parent.glob("*.json"):
+            train = read_speed(path)["train"]
+            here[path.stem] = KnownSpeed(train["seq_per_s"], train["relative"])
         return {**self._earlier_speeds, **here}
 
-    def chosen_steps(self, study: Study, label: str, size: str) -> int | None:
-        """The steps of an equal-time run made before: other seeds take as many."""
-        for r in read_results(self.results):
-            own = (r.study, r.label, r.size, r.scale, r.data, r.hardware)
-            wanted = (study.name, label, size, self.scale.name, self.inputs.identity, self.machine.name)
-            if r.metric == "steps" and own == wanted:
-                return round(r.value)
-        return None
-
     def plan(self) -> Plan:
+        data = self.study_data
+        made = {
+            (r.study, r.label, r.size): round(r.value)
+            for r in reversed(read_results(self.results))
+            if (r.metric, r.scale, r.data, r.hardware)
+            == ("steps", self.scale.name, data.identity, self.device.name)
+        }
         return make_plan(
-            self.studies, self.scale, self.inputs, seeds=self.seeds, only=self.only,
-            finetune=self.finetune and (self.inputs.tasks is not None or self.scale.base == "paper"),
-            speeds=self.speeds(), chosen_steps=self.chosen_steps, machine=self.machine.name,
+            self.studies, self.scale, data, seeds=self.seeds, only=self.only,
+            finetune=self.finetune and (data.tasks is not None or self.scale.base == "paper"),
+            speeds=self.speeds(), machine=self.device.name,
+            # Other seeds of an equal-time run take as many steps as the first.
+            chosen_steps=lambda study, label, size: made.get((study.name, label, size)),
         )  # fmt: skip
 
-    def estimate(self, on: Machine) -> Callable[[Job], float]:
-        vocabulary, speeds = self.inputs.vocabulary, self.speeds()
+    def estimate(self, on: Device) -> Callable[[Job], float]:
+        """A function that gives a job's seconds on a device."""
+        vocabulary, speeds = self.study_data.vocabulary, self.speeds()
         full_names = sorted({r.hardware for r in self._earlier if on.name.lower() in r.hardware.lower()})
 
-        def speed_of(config: Any) -> float | None:
+        def measured(config: Any) -> float | None:
             keys = [speed_key(config, vocabulary.padded_size, name) for name in (on.name, *full_names)]
             return next((speeds[key].seq_per_s for key in keys if key in speeds), None)
 
-        return make_estimate(on, vocabulary, speed_of)
+        return make_estimate(on, vocabulary, measured)
 
     def is_done(self, job: Job) -> bool:
-        return is_done(job, self.out) or read_run_record(self.results, job.key) is not None
+        return job.is_done(self.out) or read_record(self.results, job.key) is not None
 
     def todo(self, plan: Plan) -> list[Job]:
         """The training jobs that are not done; what is to be fine-tuned must be there, not only its record."""
@@ -133,17 +138,19 @@ class StudyRun:
         needed = {need for job in pending for need in job.needs}
         return [
             job for job in plan.training()
-            if job in pending or (job.key in needed and not is_done(job, self.out))
+            if job in pending or (job.key in needed and not job.is_done(self.out))
         ]  # fmt: skip
 
     def progress(self, job: Job) -> str:
         """finished, begun or new."""
         if self.is_done(job):
             return "finished"
-        begun = job.kind != "speed" and (run_folder(self.out, job) / "config.yaml").exists()
+        begun = job.kind != "speed" and (job.folder(self.out) / "config.yaml").exists()
         return "begun" if begun else "new"
 
-    def run(self, say: Callable[[str], None], jobs: int | None = None, time_limit: float | None = None) -> Outcome:
+    def run(
+        self, say: Callable[[str], None], jobs: int | None = None, time_limit: float | None = None
+    ) -> StudyOutcome:
         """Everything that is not done: speeds that equal-time runs wait for, training, the other speeds."""
         import torch
 
@@ -159,21 +166,18 @@ class StudyRun:
             collect(self.plan(), self.out, self.results, self.command)
 
         queue = Queue(
-            self.out, say, done, self.estimate(self.machine), width, _devices(gpus),
+            self.out, say, done, self.estimate(self.device), width, _devices(gpus),
             isolated=gpus > 0 or width > 1, until=begun + time_limit if time_limit else float("inf"),
         )  # fmt: skip
-        plan = self.plan()
-        waited_for = {key for cell in plan.cells if cell.waits for key in cell.waits_for}
-        first = [job for job in plan.speed if waited_for.intersection(job.settings["configs"])]
-        queue.run(first, alone=True)
+        queue.run(self.plan().speed_first(), alone=True)
         plan = self.plan()
         for job in plan.training():
             record_job(job, self.out, self.results, alone=False)
         queue.run(self.todo(plan))
         if self.speed:
             queue.run(plan.speed, alone=True)
-        rows = collect(self.plan(), self.out, self.results, self.command)
-        return Outcome(finished, queue.failed, queue.left, queue.stopped, len(rows))
+        found = collect(self.plan(), self.out, self.results, self.command)
+        return StudyOutcome(finished, queue.failed, queue.left, queue.stopped, len(found))
 
 
 def _devices(gpus: int) -> list[str]:
@@ -181,3 +185,60 @@ def _devices(gpus: int) -> list[str]:
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",") if visible else [str(i) for i in range(gpus)]
+
+
+@dataclass(frozen=True)
+class Device:
+    """`flops` it reaches in training, and seconds that every run costs beside it."""
+
+    name: str
+    flops: float
+    start: float
+
+
+def this_device() -> Device:
+    import torch
+
+    if torch.cuda.is_available():
+        return find_device(device_name())
+    return Device(device_name(), CPU_FLOPS * torch.get_num_threads(), CPU_START)
+
+
+def find_device(name: str) -> Device:
+    """A GPU by a part of its name."""
+    peak = peak_flops(name)
+    if peak is None:
+        raise UserError(f"the peak of {name!r} is not known; known are {', '.join(PEAK_BF16)}")
+    return Device(name, USE_OF_PEAK * peak, GPU_START)
+
+
+def make_estimate(on: Device, vocabulary: Any, measured: Callable[[Any], float | None]) -> Callable[[Job], float]:
+    """A function that gives a job's seconds. `measured(config)` is a known speed, in sequences a second."""
+
+    def estimate(job: Job) -> float:
+        if job.kind == "speed":
+            on_gpu = on.start == GPU_START
+            return len(job.settings["configs"]) * (COMPARISON if on_gpu else 3.0)
+        if job.kind == "finetune":
+            return on.start + job.sequences / speeds.get(job.settings["of"], 1e3) + _decoding(on)
+        speed = _speed(job, on, vocabulary, measured)
+        speeds[job.key] = speed
+        return on.start + job.sequences / speed
+
+    speeds: dict[str, float] = {}
+    return estimate
+
+
+def _decoding(on: Device) -> float:
+    return DECODING if on.start == GPU_START else 2.0
+
+
+def _speed(job: Job, on: Device, vocabulary: Any, measured: Callable[[Any], float | None]) -> float:
+    from altup.models.accounting import account
+    from altup.training.pretraining import PretrainConfig
+
+    config = PretrainConfig.from_dict(job.settings["config"], job.title)
+    if known := measured(config):
+        return known
+    targets = objective_of(config, vocabulary).targets
+    return on.flops / account(config.model_config(vocabulary), config.inputs_length, targets).flops_train

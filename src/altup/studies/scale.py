@@ -1,7 +1,12 @@
-"""Scales: how large and how long the runs of a study are, from seconds on a CPU to the paper's own setting."""
+"""Scales: how large and how long the runs of a study are, from seconds on a CPU to the paper's own setting.
+
+The smallest one brings its text and tasks along.
+"""
 
 from __future__ import annotations
 
+import json
+import random
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -11,10 +16,13 @@ from altup.core.errors import UserError, check_whole
 from altup.core.schema import check_kinds, parse_yaml, read_yaml, refuse_unknown
 from altup.studies.study import FINETUNED, SCALES, Study
 
+SMOKE_EXAMPLES = {"train": 24, "validation": 8}
+SMOKE_HELD_OUT = 0.05
+
 
 @dataclass(frozen=True)
-class Column:
-    """One fine-tuning run: its tasks, and fields of `FinetuneConfig` beside the scale's."""
+class FinetuneColumn:
+    """A fine-tuning run that fills columns of tables: its tasks, and their own fields of `FinetuneConfig`."""
 
     tasks: list[str]
     settings: dict[str, Any] = field(default_factory=dict)
@@ -44,8 +52,14 @@ class Scale:
     experts: int | None = None
     minutes: float | None = None
     finetune: dict[str, Any] = field(default_factory=dict)
-    columns: dict[str, Column] = field(default_factory=dict)
+    columns: dict[str, FinetuneColumn] = field(default_factory=dict)
     speed: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Scale:
+        """From what `dataclasses.asdict` made of one."""
+        columns = {name: FinetuneColumn(**column) for name, column in values["columns"].items()}
+        return cls(**{**values, "columns": columns})
 
     def sizes_of(self, study: Study) -> list[str]:
         return study.sizes.get(self.base, self.sizes)
@@ -86,7 +100,7 @@ def _build(name: str, base: str, values: dict[str, Any], source: str) -> Scale:
         if not of.get("tasks"):
             raise UserError(f"{source}: finetune column {column!r} has no tasks; give {{tasks: [glue/cola, …]}}")
     columns = {
-        column: Column(of["tasks"], {key: value for key, value in of.items() if key != "tasks"})
+        column: FinetuneColumn(of["tasks"], {key: value for key, value in of.items() if key != "tasks"})
         for column, of in finetune.get("columns", {}).items()
     }
     return Scale(name=name, base=base, finetune=finetune.get("settings", {}), columns=columns, **values)
@@ -115,7 +129,7 @@ def with_settings(scale: Scale, given: dict[str, Any], minutes: float | None = N
     name = f"{scale.name}{',' if ':' in scale.name else ':'}{suffix}"
     return replace(
         scale, name=name, given=trained, finetune={**scale.finetune, **tuned},
-        columns={name: Column(c.tasks, {**c.settings, **tuned}) for name, c in scale.columns.items()},
+        columns={name: FinetuneColumn(c.tasks, {**c.settings, **tuned}) for name, c in scale.columns.items()},
     )  # fmt: skip
 
 
@@ -135,3 +149,42 @@ def count_runs(study: Study, scale: Scale) -> int:
     rows = [row.settings_at(scale.base) for row in study.rows]
     sizes = scale.sizes_of(study)
     return sum(row is not None and row.get("size", size) == size for size in sizes for row in rows)
+
+
+def prepare_smoke_text(out: Path, vocab_size: int) -> Path:
+    """The English that comes with Python."""
+    from altup.data.embedded import Embedded
+    from altup.data.prepare import Recipe, prepare
+
+    recipe = Recipe([Embedded()], validation_fraction=SMOKE_HELD_OUT, vocab_size=vocab_size, sample_bytes=400_000)
+    prepare(out / "text", recipe, workers=1)
+    return out / "text"
+
+
+def prepare_smoke_tasks(out: Path) -> Path:
+    """SST-2, CoLA and SQuAD in name and format: a sentence is long or not, mentions a file or not, and a question
+    asks for its second word. They show that fine-tuning works, and nothing about language."""
+    folder = out / "tasks"
+    if (folder / "done").exists():
+        return folder
+    from altup.data.embedded import documents
+
+    draw = random.Random(0)
+    sentences = [line for text in documents() for line in text.splitlines() if 6 <= len(line.split()) <= 12]
+    for split, count in SMOKE_EXAMPLES.items():
+        chosen = draw.sample(sentences, count)
+        rows: dict[str, list[dict[str, Any]]] = {
+            "glue/sst2": [{"sentence": s, "label": int(len(s) > 60), "idx": i} for i, s in enumerate(chosen)],
+            "glue/cola": [{"sentence": s, "label": int("file" in s), "idx": i} for i, s in enumerate(chosen)],
+            "squad/v1.1": [
+                {"id": str(i), "title": "", "context": s, "question": f"What comes after {s.split()[0]}?",
+                 "answers": {"text": [s.split()[1]], "answer_start": [len(s.split()[0]) + 1]}}
+                for i, s in enumerate(chosen)
+            ],
+        }  # fmt: skip
+        for task, records in rows.items():
+            path = folder / task / f"{split}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    (folder / "done").touch()
+    return folder

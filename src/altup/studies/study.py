@@ -1,4 +1,4 @@
-"""A study: a question, the models that answer it, and the table of the paper that stands beside them.
+"""A study: a question, the models that answer it, what is measured, and the table of the paper beside them.
 
 Studies are YAML files in `library/`, or a user's own. docs/studies.md explains the fields.
 """
@@ -15,14 +15,72 @@ from typing import Any, get_type_hints
 from altup.core.errors import UserError, check_choice, did_you_mean
 from altup.core.schema import check_kinds, parse_yaml, refuse_unknown
 from altup.studies import paper
-from altup.studies.metrics import METRICS
-from altup.studies.starts import check_start
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`digits` after the point; `higher` says which way is better (None: neither); `paper` its columns there."""
+
+    title: str
+    unit: str
+    digits: int = 2
+    higher: bool | None = True
+    paper: tuple[str, ...] = ()
+
+    @property
+    def head(self) -> str:
+        """Of a column: the title with its unit, unless it says it itself."""
+        return self.title if self.unit in self.title else f"{self.title} ({self.unit})"
+
+    def show(self, value: float) -> str:
+        if abs(value) >= 1e6:
+            return f"{value:.2e}".replace("e+0", "e").replace("e+", "e")
+        return f"{value:,.{self.digits}f}".replace("-", "−")
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric("held-out accuracy", "%", paper=("pretrain_accuracy", "mlm_accuracy")),
+    "loss": Metric("held-out loss", "nats a token", 3, higher=False),
+    "glue": Metric("GLUE", "%", paper=("glue",)),
+    "superglue": Metric("SuperGLUE", "%", paper=("superglue",)),
+    "squad_em": Metric("SQuAD EM", "%", paper=("squad_em",)),
+    "squad_f1": Metric("SQuAD F1", "%", paper=("squad_f1",)),
+    "triviaqa_em": Metric("TriviaQA EM", "%", paper=("triviaqa_em",)),
+    "triviaqa_f1": Metric("TriviaQA F1", "%", paper=("triviaqa_f1",)),
+    "relative_speed": Metric("training speed", "× baseline", paper=("relative_speed",)),
+    "train_seq_per_s": Metric("sequences a second", "seq/s", 1, paper=("train_speed_examples_per_s_per_core",)),
+    "relative_forward": Metric("forward speed", "× baseline"),
+    "relative_generate": Metric("generation speed", "× baseline"),
+    "forward_ms": Metric("forward pass", "ms a batch", 2, higher=False),
+    "generate_ms": Metric("generation", "ms a batch", 1, higher=False),
+    "peak_memory": Metric("peak memory in training", "GiB", 2, higher=False),
+    "embedding_params": Metric("embedding parameters", "parameters", 0, None, paper=("embedding_params",)),
+    "non_embedding_params": Metric("other parameters", "parameters", 0, None, paper=("non_embedding_params",)),
+    "flops_train": Metric("training FLOPs", "FLOPs a sequence", 0, higher=False),
+    "steps": Metric("steps", "updates", 0, None),
+    "train_seconds": Metric("seconds of training, measured", "s", 1, None),
+    "planned_seconds": Metric("seconds of training, planned", "s", 1, None),
+}
+# Ratios to the dense model, in whose rounds they were measured.
+RELATIVE = ("relative_speed", "relative_forward", "relative_generate")
+# Counted from the shape of the model.
+STATIC = ("embedding_params", "non_embedding_params", "flops_train")
+# Measures of which the difference to the baseline is worth a number.
+GAINS = ("accuracy", "loss", "glue", "superglue", "squad_em", "squad_f1", "triviaqa_em", "triviaqa_f1")
+
+
+def metric_of_column(column: str) -> str | None:
+    """Our measure for a column of the paper's tables."""
+    return next((name for name, metric in METRICS.items() if column in metric.paper), None)
+
 
 LIBRARY = "library"
 SCALES = ("smoke", "mini", "paper")
 FINETUNED = ("glue", "superglue", "squad", "triviaqa")  # columns that a model may be fine-tuned for
 # What a paper's row and a study's row are compared by, with what a row means that does not say it.
 IDENTITY = {"method": "dense", "k": 1, "stride": 1, "extra_layers": 0}
+# How P and g of AltUp may start other than as the identity and ones: `coefficients.py`.
+STARTS = {"P": ("average", "noisy"), "g": ("active",)}
 DEFAULT_K = {"altup", "sameup", "recycled", "sum", "dense-wide", "altup+moe"}
 DEFAULT_STRIDE = {"sequence-altup", "stride-and-skip", "average-pooling"}
 
@@ -53,7 +111,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Expectation:
+class Claim:
     """A claim that can be tested: `better` beats `than` in `metric`."""
 
     better: str
@@ -88,7 +146,7 @@ class Study:
     finetune_at: tuple[str, ...] = ("paper",)
     equal_time: str | None = None
     frontier: tuple[str, ...] = ()
-    expect: tuple[Expectation, ...] = ()
+    expect: tuple[Claim, ...] = ()
     order: int = 100
 
     def row(self, label: str) -> Row:
@@ -127,7 +185,7 @@ def read_study(name: str, text: str, source: str) -> Study:
         if not values.get(needed):
             raise UserError(f"{source}: {needed!r} is missing; see docs/studies.md")
     rows = tuple(_read_row(label, row, source) for label, row in values.pop("rows").items())
-    expect = tuple(_read_expectation(entry, source) for entry in values.pop("expect", ()))
+    expect = tuple(_read_claim(entry, source) for entry in values.pop("expect", ()))
     for name_of_list in ("measures", "finetune", "finetune_at", "frontier"):
         if name_of_list in values:
             values[name_of_list] = tuple(values[name_of_list])
@@ -141,16 +199,22 @@ def _read_row(label: str, values: Any, source: str) -> Row:
     if not isinstance(values, dict):
         raise UserError(f"{source}: row {label!r} must hold fields, such as {{method: altup, k: 2}}")
     values = dict(values)
-    kinds = {**get_type_hints(Row), "model_overrides": dict[str, Any]}
-    check_kinds(f"{source}: row {label!r}", values, kinds)
+    hints = {**get_type_hints(Row), "model_overrides": dict[str, Any]}
+    check_kinds(f"{source}: row {label!r}", values, hints)
     return Row(str(label), start=values.pop("start", {}), at=values.pop("at", {}), settings=values)
 
 
-def _read_expectation(values: Any, source: str) -> Expectation:
+def check_start(start: Mapping[str, str]) -> None:
+    for name, value in start.items():
+        check_choice("start", name, STARTS)
+        check_choice(f"start {name}", value, STARTS[name])
+
+
+def _read_claim(values: Any, source: str) -> Claim:
     if not isinstance(values, dict) or not {"better", "than"} <= values.keys():
         raise UserError(f"{source}: expect needs `better` and `than`, two labels; found {values!r}")
-    refuse_unknown(source, values, [f.name for f in fields(Expectation)])
-    return Expectation(**values)
+    refuse_unknown(source, values, [f.name for f in fields(Claim)])
+    return Claim(**values)
 
 
 def _check(study: Study, source: str) -> None:

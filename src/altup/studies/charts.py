@@ -1,0 +1,248 @@
+"""Charts as inline SVG: colours come from the page's style, so they follow light and dark."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup, escape
+
+WIDTH, HEIGHT = 560, 340
+LEFT, RIGHT, TOP, BOTTOM = 58, 112, 14, 54
+LABEL_GAP = 19  # between the names at the ends of lines
+NAME_WIDTH = 8  # of a letter of these names, at least
+ROW = 52  # of a bar chart
+
+Format = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line; `colour` counts through the palette of style.css (0 is the neutral one, for the baseline)."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: int
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of one or more parts, and what is written at its end."""
+
+    name: str
+    parts: Sequence[float]
+    text: str
+    colour: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """A named point; `error` is half the height of its bar."""
+
+    name: str
+    x: float
+    y: float
+    colour: int
+    error: float = 0.0
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    y_label: str,
+    x_format: Format = "{:,.0f}".format,
+    y_format: Format = "{:.2f}".format,
+) -> Markup:
+    """Lines with their names at their ends; the page's script shows the values under the pointer."""
+    series = [s for s in series if s.points]
+    xs = [x for s in series for x, _ in s.points] or [0.0, 1.0]
+    ys = [y for s in series for _, y in s.points] or [0.0, 1.0]
+    names = max((len(s.name) for s in series), default=0)
+    right = WIDTH - max(RIGHT, 24 + NAME_WIDTH * names)
+    x_ticks = [x for x in ticks(0.0, max(xs)) if max(xs) < 1 or x == int(x)]
+    y_ticks = ticks(min(ys), max(ys))
+    axes = Axes(0.0, max(xs) or 1.0, x_ticks, min(ys), max(ys), y_ticks, right)
+    parts = axes.draw(x_label, x_format, digits(y_ticks))
+    drawn = [[axes.place(*point) for point in s.points] for s in series]
+    heights = spread([line[-1][1] for line in drawn], LABEL_GAP, TOP + 6, axes.bottom - 4)
+    hover = []
+    for s, line, height in zip(series, drawn, heights, strict=True):
+        path = "M" + "L".join(f"{x} {y}" for x, y in line)
+        end_x, end_y = line[-1]
+        parts.append(f'<path class="line c{s.colour}" d="{path}"/>')
+        if len(line) <= 16:
+            parts.extend(f'<circle class="dot c{s.colour}" cx="{x}" cy="{y}" r="3"/>' for x, y in line)
+        parts.append(f'<path class="leader c{s.colour}" d="M{end_x + 4} {end_y}L{axes.right + 13} {height}"/>')
+        parts.append(
+            f'<text class="name c{s.colour}" x="{axes.right + 17}" y="{height + 5}">{escape(s.name)}</text>'
+        )
+        shown = [(*at, x_format(x), y_format(y)) for at, (x, y) in zip(line, s.points, strict=True)]
+        hover.append({"name": s.name, "colour": s.colour, "points": shown})
+    data = {"x": x_label, "top": TOP, "bottom": axes.bottom, "series": hover}
+    return _chart(parts, x_label, y_label, "data-hover", data)
+
+
+def scatter_chart(
+    points: Sequence[Point],
+    *,
+    x_label: str,
+    y_label: str,
+    line: Sequence[tuple[float, float]] = (),
+    line_name: str = "",
+) -> Markup:
+    """Named points with their errors as bars, and a reference line; the script shows the point at the pointer."""
+    xs = [p.x for p in points] + [x for x, _ in line] or [0.0, 1.0]
+    ys = [y for p in points for y in (p.y - p.error, p.y + p.error)] + [y for _, y in line] or [0.0, 1.0]
+    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
+    x_format, y_format = digits(x_ticks), digits(y_ticks)
+    axes = Axes(min(*xs, x_ticks[0]), max(*xs, x_ticks[-1]), x_ticks, min(ys), max(ys), y_ticks, right=WIDTH - 16)
+    parts = axes.draw(x_label, x_format, y_format)
+    if line:
+        path = "M" + "L".join("{} {}".format(*axes.place(x, y)) for x, y in sorted(line))
+        parts.append(f'<path class="line c0 frontier" d="{path}"><title>{escape(line_name)}</title></path>')
+    places = [axes.place(p.x, p.y) for p in points]
+    heights = spread([y - 12 for _, y in places], LABEL_GAP, TOP + 4, axes.bottom - 12)  # clear of the axis
+    hover = []
+    for p, (x, y), height in zip(points, places, heights, strict=True):
+        if p.error:
+            low, high = axes.place(p.x, p.y - p.error)[1], axes.place(p.x, p.y + p.error)[1]
+            parts.append(f'<line class="error c{p.colour}" x1="{x}" x2="{x}" y1="{low}" y2="{high}"/>')
+        parts.append(f'<circle class="dot c{p.colour}" cx="{x}" cy="{y}" r="6"/>')
+        left = x > (LEFT + axes.right) / 2
+        anchor, beside = ("end", x - 11) if left else ("start", x + 11)
+        parts.append(
+            f'<text class="name c{p.colour}" x="{beside}" y="{height + 5}" text-anchor="{anchor}">'
+            f"{escape(p.name)}</text>"
+        )
+        error = f" ± {y_format(p.error)}" if p.error else ""
+        rows = [[x_label, x_format(p.x)], [y_label, y_format(p.y) + error]]
+        hover.append({"name": p.name, "colour": p.colour, "x": x, "y": y, "rows": rows})
+    return _chart(parts, x_label, y_label, "data-points", hover)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The frame of a chart: ranges in both directions and the ticks in them."""
+
+    x_low: float
+    x_high: float
+    x_ticks: Sequence[float]
+    y_least: float
+    y_most: float
+    y_ticks: Sequence[float]
+    right: int = WIDTH - RIGHT
+    bottom: int = HEIGHT - BOTTOM
+
+    @property
+    def y_low(self) -> float:
+        return min(self.y_least, self.y_ticks[0])
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        y_high = max(self.y_most, self.y_ticks[-1])
+        return (
+            round(LEFT + (self.right - LEFT) * (x - self.x_low) / ((self.x_high - self.x_low) or 1.0), 1),
+            round(self.bottom - (self.bottom - TOP) * (y - self.y_low) / ((y_high - self.y_low) or 1.0), 1),
+        )
+
+    def draw(self, x_label: str, x_format: Format, y_format: Format) -> list[str]:
+        parts = []
+        for y in self.y_ticks:
+            height = self.place(self.x_low, y)[1]
+            parts.append(f'<line class="rule" x1="{LEFT}" x2="{self.right}" y1="{height}" y2="{height}"/>')
+            parts.append(
+                f'<text class="tick" x="{LEFT - 8}" y="{height + 5}" text-anchor="end">{y_format(y)}</text>'
+            )
+        for x in (x for x in self.x_ticks if self.x_low <= x <= self.x_high):
+            across = self.place(x, self.y_low)[0]
+            parts.append(
+                f'<line class="axis" x1="{across}" x2="{across}" y1="{self.bottom}" y2="{self.bottom + 5}"/>'
+            )
+            parts.append(
+                f'<text class="tick" x="{across}" y="{self.bottom + 22}" text-anchor="middle">{x_format(x)}</text>'
+            )
+        parts.append(f'<line class="axis" x1="{LEFT}" x2="{self.right}" y1="{self.bottom}" y2="{self.bottom}"/>')
+        middle = (LEFT + self.right) / 2
+        parts.append(
+            f'<text class="label" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>'
+        )
+        return parts
+
+
+def _chart(parts: Sequence[str], x_label: str, y_label: str, attribute: str, data: Any) -> Markup:
+    """The drawing in its frame, with what the script needs; arrow keys work as the pointer does."""
+    return Markup(
+        f'<div class="chart"><p class="unit">{escape(y_label)}</p>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" '
+        f'aria-label="{escape(y_label)} over {escape(x_label)}" {attribute}="{escape(json.dumps(data))}">'
+        + "".join(parts)
+        + "</svg></div>"
+    )
+
+
+def bar_chart(bars: Sequence[Bar], part_names: Sequence[str] = (), reference: float | None = None) -> Markup:
+    """Horizontal bars from 0 on a common scale, with a line at `reference`. Later parts are paler."""
+    longest = max([sum(bar.parts) for bar in bars] + ([reference] if reference else [])) or 1.0
+    scale = (WIDTH - 2) / longest
+    rows = []
+    for i, bar in enumerate(bars):
+        y, x = i * ROW, 0.0
+        rows.append(f'<text class="name c{bar.colour}" x="0" y="{y + 15}">{escape(bar.name)}</text>')
+        rows.append(f'<text class="value" x="{WIDTH}" y="{y + 15}" text-anchor="end">{escape(bar.text)}</text>')
+        for part, value in enumerate(bar.parts):
+            rows.append(
+                f'<rect class="bar c{bar.colour} part{part}" x="{x:.1f}" y="{y + 22}" '
+                f'width="{value * scale:.1f}" height="18"/>'
+            )
+            x += value * scale
+        if reference:
+            at = f"{reference * scale:.1f}"
+            rows.append(f'<line class="reference" x1="{at}" x2="{at}" y1="{y + 19}" y2="{y + 43}"/>')
+    height = len(bars) * ROW
+    legend = "".join(f'<span class="part{i}">{escape(name)}</span>' for i, name in enumerate(part_names))
+    told = escape("; ".join(f"{bar.name}: {bar.text}" for bar in bars))
+    return Markup(
+        (f'<p class="legend">{legend}</p>' if legend else "")
+        + f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{told}">'
+        + "".join(rows)
+        + "</svg>"
+    )
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers from at or below `low` to at or above `high`, about so many."""
+    span = high - low or abs(high) or 1.0
+    magnitude = 10.0 ** math.floor(math.log10(span / about))
+    step = min((m * magnitude for m in (1, 2, 2.5, 5, 10)), key=lambda s: abs(span / s - about))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    if first == last:  # all values are one: it stands in the middle
+        first, last = first - 1, last + 1
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def digits(found: Sequence[float]) -> Format:
+    """As many digits as the ticks have, and two at least: 0.875 is not written as 0.88."""
+    step = min((b - a for a, b in itertools.pairwise(found)), default=1.0)
+    places = max(2, math.ceil(-math.log10(step) - 1e-9))
+    if not math.isclose(round(step, places), step, rel_tol=1e-6):  # a step of 2.5
+        places += 1
+    return f"{{:.{places}f}}".format
+
+
+def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places in the same order, moved as little as needed to be `gap` apart and, if they fit, in [low, high]."""
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    moved = {}
+    floor = low
+    for i in order:
+        moved[i] = floor = max(places[i], floor)
+        floor += gap
+    ceiling = high
+    for i in reversed(order):
+        moved[i] = ceiling = min(moved[i], ceiling)
+        ceiling -= gap
+    return [moved[i] for i in range(len(places))]

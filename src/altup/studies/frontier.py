@@ -1,0 +1,182 @@
+"""The frontier of the dense models, and the speedup at equal accuracy, as the paper defines it.
+
+The dense models are points (latency, score); between neighbours in latency the score is taken to be linear. The
+dense model that would reach a score is the fastest place on that line with it, and
+
+    speedup = (latency of that dense model − latency of the model) / latency of the model.
+
+A score outside the dense models' range has no such place: nothing is extrapolated.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from altup.core.errors import UserError
+from altup.studies import paper
+from altup.studies.comparison import NOT_RUN, size_of
+from altup.studies.statistics import Statistics
+from altup.studies.study import Study
+
+OUTSIDE = "outside the dense range"
+NO_LINE = "needs two dense models"
+# What the paper's figure calls a benchmark, and our measures for it (their mean).
+BENCHMARKS = {
+    "accuracy": ("accuracy",),
+    "GLUE": ("glue",),
+    "SuperGLUE": ("superglue",),
+    "SQuAD": ("squad_em", "squad_f1"),
+    "TriviaQA": ("triviaqa_em", "triviaqa_f1"),
+}
+LATENCIES = {"training": "relative_speed", "forward": "relative_forward", "generation": "relative_generate"}
+
+
+class OutsideDenseRangeError(UserError):
+    """No dense model that was measured brackets the score."""
+
+
+def dense_latency(dense: Sequence[tuple[float, float]], score: float) -> float:
+    """The latency at which the line through the dense points (latency, score) first has `score`."""
+    points = sorted(dense)
+    if not points:
+        raise OutsideDenseRangeError("no dense model was measured; run the frontier's dense rows")
+    if any(not latency > 0 for latency, _ in points):
+        raise UserError(f"latencies must be above 0: {[latency for latency, _ in points]}")
+    if points[0][1] == score:
+        return points[0][0]
+    if score > points[0][1]:  # a lower one would be reached by a faster model than any measured
+        for (fast, low), (slow, high) in itertools.pairwise(points):
+            if low <= score <= high:
+                return slow if high == low else fast + (slow - fast) * (score - low) / (high - low)
+    low, high = min(s for _, s in points), max(s for _, s in points)
+    raise OutsideDenseRangeError(
+        f"score {score:.2f} is outside the dense range ({points[0][1]:.2f} for the fastest, {low:.2f} to "
+        f"{high:.2f} in all); measure a dense model beyond it, for nothing is extrapolated"
+    )
+
+
+def speedup(dense: Sequence[tuple[float, float]], latency: float, score: float) -> float:
+    """Relative speedup of a model with `latency` and `score`; 0.27 means 27 % faster than dense."""
+    if not latency > 0:
+        raise UserError(f"latency={latency} must be above 0")
+    return (dense_latency(dense, score) - latency) / latency
+
+
+@dataclass(frozen=True)
+class SpeedupRow:
+    """Speedup at equal score in percent, by what is timed; text where there is none."""
+
+    size: str
+    label: str
+    benchmark: str
+    paper: float | None
+    ours: dict[str, float | str]
+
+
+def compare_speedups(study: Study, stats: Statistics) -> list[SpeedupRow]:
+    """A row for every row of the paper, and for every model and score of ours that can be placed."""
+    rows = []
+    told = {
+        (size_of(row, study), study.label_of(row), str(row["benchmark"])): float(row["speedup_percent"])
+        for row in study.paper_rows()
+    }
+    for (size, label, benchmark), percent in told.items():
+        rows.append(
+            SpeedupRow(size, label or "", benchmark, percent, _speedups(study, stats, size, label, benchmark))
+        )
+    for row in study.rows:
+        if row.label in study.frontier:
+            continue
+        for size in stats.sizes(study.name, row.label):
+            for benchmark in BENCHMARKS:
+                if (size, row.label, benchmark) not in told:
+                    ours = _speedups(study, stats, size, row.label, benchmark)
+                    if any(value != NOT_RUN for value in ours.values()):
+                        rows.append(SpeedupRow(size, row.label, benchmark, None, ours))
+    return rows
+
+
+def frontier_points(
+    study: Study, stats: Statistics, benchmark: str, latency: str
+) -> list[tuple[str, str, float, float]]:
+    """(size, label, relative latency, score) of every model that has both."""
+    found = []
+    for row in study.rows:
+        for size in stats.sizes(study.name, row.label):
+            score, time = (
+                _score(study, stats, size, row.label, benchmark),
+                _time(study, stats, size, row.label, latency),
+            )
+            if score is not None and time is not None:
+                found.append((size, row.label, time, score))
+    return found
+
+
+def _speedups(
+    study: Study, stats: Statistics, size: str, label: str | None, benchmark: str
+) -> dict[str, float | str]:
+    found: dict[str, float | str] = {}
+    for name, metric in LATENCIES.items():
+        points = frontier_points(study, stats, benchmark, metric)
+        own = [(time, score) for s, l, time, score in points if (s, l) == (size, label)]
+        dense = [(time, score) for _, l, time, score in points if l in study.frontier]
+        if not own:
+            found[name] = NOT_RUN
+            continue
+        if len(dense) < 2:
+            found[name] = NO_LINE
+            continue
+        try:
+            found[name] = 100 * speedup(dense, *own[0])
+        except OutsideDenseRangeError:
+            found[name] = OUTSIDE
+    return found
+
+
+def _score(study: Study, stats: Statistics, size: str, label: str, benchmark: str) -> float | None:
+    parts = [stats.mean(study.name, label, size, metric) for metric in BENCHMARKS[benchmark]]
+    values = [part.mean for part in parts if part is not None]
+    return sum(values) / len(values) if len(values) == len(parts) else None
+
+
+def _time(study: Study, stats: Statistics, size: str, label: str, metric: str) -> float | None:
+    """Latency of a model: seconds a sequence in training, milliseconds a batch in inference.
+
+    It is the baseline's, by the ratio of their speeds: only ratios are measured in turns, and a machine is not as
+    fast in every comparison.
+    """
+    absolute = {
+        "relative_speed": "train_seq_per_s",
+        "relative_forward": "forward_ms",
+        "relative_generate": "generate_ms",
+    }
+    found = stats.mean(study.name, study.baseline, size, absolute[metric])
+    base, own = (stats.mean(study.name, name, size, metric) for name in (study.baseline, label))
+    if found is None or base is None or own is None:
+        return None
+    latency = 1 / found.mean if metric == "relative_speed" else found.mean
+    return latency * base.mean / own.mean
+
+
+def printed_speedups() -> list[SpeedupRow]:
+    """The same arithmetic on the numbers that the paper prints: small and base with AltUp between S, B and L."""
+    speeds = {
+        (row["model"], row["method"]): float(row["train_speed_examples_per_s_per_core"])
+        for row in paper.table("parameters_and_speed")
+        if row["pretrain_steps"] == 500_000
+    }
+    scores = {(row["model"], row["method"]): row for row in paper.table("varying_k") if row["k"] != 4}
+    rows = []
+    for size in ("small", "base"):
+        for benchmark, metrics in BENCHMARKS.items():
+            columns = ["pretrain_accuracy" if m == "accuracy" else m for m in metrics]
+
+            def score(place: tuple[str, str], columns: list[str] = columns) -> float:
+                return sum(float(scores[place][c]) for c in columns) / len(columns)
+
+            dense = [(1 / speeds[s, "dense"], score((s, "dense"))) for s in ("small", "base", "large")]
+            found = 100 * speedup(dense, 1 / speeds[size, "altup"], score((size, "altup")))
+            rows.append(SpeedupRow(size, "AltUp K=2", benchmark, found, {}))
+    return rows

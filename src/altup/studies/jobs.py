@@ -1,0 +1,221 @@
+"""Jobs: the pieces of work that studies are made of, what tells one from another, and where their files lie."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from altup.core.errors import UserError
+from altup.studies.scale import Scale
+from altup.studies.study import Row
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from altup.data.objectives import Objective
+    from altup.data.tokenizer import Vocabulary
+    from altup.training.config import TrainConfig
+    from altup.training.pretraining import PretrainConfig
+
+NOT_PREPARED = "imagined"  # identity of text that is not there
+# What decides how fast a model is, beside the machine.
+SPEED_FIELDS = (
+    *("model", "size", "method", "k", "stride", "experts", "extra_layers", "model_overrides", "batch_size"),
+    *("micro_batch", "inputs_length", "optimizer", "precision", "compile", "activation_checkpointing"),
+)
+# What a file of measured speeds holds of a model (`speed.Measured`).
+SPEED_RECORD = {"train", "forward", "generate", "forward_ms", "generate_ms", "peak_memory"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to run, in a process of its own or in this one. `settings` is all that it needs, as JSON.
+
+    `kind` is pretrain, finetune or speed; `needs` are the keys of jobs that must be done before.
+    """
+
+    kind: str
+    key: str
+    title: str
+    settings: dict[str, Any]
+    steps: int = 0
+    sequences: int = 0
+    needs: tuple[str, ...] = ()
+
+    @property
+    def folder_name(self) -> str:
+        return f"{file_name(self.title)}-{self.key}"
+
+    def folder(self, out: Path) -> Path:
+        """Where a training job's run lies below a studies folder; another title may have named it."""
+        place = out / {"pretrain": "runs", "finetune": "finetuned"}[self.kind]
+        found = list(place.glob(f"*-{self.key}"))
+        return found[0] if found else place / self.folder_name
+
+    def is_done(self, out: Path) -> bool:
+        if self.kind == "speed":
+            return all(speed_file(out, key).exists() for key in self.settings["configs"])
+        return (self.folder(out) / "final").is_dir()
+
+
+def file_name(text: str) -> str:
+    """Letters, digits, points and single hyphens."""
+    plain = "".join(c if c.isalnum() or c in "-." else "-" for c in text.lower())
+    return "-".join(filter(None, plain.split("-")))
+
+
+def speed_file(out: Path, key: str) -> Path:
+    return out / "speed" / f"{key}.json"
+
+
+def read_speed(path: Path) -> dict[str, Any]:
+    """What a comparison of speed wrote of one model."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and found.keys() >= SPEED_RECORD:
+            return found
+    except ValueError:
+        pass
+    raise UserError(f"{path} is not a whole measurement; remove it, and it is made again")
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """Where text and tasks lie, its vocabulary, and what identifies the text, and each task that was asked for."""
+
+    data: str
+    tasks: str | None
+    identity: str
+    vocabulary: Vocabulary
+    known: dict[tuple[Any, ...], str] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def prepared(cls, data: str, tasks: str | None) -> StudyData:
+        """The prepared folder `data`; runs on other text, or on the same text cut otherwise, are other runs."""
+        from altup.data.shards import TokenStream
+
+        text, unseen = TokenStream(data, "train"), TokenStream(data, "validation")
+        parts = (text.sha256, unseen.sha256, text.vocabulary.sha256)
+        identity = hashlib.sha256("".join(parts).encode()).hexdigest()[:8]
+        return cls(data, tasks, identity, text.vocabulary)
+
+    @classmethod
+    def not_prepared(cls, tasks: str | None) -> StudyData:
+        """Text that is not there yet, in T5's vocabulary: enough to say what studies would cost."""
+        from altup.data.tokenizer import SENTINELS, Vocabulary
+
+        pieces = 32_000
+        sentinels = tuple(range(pieces + len(SENTINELS) - 1, pieces - 1, -1))
+        vocabulary = Vocabulary("", pieces + len(SENTINELS), 0, 1, None, sentinels[0], sentinels)
+        return cls("DATA", tasks, NOT_PREPARED, vocabulary)
+
+    def identify_tasks(self, names: Iterable[str]) -> dict[str, str]:
+        """Task → a hash of its files. Nothing of those on the hub, which are known by their names.
+
+        The files are read once: what a task is does not change while studies run.
+        """
+        from altup.data.tasks import find_tasks
+        from altup.data.tasks.examples import open_tasks, source_of
+
+        found = {}
+        for task in find_tasks(names):
+            if not task.files and self.tasks is None:
+                continue
+            place = (task.name, *task.files.values())
+            if place not in self.known:
+                source = source_of(task, open_tasks(self.tasks))
+                splits = [split for split in ("train", *task.held_out) if source.has(task, split)]
+                self.known[place] = key_of([source.describe(task, split) for split in splits])
+            found[task.name] = self.known[place]
+        return found
+
+
+def key_of(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def deciding_fields(config: TrainConfig) -> dict[str, Any]:
+    """The fields that decide what is computed, where they differ from the defaults.
+
+    So a field that a later version adds does not turn finished runs into unknown ones.
+    """
+    free = {*config.may_change(), "batches"}
+    usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(config)}
+    values = asdict(config)
+    return {name: value for name, value in values.items() if name not in free and value != usual[name]}
+
+
+def model_key(config: Mapping[str, Any], start: Mapping[str, str]) -> str:
+    """What the seeds of a model have in common: its deciding fields but the seed, and its coefficients' start."""
+    return key_of({name: value for name, value in config.items() if name != "seed"}, start)
+
+
+def speed_key(config: PretrainConfig, vocabulary: int, machine: str) -> str:
+    return key_of({name: getattr(config, name) for name in SPEED_FIELDS}, vocabulary, machine)
+
+
+def describe_model(config: PretrainConfig, changes: dict[str, Any]) -> str:
+    """`small altup K=2 +4 layers`, then what else was changed."""
+    parts = [*([config.model] if config.model != "t5" else []), str(config.size), config.method]
+    if config.k and config.k > 1:
+        parts.append(f"K={config.k}")
+    if config.extra_layers:
+        parts.append(f"+{config.extra_layers} layers")
+    parts += [f"{name} {value}" for name, value in changes.items()]
+    return " ".join(parts)
+
+
+def pretrain_job(config: PretrainConfig, row: Row, data: StudyData) -> Job:
+    key = key_of("pretrain", deciding_fields(config), row.start, data.identity)
+    changes = {**row.settings.get("model_overrides", {}), **row.start}
+    title = f"{describe_model(config, changes)} {config.steps} steps seed {config.seed}"
+    settings = {"config": asdict(config), "start": row.start, "data": data.identity}
+    return Job("pretrain", key, title, settings, config.steps, config.steps * config.batch_size)
+
+
+def finetune_job(column: str, scale: Scale, trained: Job, seed: int, data: StudyData) -> Job:
+    """Fine-tuning of a pretrained run for one column; the worker fills in where the model lies."""
+    from altup.finetuning.config import FinetuneConfig
+
+    of = scale.columns[column]
+    settings = {**scale.finetune, **of.settings, "tasks": of.tasks, "seed": seed, "data": data.tasks}
+    tuned = FinetuneConfig.from_dict({**settings, "model": trained.key}, f"scale {scale.name}, column {column}")
+    tasks = data.identify_tasks(name for name, _ in tuned.weighted_names())
+    key = key_of("finetune", deciding_fields(tuned), tuned.eval_limit, trained.key, *([tasks] if tasks else []))
+    described = {"config": asdict(tuned), "column": column, "of": trained.key, "data": tasks}
+    return Job(
+        "finetune", key, f"{trained.title} on {column}", described,
+        tuned.steps, tuned.steps * tuned.batch_size, (trained.key,),
+    )  # fmt: skip
+
+
+def speed_job(configs: Mapping[str, PretrainConfig], timing: Mapping[str, int]) -> Job:
+    """A comparison in turns of models by their speed keys, the first being what the others are compared with."""
+    first = next(iter(configs.values()))
+    title = f"speed of {first.size}: {', '.join(describe_model(config, {}) for config in configs.values())}"
+    settings = {"configs": {key: asdict(config) for key, config in configs.items()}, **timing}
+    return Job("speed", key_of("speed", list(configs), timing), title, settings)
+
+
+def objective_of(config: PretrainConfig, vocabulary: Vocabulary) -> Objective:
+    """What a run's config trains on."""
+    from altup.data.objectives import build_objective
+    from altup.training.pretraining import OBJECTIVES
+
+    name = OBJECTIVES[config.model]
+    return build_objective(name, vocabulary, config.inputs_length, config.noise_density, config.mean_span)
+
+
+def fresh_model(config: PretrainConfig, vocabulary: Vocabulary) -> nn.Module:
+    """The very weights with which `pretrain` begins."""
+    import torch
+
+    from altup.training.pretraining import build_model
+
+    torch.manual_seed(config.seed)
+    return build_model(config.model, config.model_config(vocabulary), None)

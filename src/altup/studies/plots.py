@@ -1,0 +1,308 @@
+"""Plots that can be put into the page, saved as an SVG of their own, and drawn as PNG; and those of a study:
+how its models learned, how fast they are, and accuracy against speed."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from altup.studies.charts import (
+    HEIGHT,
+    WIDTH,
+    Bar,
+    Format,
+    Point,
+    Series,
+    bar_chart,
+    line_chart,
+    scatter_chart,
+)
+from altup.studies.frontier import frontier_points
+from altup.studies.pages import read_asset
+from altup.studies.results import Records
+from altup.studies.statistics import Statistics
+from altup.studies.study import METRICS, Study
+
+# The light palette of style.css, for drawings that have no page around them.
+COLOURS = ("#4d4f53", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9")
+HEAD = 52  # height of the title above an SVG of its own
+# Models that many studies share keep their colour through the report.
+FIXED = {"Dense": 0, "AltUp K=2": 1, "Recycled K=2": 2, "AltUp K=4": 3}
+PALETTE = 7
+SPEEDS = {"relative_speed": "training", "relative_forward": "forward pass", "relative_generate": "generation"}
+
+
+@dataclass(frozen=True)
+class Plot(ABC):
+    """A titled picture. `name` is that of its files; `caption` says what to see."""
+
+    name: str
+    title: str
+    caption: str
+
+    @property
+    @abstractmethod
+    def picture(self) -> Markup:
+        """The drawing for a page."""
+
+    @abstractmethod
+    def draw(self, axes: Any) -> None:
+        """The same with matplotlib."""
+
+    @property
+    def unit(self) -> str:
+        return ""
+
+    def save_svg(self, folder: Path) -> None:
+        drawing = re.search(r"<svg viewBox=\"0 0 (\d+) (\d+)\".*?>(.*)</svg>", self.picture, re.DOTALL)
+        assert drawing is not None
+        width, height, content = int(drawing[1]), int(drawing[2]), drawing[3]
+        style = read_asset("style.css")
+        text = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-16 {-HEAD} {width + 32} {height + HEAD + 12}">\n'
+            f"<style>\n{style}\nsvg {{ font-family: system-ui, sans-serif; }}</style>\n"
+            f'<rect class="paper" x="-16" y="{-HEAD}" width="{width + 32}" height="{height + HEAD + 12}"/>\n'
+            f'<text class="title" x="0" y="-30">{escape(self.title)}</text>\n'
+            f'<text class="tick" x="0" y="-10">{escape(self.unit)}</text>\n{content}\n</svg>\n'
+        )
+        (folder / f"{self.name}.svg").write_text(text, encoding="utf-8")
+
+    def save_png(self, folder: Path) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        picture = Figure(figsize=(WIDTH / 80, HEIGHT / 80), dpi=160, layout="constrained")
+        axes = FigureCanvasAgg(picture).figure.add_subplot()
+        axes.set_title(self.title, loc="left", fontsize=11)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        self.draw(axes)
+        picture.savefig(folder / f"{self.name}.png")
+
+
+@dataclass(frozen=True)
+class Lines(Plot):
+    series: Sequence[Series]
+    x_label: str
+    y_label: str
+    y_format: Format = "{:.2f}".format
+
+    @property
+    def unit(self) -> str:
+        return self.y_label
+
+    @property
+    def picture(self) -> Markup:
+        return line_chart(self.series, x_label=self.x_label, y_label=self.y_label, y_format=self.y_format)
+
+    def draw(self, axes: Any) -> None:
+        for s in self.series:
+            axes.plot([x for x, _ in s.points], [y for _, y in s.points], color=COLOURS[s.colour], label=s.name)
+        axes.set(xlabel=self.x_label, ylabel=self.y_label)
+        axes.legend(frameon=False, fontsize=8)
+
+
+@dataclass(frozen=True)
+class Scatter(Plot):
+    points: Sequence[Point]
+    x_label: str
+    y_label: str
+    line: Sequence[tuple[float, float]] = ()
+    line_name: str = ""
+
+    @property
+    def unit(self) -> str:
+        return self.y_label
+
+    @property
+    def picture(self) -> Markup:
+        return scatter_chart(
+            self.points, x_label=self.x_label, y_label=self.y_label, line=self.line, line_name=self.line_name
+        )
+
+    def draw(self, axes: Any) -> None:
+        if self.line:
+            axes.plot(
+                *zip(*sorted(self.line), strict=True), color=COLOURS[0], linestyle="--", label=self.line_name
+            )
+        for p in self.points:
+            axes.errorbar(p.x, p.y, p.error or None, fmt="o", color=COLOURS[p.colour], label=p.name, capsize=3)
+        axes.set(xlabel=self.x_label, ylabel=self.y_label)
+        axes.legend(frameon=False, fontsize=8)
+
+
+@dataclass(frozen=True)
+class Bars(Plot):
+    bars: Sequence[Bar]
+    reference: float | None = None
+
+    @property
+    def picture(self) -> Markup:
+        return bar_chart(self.bars, reference=self.reference)
+
+    def draw(self, axes: Any) -> None:
+        for place, bar in enumerate(reversed(self.bars)):
+            axes.barh(place, sum(bar.parts), color=COLOURS[bar.colour])
+        axes.set_yticks(
+            range(len(self.bars)), [f"{bar.name}\n{bar.text}" for bar in reversed(self.bars)], fontsize=8
+        )
+        if self.reference:
+            axes.axvline(self.reference, color="black", linewidth=1)
+
+
+def save_plots(plots: Sequence[Plot], folder: Path) -> None:
+    """Every plot as NAME.svg and NAME.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for plot in plots:
+        plot.save_svg(folder)
+        plot.save_png(folder)
+
+
+def colours(study: Study) -> dict[str, int]:
+    """A colour for every label, the shared ones the same everywhere."""
+    fixed = {row.label: FIXED[row.label] for row in study.rows if row.label in FIXED}
+    free = [colour for colour in range(PALETTE) if colour not in fixed.values()]
+    others = [row.label for row in study.rows if row.label not in FIXED]
+    return {**fixed, **{label: (free or [0])[i % len(free or [0])] for i, label in enumerate(others)}}
+
+
+def study_plots(study: Study, stats: Statistics, record: Records) -> list[Plot]:
+    """Whatever the results allow, at the size most rows were run at."""
+    sizes = [size for row in study.rows for size in stats.sizes(study.name, row.label)]
+    if not sizes:
+        return []
+    size = statistics.mode(sizes)
+    plots = [*_curves(study, stats, record, size), *_speed_bars(study, stats, size)]
+    if study.frontier:
+        plots += _frontiers(study, stats)
+    else:
+        plots += _speed_against_accuracy(study, stats, size)
+    return plots
+
+
+def _curves(study: Study, stats: Statistics, record: Records, size: str) -> list[Plot]:
+    """Held-out loss and accuracy along the way, the mean of the seeds."""
+    loss, accuracy, colour, seeds = [], [], colours(study), set()
+    for row in study.rows:
+        records = [r for key in stats.runs(study.name, row.label, size) if (r := record(key))]
+        curves = [r["curves"]["held_out"] for r in records]
+        if curves and (mean := _mean_curve(curves)):
+            seeds.add(len(curves))
+            loss.append(Series(row.label, [(step, l) for step, l, _ in mean], colour[row.label]))
+            accuracy.append(Series(row.label, [(step, a) for step, _, a in mean], colour[row.label]))
+    if not loss:
+        return []
+    best = min(loss, key=lambda s: s.points[-1][1])
+    ends = " and ".join(f"{s.name} {s.points[-1][1]:.3f}" for s in sorted(loss, key=lambda s: s.points[-1][1])[:2])
+    high = max(accuracy, key=lambda s: s.points[-1][1])
+    averaged = "one seed" if seeds == {1} else "the mean of the seeds"
+    spans = all("model" not in row.settings for row in study.rows)
+    about = " Sentinels between masked spans count, and are learned first." if spans else ""
+    return [
+        Lines(
+            f"{study.name}-loss", "Held-out loss", f"Lower is better; {best.name} ends lowest ({ends}). "
+            f"Size {size}; {averaged}.", loss, "step", "cross-entropy on unseen text (nats a token)",
+            "{:.2f}".format,
+        ),
+        Lines(
+            f"{study.name}-accuracy", "Held-out accuracy", f"Higher is better; {high.name} ends highest, at "
+            f"{high.points[-1][1]:.2f} %.{about}",
+            accuracy, "step", "accuracy on unseen text (%)", "{:.1f}".format,
+        ),
+    ]  # fmt: skip
+
+
+def _mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, float, float]]:
+    """The mean at every step that all seeds recorded."""
+    by_step = [{step: (loss, accuracy) for step, loss, accuracy in curve} for curve in curves]
+    common = sorted(set(by_step[0]).intersection(*by_step[1:]))
+    return [
+        (step, statistics.fmean(c[step][0] for c in by_step), statistics.fmean(c[step][1] for c in by_step))
+        for step in common
+    ]
+
+
+def _speed_bars(study: Study, stats: Statistics, size: str) -> list[Plot]:
+    """Speed relative to the baseline, one plot a kind of work, a bar a model."""
+    return [
+        plot
+        for metric, kind in SPEEDS.items()
+        if metric in study.measures and (plot := _bars(study, stats, size, metric, kind))
+    ]
+
+
+def _bars(study: Study, stats: Statistics, size: str, metric: str, kind: str) -> Plot | None:
+    base, colour, bars = stats.mean(study.name, study.baseline, size, metric), colours(study), []
+    for row in study.rows:
+        speed = stats.mean(study.name, row.label, size, metric)
+        if base is not None and speed is not None:
+            ratio = speed.mean / base.mean
+            bars.append(Bar(row.label, (ratio,), f"{ratio:.2f}×", colour[row.label]))
+    if base is None or len(bars) < 2:
+        return None
+    return Bars(
+        f"{study.name}-speed-{kind.replace(' ', '-')}",
+        f"Speed of {kind} relative to {study.baseline}",
+        f"Longer is faster; the line marks {study.baseline}. Median over rounds in which the models took turns in "
+        f"one process, size {size}, on {base.hardware}.",
+        bars,
+        1.0,
+    )
+
+
+def _speed_against_accuracy(study: Study, stats: Statistics, size: str) -> list[Plot]:
+    """Each model's place: to the right is faster, upwards is better."""
+    colour, points = colours(study), []
+    for row in study.rows:
+        speed, score = (stats.mean(study.name, row.label, size, m) for m in ("relative_speed", "accuracy"))
+        base = stats.mean(study.name, study.baseline, size, "relative_speed")
+        if speed and score and base:
+            points.append(
+                Point(row.label, speed.mean / base.mean, score.mean, colour[row.label], score.error or 0.0)
+            )
+    if len(points) < 2 or "relative_speed" not in study.measures:
+        return []
+    bars = " Bars are standard errors over seeds." if any(point.error for point in points) else ""
+    return [
+        Scatter(
+            f"{study.name}-speed-accuracy", "Speed against accuracy", "Up is better, right is faster: above "
+            f"and to the right of {study.baseline} a model wins on both.{bars}",
+            points,
+            f"training speed (× {study.baseline})", f"{METRICS['accuracy'].title} (%)",
+        )
+    ]  # fmt: skip
+
+
+def _frontiers(study: Study, stats: Statistics) -> list[Plot]:
+    """Score against latency with the line through the dense models, for training and for inference."""
+    plots: list[Plot] = []
+    kinds = (("relative_speed", "training", "milliseconds a sequence in training", 1000.0),
+             ("relative_forward", "forward", "milliseconds a batch, forward pass", 1.0))  # fmt: skip
+    for metric, name, label, scale in kinds:
+        places = frontier_points(study, stats, "accuracy", metric)
+        dense = [(scale * time, score) for _, l, time, score in places if l in study.frontier]
+        if len(dense) < 2:
+            continue
+        own = colours(study)
+        points = [
+            Point(f"{l} · {s}" if len({p[0] for p in places}) > 1 else l, scale * time, score,
+                  0 if l in study.frontier else own[l])
+            for s, l, time, score in places
+        ]  # fmt: skip
+        plots.append(
+            Scatter(
+                f"{study.name}-frontier-{name}", f"Accuracy against {name} latency",
+                "The dashed line joins the dense models. A model above it reaches its accuracy sooner than "
+                "any dense one; the horizontal distance to the line, over its latency, is the speedup.",
+                points, label,
+                "held-out accuracy (%)", dense, "dense models",
+            )
+        )  # fmt: skip
+    return plots

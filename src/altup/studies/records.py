@@ -1,0 +1,193 @@
+"""From finished jobs to records and results: what each run measured, kept small enough to be committed."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from altup.studies.coefficients import read_coefficients
+from altup.studies.jobs import Job, deciding_fields, objective_of, read_speed, speed_file
+from altup.studies.plan import Plan, Trial
+from altup.studies.results import (
+    Record,
+    Result,
+    origin,
+    read_record,
+    read_results,
+    write_record,
+    write_results,
+    write_scale,
+)
+from altup.studies.study import METRICS
+
+if TYPE_CHECKING:
+    from altup.training.pretraining import PretrainConfig
+
+POINTS = 120  # of a curve, at most
+# What a column measures: the metric of its one task, or None for the mean over its tasks.
+COLUMN_MEASURES: dict[str, dict[str, str | None]] = {
+    "glue": {"glue": None},
+    "superglue": {"superglue": None},
+    "squad": {"squad_em": "exact_match", "squad_f1": "f1_words"},
+    "triviaqa": {"triviaqa_em": "trivia_exact_match", "triviaqa_f1": "trivia_f1_words"},
+}
+
+
+def record_job(job: Job, out: Path, results: Path, alone: bool) -> None:
+    """Keep what a finished run says of itself; `alone` tells whether its times can be believed."""
+    if job.kind == "speed" or read_record(results, job.key) or not job.is_done(out):
+        return
+    if job.kind == "pretrain":
+        from altup.training.pretraining import PretrainConfig
+
+        config = PretrainConfig.from_dict(job.settings["config"], job.title)
+        found = describe_run(config, job.folder(out), alone)
+        found = {**found, "start": job.settings["start"], "data": job.settings["data"]}
+    else:
+        found = _describe_finetuning(job, job.folder(out))
+    write_record(results, {"key": job.key, "kind": job.kind, "title": job.title, **origin(), **found})
+
+
+def describe_run(config: PretrainConfig, folder: Path, alone: bool) -> Record:
+    """What a finished pretraining run in `folder` measured, its curves and its learned coefficients."""
+    from altup.training.metrics import read_records
+
+    records = read_records(folder / "metrics.jsonl")
+    held_out = [r for r in records if r["split"] == "validation"]
+    train = [r for r in records if r["split"] == "train"]
+    last = held_out[-1]
+    measures = {"accuracy": 100 * last["accuracy"], "steps": last["step"]}
+    if last["loss"] is not None:  # metrics.jsonl has null for a number that is not finite
+        measures["loss"] = last["loss"]
+    if alone:
+        measures["train_seconds"] = sum(r["seconds"] for r in train)
+    return {
+        "config": deciding_fields(config),
+        "step": last["step"],
+        "measures": {**measures, **_costs(config)},
+        "curves": {
+            "held_out": [
+                [r["step"], round(r["loss"], 5), round(100 * r["accuracy"], 3)]
+                for r in held_out
+                if r["loss"] is not None
+            ],
+            "train": [[r["step"], round(r["loss"], 4)] for r in _thinned([r for r in train if r.get("loss")])],
+        },
+        "coefficients": read_coefficients(folder / "final"),
+    }
+
+
+def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    every = -(-len(records) // POINTS)
+    return records[every - 1 :: every] if every else []
+
+
+def _costs(run: PretrainConfig) -> dict[str, float]:
+    """Parameters, and FLOPs of one of the run's sequences."""
+    from altup.data.shards import TokenStream
+    from altup.models.accounting import account
+
+    vocabulary = TokenStream(run.data, "train").vocabulary
+    cost = account(run.model_config(vocabulary), run.inputs_length, objective_of(run, vocabulary).targets)
+    return {
+        "embedding_params": cost.embedding,
+        "non_embedding_params": cost.non_embedding,
+        "flops_train": cost.flops_train,
+    }
+
+
+def _describe_finetuning(job: Job, folder: Path) -> Record:
+    """The scores of the best evaluation, as T5 reports them, with those of every task."""
+    from altup.training.metrics import read_records
+
+    held_out = [r for r in read_records(folder / "metrics.jsonl") if r["split"] == "validation"]
+    best = max(held_out, key=lambda r: r["score"])
+    place = folder / "evaluation" / f"step-{best['step']}" / "scores.json"
+    tasks = json.loads(place.read_text(encoding="utf-8"))["tasks"]
+    column = job.settings["column"]
+    measures = {}
+    for name, metric in COLUMN_MEASURES[column].items():
+        measures[name] = best["score"] if metric is None else tasks[0]["metrics"][metric]
+    return {
+        "of": job.settings["of"],
+        "column": column,
+        "data": job.settings["data"],
+        "step": best["step"],
+        "measures": measures,
+        "tasks": {task["task"]: task["metrics"] for task in tasks},
+        "missing": [f"{task['task']}: {part}" for task in tasks for part in task["missing"]],
+    }
+
+
+def collect(plan: Plan, out: Path, results: Path, command: str) -> list[Result]:
+    """The results of every trial that has finished anything, written to the results folder.
+
+    `command` is what is running now; what an earlier one measured keeps its own.
+    """
+    commands = {result.run: result.command for result in reversed(read_results(results))}
+    found: list[Result] = []
+    for trial in plan.trials:
+        common: dict[str, Any] = {
+            "study": trial.study.name, "label": trial.label, "size": trial.size, "scale": plan.scale.name,
+            "data": plan.data, "command": f"{command} --only {shlex.quote(trial.label)}",
+        }  # fmt: skip
+        found += _run_results(trial, results, common)
+        found += _speed_results(trial, out, common)
+    found = [replace(result, command=commands.get(result.run, result.command)) for result in found]
+    unique = list({result.identity: result for result in found}.values())
+    write_results(results, unique)
+    write_scale(results, plan.scale)
+    return unique
+
+
+def _run_results(trial: Trial, results: Path, common: dict[str, Any]) -> Iterable[Result]:
+    for job in (trial.pretrain, *trial.finetune.values()):
+        record = read_record(results, job.key) if job else None
+        if record is None:
+            continue
+        measures = dict(record["measures"])
+        if trial.seconds is not None and job is trial.pretrain:
+            measures["planned_seconds"] = trial.seconds
+        for metric, value in measures.items():
+            if not math.isfinite(value):
+                continue  # of a model that diverged; its record tells
+            yield Result(
+                **common, **_origin_of(record), seed=str(trial.seed), metric=metric, value=value,
+                unit=METRICS[metric].unit, step=str(record["step"]), run=record["key"],
+            )  # fmt: skip
+
+
+def _speed_results(trial: Trial, out: Path, common: dict[str, Any]) -> Iterable[Result]:
+    path = speed_file(out, trial.speed_key)
+    if not path.exists():
+        return
+    speed = read_speed(path)
+    for metric, value in speed_measures(speed).items():
+        yield Result(
+            **common, **_origin_of(speed), seed="", metric=metric, value=value, unit=METRICS[metric].unit,
+            step="", run=trial.speed_key,
+        )  # fmt: skip
+
+
+def _origin_of(record: Record) -> dict[str, str]:
+    return {name: record[name] for name in ("hardware", "versions", "date")}
+
+
+def speed_measures(speed: Record) -> dict[str, float]:
+    """What a comparison of speed says, under the names of our measures."""
+    memory, generate = speed["peak_memory"], speed["generate"]
+    found = {
+        "train_seq_per_s": speed["train"]["seq_per_s"],
+        "relative_speed": speed["train"]["relative"],
+        "relative_forward": speed["forward"]["relative"],
+        "forward_ms": speed["forward_ms"],
+        "relative_generate": generate["relative"] if generate else None,
+        "generate_ms": speed["generate_ms"],
+        "peak_memory": memory / 2**30 if memory is not None else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}

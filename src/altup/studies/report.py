@@ -1,0 +1,151 @@
+"""The report of the studies: the paper's tables with our numbers beside them, pictures, and what was run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from altup.core.files import atomic_write
+from altup.core.text import number_of
+from altup.studies.coefficients import coefficient_figures
+from altup.studies.pages import render
+from altup.studies.plots import Plot, save_plots, study_plots
+from altup.studies.results import Record, Result, read_record, read_results, read_scale, share_results
+from altup.studies.statistics import ONE_SEED, Statistics, Verdict, choose_results
+from altup.studies.study import Study, find_study, shipped
+from altup.studies.tables import claims_table, results_table, speedup_table, study_table
+
+TITLE, OWN_TITLE = "AltUp: the paper's studies, run again", "AltUp: studies"
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    """Results of one scale from one or several folders, told by the studies named, or by all shipped ones."""
+
+    folders: Sequence[Path]
+    scale: str | None = None
+    names: Sequence[str] = ()
+
+    @cached_property
+    def results(self) -> list[Result]:
+        return list({r.identity: r for folder in self.folders for r in read_results(folder)}.values())
+
+    @cached_property
+    def as_run(self) -> Statistics:
+        """The results of the scale, each under the study that it was run for."""
+        return choose_results(self.results, self.scale)
+
+    @cached_property
+    def stats(self) -> Statistics:
+        """The same, told by every study that has the model."""
+        scale = read_scale(self.folders, self.as_run.scale)
+        if scale is None:
+            return self.as_run
+        return replace(self.as_run, results=share_results(self.as_run.results, self.studies, scale, self.record))
+
+    @cached_property
+    def studies(self) -> list[Study]:
+        return [find_study(name) for name in self.names] or list(shipped().values())
+
+    def record(self, key: str) -> Record | None:
+        """What a run kept of itself, from the first folder that has it."""
+        if key not in self._records:
+            found = (read_record(folder, key) for folder in self.folders)
+            self._records[key] = next((record for record in found if record), None)
+        return self._records[key]
+
+    @cached_property
+    def _records(self) -> dict[str, Record | None]:
+        return {}
+
+    def runs_without_record(self) -> list[str]:
+        """Keys of runs that have results, but whose curves, coefficients and config are gone."""
+        runs = dict.fromkeys(r.run for r in self.as_run.results if r.seed)
+        return [key for key in runs if self.record(key) is None]
+
+    def write(self, path: Path, plots: bool = True) -> None:
+        """The page and, in a folder of its name beside it, every plot as SVG and PNG."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn = {study.name: study_plots(study, self.stats, self.record) for study in self.studies}
+        coefficient_plots, coefficients = coefficient_figures(self.studies, self.stats, self.record)
+        from_paper = any(study.table for study in self.studies)
+        claims_title = "The paper's claims" if from_paper else "Claims"
+        claimed = any(study.expect for study in self.studies)
+        every_table = "Every table of the paper stands below with our numbers beside it. "
+        page = render(
+            "report.html",
+            title=TITLE if from_paper else OWN_TITLE,
+            lead=self._lead(),
+            how_to_read=("" if self.names else every_table)
+            + "Differences are to the study's baseline at the same size, with the standard error over "
+            "the seeds of both models after ±. “Reproduced” and “contradicted” mean that Student's 95 % "
+            "interval of the difference excludes zero.",
+            contents=[
+                *([("claims", claims_title)] if claimed else []),
+                *((study.name, study.title) for study in self.studies),
+                ("rule", "What the update rule learned"),
+                ("results", "What was run"),
+            ],
+            claims_title=claims_title,
+            claims=claims_table(self.studies, self.stats) if claimed else None,
+            studies=[self._study(study, drawn[study.name]) for study in self.studies],
+            coefficient_plots=coefficient_plots,
+            coefficients=coefficients,
+            facts=self._facts(),
+            commands="\n".join(sorted({r.command.split(" --only ")[0] for r in self.as_run.results})),
+            results=results_table(self.as_run),
+        )
+        atomic_write(path, page)
+        if plots:
+            all_plots = [plot for found in drawn.values() for plot in found]
+            save_plots([*all_plots, *coefficient_plots], path.with_name(f"{path.stem}-plots"))
+
+    def _study(self, study: Study, plots: list[Plot]) -> dict[str, Any]:
+        tables = [study_table(study, self.stats, self.record)]
+        if study.frontier:
+            tables.append(speedup_table(study, self.stats))
+        return {
+            "name": study.name,
+            "title": study.title,
+            "question": study.question,
+            "finding": study.finding if study.table is None else f"The paper: {study.finding}",
+            "tables": tables,
+            "plots": plots,
+        }
+
+    def _lead(self) -> str:
+        runs = {r.run for r in self.stats.results if r.seed}
+        machines = sorted({r.hardware for r in self.stats.results})
+        verdicts = self._distinct_verdicts()
+        words = ["with one seed and no verdict" if v.word == ONE_SEED else v.word for v in verdicts]
+        counted = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+        told = f"Scale {self.stats.scale}: {number_of(len(runs), 'run')} on {' and '.join(machines)}."
+        return told + (f" Of {len(verdicts)} claims: {counted}." if verdicts else "")
+
+    def _distinct_verdicts(self) -> list[Verdict]:
+        """Studies share models: what the same runs say of the same claim counts once."""
+        found: dict[tuple[str, ...], Verdict] = {}
+        for study in self.studies:
+            for verdict in self.stats.verdicts(study):
+                claim = verdict.claim
+                runs = [
+                    tuple(self.stats.runs(study.name, label, verdict.size)) for label in (claim.better, claim.than)
+                ]
+                # Claims that were not run have no runs to know them by.
+                by = runs if verdict.difference else study.name
+                found.setdefault((claim.better, claim.than, claim.metric, verdict.size, str(by)), verdict)
+        return list(found.values())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        run, scales = self.as_run, sorted({r.scale for r in self.results})
+        return [
+            ("scale", run.scale + (f" (also in the results: {', '.join(scales)})" if len(scales) > 1 else "")),
+            ("text", f"prepared data {run.data}"),
+            ("hardware", ", ".join(sorted({r.hardware for r in run.results}))),
+            ("versions", "; ".join(sorted({r.versions for r in run.results}))),
+            ("report written", time.strftime("%Y-%m-%d %H:%M %Z")),
+        ]

@@ -1,0 +1,157 @@
+"""What results say: means over seeds, how far two models differ and how sure that is, whether claims hold."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from altup.core.errors import UserError
+from altup.studies.results import Result
+from altup.studies.study import METRICS, Claim, Study
+
+CONFIDENCE = 0.95
+REPRODUCED, NOT_VISIBLE, CONTRADICTED = "reproduced", "not visible", "contradicted"
+ONE_SEED, NOT_RUN = "one seed, no verdict", "not run"
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds; `error` is its standard error, None with one seed."""
+
+    mean: float
+    seeds: int
+    error: float | None
+    hardware: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two means. `error` and the interval from `low` to `high` are None where a model has one seed."""
+
+    mean: float
+    seeds: tuple[int, int]
+    error: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the results say of a claim at one size; `word` says it in short."""
+
+    claim: Claim
+    size: str
+    difference: Difference | None
+    word: str
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean: s / √n."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def compare_means(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
+    """The difference of two means with Student's 95 % interval, in Welch's form.
+
+    Each model brings its own spread over seeds, so nothing is assumed about their noise: with e the standard error
+    of a mean, the difference has √(e₁² + e₂²), and (e₁² + e₂²)² / (e₁⁴ / (n₁ − 1) + e₂⁴ / (n₂ − 1)) degrees of
+    freedom. With few seeds the interval is wide.
+    """
+    mean, seeds = statistics.fmean(ours) - statistics.fmean(theirs), (len(ours), len(theirs))
+    one, other = standard_error(ours), standard_error(theirs)
+    if one is None or other is None:
+        return Difference(mean, seeds)
+    error = math.hypot(one, other)
+    if error == 0:
+        return Difference(mean, seeds, 0.0, mean, mean)
+    from scipy import stats
+
+    a, b = (one / error) ** 4 / (seeds[0] - 1), (other / error) ** 4 / (seeds[1] - 1)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, 1 / (a + b))) * error
+    return Difference(mean, seeds, error, mean - half, mean + half)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of the results of one scale on one text. The newest run of a seed counts, and for speeds the machine most
+    used."""
+
+    scale: str
+    data: str
+    results: Sequence[Result]
+
+    @cached_property
+    def _values(self) -> dict[tuple[str, str, str, str], dict[str, Result]]:
+        """(study, label, size, metric) → seed → the result that counts."""
+        machines = Counter(r.hardware for r in self.results if not r.seed)
+        usual = machines.most_common(1)[0][0] if machines else ""
+        found: dict[tuple[str, str, str, str], dict[str, Result]] = {}
+        for result in sorted(self.results, key=lambda r: (r.date, r.run)):
+            if result.seed or result.hardware == usual:
+                place = result.study, result.label, result.size, result.metric
+                found.setdefault(place, {})[result.seed] = result
+        return found
+
+    def values(self, study: str, label: str, size: str, metric: str) -> list[float]:
+        """One number a seed."""
+        return [result.value for result in self._values.get((study, label, size, metric), {}).values()]
+
+    def sizes(self, study: str, label: str) -> list[str]:
+        """The sizes at which a row was run."""
+        return list(dict.fromkeys(size for (s, l, size, _) in self._values if (s, l) == (study, label)))
+
+    def sizes_of(self, study: Study) -> list[str]:
+        """The sizes at which any row was run."""
+        return list(dict.fromkeys(size for row in study.rows for size in self.sizes(study.name, row.label)))
+
+    def runs(self, study: str, label: str, size: str) -> list[str]:
+        """Keys of the pretraining runs, by seed."""
+        by_seed = self._values.get((study, label, size, "accuracy"), {})
+        return [by_seed[seed].run for seed in sorted(by_seed)]
+
+    def mean(self, study: str, label: str, size: str, metric: str) -> Mean | None:
+        values = self.values(study, label, size, metric)
+        if not values:
+            return None
+        hardware = next(iter(self._values[study, label, size, metric].values())).hardware
+        return Mean(statistics.fmean(values), len(values), standard_error(values), hardware)
+
+    def difference(self, study: str, size: str, metric: str, label: str, base: str) -> Difference | None:
+        """How much `label` is above `base`; None where one of them was not run."""
+        ours, theirs = (self.values(study, name, size, metric) for name in (label, base))
+        return compare_means(ours, theirs) if ours and theirs else None
+
+    def verdicts(self, study: Study) -> list[Verdict]:
+        """For each claim and size whether it was reproduced; a claim that was run nowhere is told once."""
+        found = []
+        for claim in study.expect:
+            sizes = self.sizes_of(study)
+            judged = [self._verdict(study, claim, size) for size in sizes]
+            found += [v for v in judged if v.difference] or [Verdict(claim, (sizes or ["–"])[0], None, NOT_RUN)]
+        return found
+
+    def _verdict(self, study: Study, claim: Claim, size: str) -> Verdict:
+        difference = self.difference(study.name, size, claim.metric, claim.better, claim.than)
+        if difference is None:
+            return Verdict(claim, size, None, NOT_RUN)
+        if difference.low is None or difference.high is None:
+            return Verdict(claim, size, difference, ONE_SEED)
+        if difference.low <= 0 <= difference.high:
+            return Verdict(claim, size, difference, NOT_VISIBLE)
+        holds = (difference.mean > 0) == bool(METRICS[claim.metric].higher)
+        return Verdict(claim, size, difference, REPRODUCED if holds else CONTRADICTED)
+
+
+def choose_results(results: Sequence[Result], scale: str | None = None) -> Statistics:
+    """The scale that was asked for, or the one with most results (smoke last), on the text most used."""
+    chosen = [r for r in results if scale is None or r.scale == scale]
+    if not chosen:
+        known = ", ".join(sorted({r.scale for r in results})) or "none"
+        raise UserError(f"no results{f' of scale {scale!r}' if scale else ''}; scales with results: {known}")
+    real = [r for r in chosen if not r.scale.startswith("smoke")] or chosen
+    (name, data), _ = Counter((r.scale, r.data) for r in real).most_common(1)[0]
+    return Statistics(name, data, [r for r in chosen if (r.scale, r.data) == (name, data)])

@@ -1,0 +1,20 @@
+"""What the tests of studies share: prepared text, and a scale of four steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from altup.studies.scale import Scale, find_scale, with_settings
+from tests.training.verbs import prepare_text
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="session")
+def scale() -> Scale:
+    return with_settings(find_scale("smoke"), {"steps": 4, "eval_every": 2, "deterministic": True})

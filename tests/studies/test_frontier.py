@@ -1,0 +1,116 @@
+"""Speedup at equal accuracy: examples worked by hand, and what must not be extrapolated."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from altup.core.errors import UserError
+from altup.studies.comparison import NOT_RUN
+from altup.studies.frontier import (
+    NO_LINE,
+    OUTSIDE,
+    OutsideDenseRangeError,
+    compare_speedups,
+    dense_latency,
+    printed_speedups,
+    speedup,
+)
+from altup.studies.results import Result
+from altup.studies.statistics import choose_results
+from altup.studies.study import shipped
+from tests.studies.samples import result
+
+DENSE = [(10.0, 60.0), (20.0, 64.0), (60.0, 70.0)]
+
+
+def test_a_hand_worked_example() -> None:
+    """65 is a sixth of the way from 64 to 70: 20 + 40/6 = 26.667 ms; the model needs 16, so (26.667 - 16)/16."""
+    assert dense_latency(DENSE, 65.0) == pytest.approx(26.6667, abs=1e-4)
+    assert speedup(DENSE, 16.0, 65.0) == pytest.approx(0.6667, abs=1e-4)
+
+
+def test_the_papers_printed_numbers_give_what_paper_and_pencil_gives() -> None:
+    """Base + AltUp on GLUE: 85.32 between B (84.25, 1/52.4 s) and L (87.23, 1/17.1 s) is 33.24 ms of dense; AltUp
+    takes 1/42.3 s = 23.64 ms: 40.6 % faster. On SuperGLUE: 30.62 ms, 29.5 %."""
+    found = {(row.size, row.benchmark): row.paper for row in printed_speedups()}
+    assert found["base", "GLUE"] == pytest.approx(40.6, abs=0.05)
+    assert found["base", "SuperGLUE"] == pytest.approx(29.5, abs=0.05)
+
+
+def test_a_slower_model_of_the_same_accuracy_has_a_negative_speedup() -> None:
+    assert speedup(DENSE, 40.0, 64.0) == -0.5
+
+
+@pytest.mark.parametrize("score", [59.99, 70.01, -1.0, 100.0])
+def test_outside_the_dense_range_there_is_no_answer(score: float) -> None:
+    with pytest.raises(OutsideDenseRangeError, match="nothing is extrapolated"):
+        speedup(DENSE, 15.0, score)
+
+
+@pytest.mark.parametrize("dense", [[], [(10.0, 60.0)]])
+def test_too_few_dense_models(dense: list[tuple[float, float]]) -> None:
+    with pytest.raises(OutsideDenseRangeError):
+        speedup(dense, 5.0, 61.0)
+
+
+def test_latencies_must_be_times() -> None:
+    with pytest.raises(UserError, match="above 0"):
+        speedup(DENSE, 0.0, 65.0)
+    with pytest.raises(UserError, match="above 0"):
+        speedup([(0.0, 60.0), (1.0, 61.0)], 1.0, 60.5)
+
+
+def test_a_dense_model_that_got_worse_is_passed_by() -> None:
+    """The largest model may be under-trained; a score is reached at the first place that has it."""
+    dense = [(10.0, 60.0), (20.0, 66.0), (40.0, 64.0)]
+    assert dense_latency(dense, 65.0) == pytest.approx(10 + 10 * 5 / 6)
+    with pytest.raises(OutsideDenseRangeError):
+        dense_latency([(10.0, 60.0), (20.0, 58.0), (40.0, 64.0)], 59.0)  # the fastest is already better
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0, 100)), min_size=2, max_size=6), st.floats(0, 1))
+def test_the_answer_lies_on_the_line(dense: list[tuple[float, float]], part: float) -> None:
+    """For rising dense models, the latency found reaches exactly the score asked for."""
+    rising = sorted({round(l, 2): 0.0 for l, _ in dense})
+    points = [(latency, 10.0 * i) for i, latency in enumerate(rising)]
+    score = part * points[-1][1]
+    found = dense_latency(points, score)
+    below = max((p for p in points if p[0] <= found + 1e-9), default=points[0])
+    after = min((p for p in points if p[0] >= found - 1e-9), default=points[-1])
+    slope = (after[1] - below[1]) / (after[0] - below[0]) if after[0] > below[0] else 0.0
+    assert below[1] + slope * (found - below[0]) == pytest.approx(score, abs=1e-3)
+
+
+def test_speedups_beside_the_papers() -> None:
+    """Dense at 10 and 20 ms with 60 and 64 %; a model at 10 ms with 62 % is as good as dense at 15 ms: +50 %.
+
+    The machine was three times as slow while it compared dense with AltUp, both equally, which must not count."""
+
+    def model(label: str, accuracy: float, speed: float, slow: float = 1.0) -> list[Result]:
+        study = {"study": "speed-accuracy"}
+        return [
+            result(label, accuracy, **study),
+            result(label, 100 * speed / slow, "", "train_seq_per_s", **study),
+            result(label, speed, "", "relative_speed", **study),
+        ]
+
+    results = [*model("Dense", 60, 1.0), *model("Dense + 4 layers", 64, 0.5)]
+    results += [*model("AltUp K=2", 62, 1.0, slow=3.0), *model("Recycled K=2", 64.5, 1.0)]
+    rows = {
+        (r.size, r.label, r.benchmark): r
+        for r in compare_speedups(shipped()["speed-accuracy"], choose_results(results))
+    }
+    assert rows["small", "AltUp K=2", "accuracy"].ours["training"] == pytest.approx(50.0)
+    assert rows["small", "AltUp K=2", "accuracy"].ours["forward"] == NOT_RUN
+    assert rows["small", "Recycled K=2", "accuracy"].ours["training"] == OUTSIDE
+    alone = [r for r in results if r.label != "Dense + 4 layers"]
+    ours = {
+        r.label: r.ours
+        for r in compare_speedups(shipped()["speed-accuracy"], choose_results(alone))
+        if r.size == "small"
+    }
+    assert ours["AltUp K=2"]["training"] == NO_LINE  # nothing was found to be outside of anything
+    assert rows["large", "AltUp K=2", "SQuAD"].paper == 87
+    assert rows["large", "AltUp K=2", "SQuAD"].ours["training"] == NOT_RUN

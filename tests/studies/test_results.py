@@ -1,0 +1,166 @@
+"""Results add up, are named where they are damaged, and stand in the tables of all studies that share a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from altup.core.errors import UserError
+from altup.studies.jobs import deciding_fields
+from altup.studies.plan import resolve
+from altup.studies.results import (
+    Record,
+    Result,
+    merge,
+    read_record,
+    read_results,
+    read_scale,
+    share_results,
+    write_record,
+    write_results,
+    write_scale,
+)
+from altup.studies.scale import Scale, find_scale, with_settings
+from altup.studies.statistics import choose_results
+from altup.studies.study import shipped
+from tests.studies.samples import SEEDS, record, result
+
+STUDIES = list(shipped().values())
+
+
+def test_results_add_up(tmp_path: Path) -> None:
+    one, two, both = (tmp_path / name for name in ("one", "two", "both"))
+    write_results(one, SEEDS[:3])
+    write_record(one, record("a"))
+    write_results(two, SEEDS[2:])
+    write_record(two, record("b"))
+    assert merge(one, both) == (3, 1)
+    assert merge(two, both) == (3, 1)
+    assert merge(one, both) == (3, 1)
+    assert sorted(r.identity for r in read_results(both)) == sorted(r.identity for r in SEEDS)
+    assert {r.identity: r for r in read_results(both)} == {r.identity: r for r in SEEDS}
+    assert read_record(both, "a") == record("a")
+    with pytest.raises(UserError, match="no results"):
+        merge(tmp_path / "empty", both)
+    path = both / "varying-k.csv"
+    path.write_text(path.read_text().replace("40,%", "forty,%", 1))
+    with pytest.raises(UserError, match="line"):
+        read_results(both)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text[: text.rindex("H200")], "line 6: not a whole result"),
+        (lambda text: text.replace("40,%", "nan,%", 1), "'nan' is not a number"),
+        (lambda text: text.replace("accuracy", "taste", 1), "'taste' is not known to this version"),
+        (lambda text: text.replace("hardware,", "gpu,", 1), "another version of altup"),
+        (lambda text: "\x00\udcff" + text, "damaged"),
+    ],
+)  # fmt: skip
+def test_damaged_results_are_named_and_never_written_over(tmp_path: Path, damage: Any, words: str) -> None:
+    write_results(tmp_path, SEEDS)
+    path = tmp_path / "varying-k.csv"
+    path.write_bytes(damage(path.read_text()).encode(errors="surrogateescape"))
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=words):
+        read_results(tmp_path)
+    with pytest.raises(UserError, match="varying-k"):
+        write_results(tmp_path, SEEDS[:1])
+    assert path.read_bytes() == before
+
+
+def test_other_tables_lie_beside_and_are_left_alone(tmp_path: Path) -> None:
+    write_results(tmp_path, SEEDS)
+    (tmp_path / "steps.csv").write_text("case,ms\nstep,1\n")
+    assert len(read_results(tmp_path)) == len(SEEDS)
+    with pytest.raises(UserError, match="would be written over"):
+        write_results(tmp_path, [result("Dense", 1.0, study="steps")])
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"key": "a", "ki', "[1]", '{"key": "a"}', '{"key": "a", "kind": "pretrain"}']
+)
+def test_damaged_records_are_named(tmp_path: Path, text: str) -> None:
+    write_results(tmp_path / "one", SEEDS)
+    write_record(tmp_path / "one", record("a"))
+    (tmp_path / "one" / "runs" / "a.json").write_text(text)
+    with pytest.raises(UserError, match=r"a\.json is not a whole record"):
+        read_record(tmp_path / "one", "a")
+    with pytest.raises(UserError, match=r"a\.json is not a whole record"):
+        merge(tmp_path / "one", tmp_path / "two")
+    assert not (tmp_path / "two").exists()
+
+
+@pytest.fixture
+def kept() -> dict[str, Record]:
+    return records_at(find_scale("mini"))
+
+
+def records_at(scale: Scale) -> dict[str, Record]:
+    """Of two dense runs, of AltUp, and of AltUp with other coefficients."""
+    study, found = shipped()["initialisation"], {}
+    models = {"d0": ("Dense", 0), "d1": ("Dense", 1), "a0": ("AltUp K=2", 0), "p0": ("P averages", 0)}
+    for key, (label, seed) in models.items():
+        config = resolve(study, study.row(label), "small", scale, seed, "text")
+        assert config is not None
+        found[key] = record(key, config=deciding_fields(config), start=study.row(label).start)
+    return found
+
+
+RESULTS = [
+    result("Dense", 40.0, "0", run="d0"), result("Dense", 41.0, "1", run="d1"),
+    result("AltUp K=2", 42.0, run="a0"), result("Dense", 0.7, "", "relative_forward", run="v"),
+    result("P averages", 43.0, study="initialisation", run="p0"), result("Dense", 70.0, metric="glue", run="g0"),
+]  # fmt: skip
+
+
+def mean(results: list[Result], study: str, label: str, metric: str = "accuracy") -> float | None:
+    found = choose_results(results).mean(study, label, "small", metric)
+    return found.mean if found else None
+
+
+def test_what_one_study_ran_the_others_show(kept: dict[str, Record]) -> None:
+    shared = share_results(RESULTS, STUDIES, find_scale("mini"), kept.get)
+    assert mean(RESULTS, "sequence", "Dense") is None
+    for study in ("parameters-and-speed", "sequence", "experts", "recycled"):
+        assert mean(shared, study, "Dense") == 40.5
+        assert mean(shared, study, "Dense", "glue") == 70
+    assert mean(shared, "recycled", "Dense", "relative_forward") == 0.7
+    assert mean(shared, "initialisation", "AltUp K=2") == 42  # and not that of other coefficients
+    assert mean(shared, "initialisation", "P averages") == 43
+    assert mean(shared, "sequence", "Sequence-AltUp") is None
+    # As long as AltUp takes for the scale's steps: its run is the one of other studies, those of others are not.
+    assert mean(shared, "equal-time", "AltUp K=2") == 42
+    assert mean(shared, "equal-time", "Dense") is None
+    assert share_results(shared, STUDIES, find_scale("mini"), kept.get) == shared
+
+
+def test_other_settings_are_another_model(kept: dict[str, Record]) -> None:
+    kept["d0"]["config"]["steps"] = 9
+    shared = share_results(RESULTS, STUDIES, find_scale("mini"), kept.get)
+    assert mean(shared, "sequence", "Dense") == 41
+
+
+def test_a_scale_of_ones_own_is_known_to_those_who_read_its_results(tmp_path: Path) -> None:
+    path = tmp_path / "longer.yaml"
+    path.write_text("like: mini\npretrain: {steps: 9000}\n")
+    own = with_settings(find_scale(str(path)), {"batch_size": 64, "finetune.steps": 3}, minutes=2)
+    write_scale(tmp_path / "one", own)
+    write_results(tmp_path / "one", [replace(r, scale=own.name) for r in RESULTS])
+    merge(tmp_path / "one", tmp_path / "two")
+    assert read_scale([tmp_path, tmp_path / "two"], own.name) == own
+    assert read_scale([tmp_path], own.name) is None
+    assert read_scale([tmp_path], "mini") == find_scale("mini")
+    shared = share_results(RESULTS, STUDIES, own, records_at(own).get)
+    assert mean(shared, "sequence", "Dense") == 40.5
+    assert mean(shared, "equal-time", "AltUp K=2") is None  # it trains for the minutes
+    assert (
+        mean(share_results(RESULTS, STUDIES, own, records_at(find_scale("mini")).get), "sequence", "Dense") is None
+    )
+    next((tmp_path / "two" / "scales").glob("*.json")).write_text("{}")
+    with pytest.raises(UserError, match="not a whole scale"):
+        read_scale([tmp_path / "two"], own.name)

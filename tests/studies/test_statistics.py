@@ -1,0 +1,121 @@
+"""What results say: arithmetic by hand, and that nothing is mixed that does not belong together."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from altup.core.errors import UserError
+from altup.studies.results import Result
+from altup.studies.statistics import choose_results, compare_means
+from altup.studies.study import shipped
+from tests.studies.samples import SEEDS, result
+
+
+def test_means_errors_and_differences_by_hand() -> None:
+    """Variances 0.5 and 2 of two seeds each: errors ½ and 1, so √1.25 of the difference; Welch's freedom is
+    1.25² / (¼² + 1²) = 1.4706, for which a table of Student's t has 6.3 between 12.71 (one) and 4.30 (two)."""
+    stats = choose_results(SEEDS)
+    dense = stats.mean("varying-k", "Dense", "small", "accuracy")
+    assert dense is not None
+    assert (dense.mean, dense.seeds, dense.error) == (40.5, 2, pytest.approx(0.5))
+    once = stats.mean("varying-k", "AltUp K=4", "small", "accuracy")
+    assert once is not None
+    assert (once.seeds, once.error) == (1, None)
+    gain = stats.difference("varying-k", "small", "accuracy", "AltUp K=2", "Dense")
+    assert gain is not None
+    assert (gain.mean, gain.error, gain.seeds) == (2.5, pytest.approx(math.sqrt(1.25)), (2, 2))
+    assert gain.low is not None
+    assert gain.high is not None
+    half = (gain.high - gain.low) / 2
+    assert 4.303 < half / math.sqrt(1.25) < 12.706
+    assert gain.high + gain.low == pytest.approx(5.0)
+    single = stats.difference("varying-k", "small", "accuracy", "AltUp K=4", "Dense")
+    assert single is not None
+    assert (single.mean, single.error, single.low, single.seeds) == (2.5, None, None, (1, 2))
+
+
+@pytest.mark.parametrize(("seeds", "t"), [(2, 4.303), (3, 2.776), (6, 2.228), (31, 2.000)])
+def test_few_seeds_ask_for_wide_intervals(seeds: int, t: float) -> None:
+    """Where both models spread alike Welch's freedom is 2 (n − 1), whose t stands in every table."""
+    values = [float(i % 2) + i / 1000 for i in range(seeds)]
+    found = compare_means([v + 5 for v in values], values)
+    assert found.high is not None
+    assert found.error is not None
+    assert (found.high - found.mean) / found.error == pytest.approx(t, abs=6e-4)
+
+
+def test_it_is_the_interval_that_scipy_gives() -> None:
+    from scipy import stats
+
+    ours, theirs = [3.1, 2.7, 3.6], [2.2, 2.3, 2.1, 2.6]
+    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    found = compare_means(ours, theirs)
+    assert (found.low, found.high) == pytest.approx(tuple(interval))
+
+
+def test_seeds_that_agree_exactly_have_no_noise() -> None:
+    found = compare_means([2.0, 2.0], [1.0, 1.0])
+    assert (found.error, found.low, found.high) == (0.0, 1.0, 1.0)
+
+
+def test_only_the_two_models_compared_count() -> None:
+    """A third one that spreads wildly, or another size, says nothing of them."""
+    third = [result("AltUp K=4", v, str(i), run=f"w{i}") for i, v in enumerate((0.0, 99.0))]
+    base = [result("Dense", v, str(i), size="base", run=f"b{i}") for i, v in enumerate((1.0, 99.0))]
+    place = ("varying-k", "small", "accuracy", "AltUp K=2", "Dense")
+    assert choose_results([*SEEDS, *third, *base]).difference(*place) == choose_results(SEEDS).difference(*place)
+
+
+def verdict(results: list[Result]) -> str:
+    return choose_results(results).verdicts(shipped()["varying-k"])[0].word
+
+
+def test_verdicts() -> None:
+    far = [result("Dense", v, str(i)) for i, v in enumerate((40.0, 40.1, 39.9, 40.0))]
+    better = [result("AltUp K=2", v, str(i)) for i, v in enumerate((40.6, 40.7, 40.5, 40.6))]
+    same = [result("AltUp K=2", v, str(i)) for i, v in enumerate((40.0, 40.1, 39.9, 40.05))]
+    worse = [result("AltUp K=2", v, str(i)) for i, v in enumerate((39.4, 39.5, 39.3, 39.4))]
+    assert verdict(far + better) == "reproduced"
+    assert verdict(far + same) == "not visible"
+    assert verdict(far + worse) == "contradicted"
+    assert verdict(far[:1] + better[:1]) == "one seed, no verdict"
+    assert verdict(far + better[:1]) == "one seed, no verdict"
+    assert verdict(far) == "not run"
+
+
+def test_the_newest_run_of_a_seed_counts() -> None:
+    newer = result("Dense", 50.0, "0", run="other", date="2025-02-01")
+    found = choose_results([newer, *SEEDS]).mean("varying-k", "Dense", "small", "accuracy")
+    assert found is not None
+    assert (found.mean, found.seeds) == (45.5, 2)
+    on_one_day = [
+        result("Dense", value, "0", run=run, date=f"2025-02-01 {time}")
+        for value, run, time in ((50.0, "b", "09:59:59"), (60.0, "a", "10:00:00"))
+    ]
+    found = choose_results([*on_one_day, *SEEDS]).mean("varying-k", "Dense", "small", "accuracy")
+    assert found is not None
+    assert found.mean == 50.5
+
+
+def test_scales_texts_and_machines_are_not_mixed() -> None:
+    other = [
+        *[result("Dense", 1.0, str(i), scale="smoke", run=f"s{i}") for i in range(9)],
+        result("Dense", 2.0, "5", data="another text", run="t"),
+        result("Dense", 100.0, "", "train_seq_per_s", hardware="CPU", run="c"),
+        result("Dense", 900.0, "", "train_seq_per_s", run="g"),
+        result("AltUp K=2", 800.0, "", "train_seq_per_s", run="h"),
+    ]
+    stats = choose_results([*other, *SEEDS])
+    assert (stats.scale, stats.data) == ("mini", "text")
+    dense = stats.mean("varying-k", "Dense", "small", "accuracy")
+    speed = stats.mean("varying-k", "Dense", "small", "train_seq_per_s")
+    assert dense is not None
+    assert speed is not None
+    assert (dense.mean, speed.mean) == (40.5, 900.0)
+    assert choose_results(other, "smoke").scale == "smoke"
+    with pytest.raises(UserError, match="mini, smoke"):
+        choose_results([*other, *SEEDS], "paper")
+    with pytest.raises(UserError, match="no results"):
+        choose_results([])
