@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from altup.bench.problem import Problem, Provider, Setup, Timings, Work
-from altup.bench.rows import DISAGREES, FAILED, SKIPPED, Row
+from altup.bench.rows import DISAGREES, FAILED, OK, SKIPPED, Machine, Row, Sheet
 from altup.bench.timing import Spread, Stopwatch, take_turns
+from altup.core.errors import UserError
 
 GIB = 2**30
 # Of the time limit, what building and checking may use: the rest is for timing what was built.
@@ -163,6 +164,44 @@ def _number(problem: Problem, provider: Provider, mode: str, metric: str, value:
 
 def _spread(problem: Problem, provider: Provider, mode: str, metric: str, spread: Spread) -> Row:
     return _row(problem, provider, mode, metric, **vars(spread))
+
+
+def measure(
+    names: Sequence[str],
+    sizes: Sequence[str],
+    *,
+    quick: bool,
+    only: Sequence[str],
+    rounds: int | None,
+    time_limit: float,
+    cold: bool,
+    open_sheets: Callable[[Machine], list[Sheet]],
+    say: Callable[[str], None],
+) -> list[Row]:
+    """The rows of some cases on this machine, which are added to the sheets as they come; Ctrl-C keeps them."""
+    from altup.bench.cases import problems
+
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu and not quick and list(names) != ["data"]:
+        raise UserError("the full sizes need a CUDA GPU, and there is none here; add --quick")
+    device = torch.device("cuda" if on_gpu else "cpu")
+    setup = Setup(device, quick, tuple(sizes), compiles=on_gpu, runs_triton=on_gpu)
+    sheets = open_sheets(Machine.here(device, setup.dtype))
+    rows: list[Row] = []
+
+    def emit(row: Row) -> None:
+        rows.append(row)
+        for sheet in sheets:
+            sheet.add(row)
+
+    runner = Runner(setup, emit, say, only, rounds or (3 if quick else 10), time_limit, cold)
+    try:
+        runner.run(problems(names, setup))
+    except KeyboardInterrupt:
+        say("stopped; what was measured is kept")
+    if not any(row.p50 is not None for row in rows) and only and not any(row.status != OK for row in rows):
+        raise UserError(f"--only {' '.join(only)}: no provider of {', '.join(names)} has such a name")
+    return rows
 
 
 def _timing_rows(problem: Problem, provider: Provider, work: Work, timings: Timings) -> Iterator[Row]:

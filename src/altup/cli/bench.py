@@ -14,7 +14,7 @@ from altup.bench.cases import CASES
 from altup.core.errors import UserError, check_choice, check_whole
 
 if TYPE_CHECKING:
-    from altup.bench.rows import Row
+    from altup.bench.rows import Machine
 
 SIZES = ("small", "base", "large", "xl")
 CASE_LIST = "; ".join(f"{name} ({case.question})" for name, case in CASES.items())
@@ -95,7 +95,28 @@ def command(
             for row, machine in stored:
                 sheet.add(row, machine)
     else:
-        rows = _measure(names, quick, size, only, repeat, time_limit, out, as_json, as_csv, cold)
+        if cold:
+            fresh = tempfile.mkdtemp(prefix="altup-bench-")
+            os.environ.update(TORCHINDUCTOR_FORCE_DISABLE_CACHES="1", TRITON_CACHE_DIR=fresh)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        from altup.bench.rows import Sheet  # torch reads the environment when it is imported
+        from altup.bench.runner import measure
+
+        def open_sheets(machine: Machine) -> list[Sheet]:
+            stored = [Sheet(out, machine)] if out is not None else []
+            return [*stored, *([Sheet(sys.stdout, machine, as_json)] if as_json or as_csv else [])]
+
+        rows = measure(
+            names,
+            size or ["base"],
+            quick=quick,
+            only=only or (),
+            rounds=repeat,
+            time_limit=time_limit or float("inf"),
+            cold=cold,
+            open_sheets=open_sheets,
+            say=lambda text: typer.echo(text, err=True),
+        )
     if not (as_json or as_csv):
         from altup.bench.show import print_tables
 
@@ -106,60 +127,3 @@ def command(
         draw(rows, plot)
     if any(row.status == "disagrees" and row.kind == "ours" for row in rows):
         raise typer.Exit(1)
-
-
-def _measure(
-    names: list[str],
-    quick: bool,
-    sizes: list[str] | None,
-    only: list[str] | None,
-    repeat: int | None,
-    time_limit: float | None,
-    out: Path | None,
-    as_json: bool,
-    as_csv: bool,
-    cold: bool,
-) -> list[Row]:
-    if cold:
-        fresh = tempfile.mkdtemp(prefix="altup-bench-")
-        os.environ.update(TORCHINDUCTOR_FORCE_DISABLE_CACHES="1", TRITON_CACHE_DIR=fresh)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    import torch
-
-    from altup.bench.cases import problems
-    from altup.bench.problem import Setup
-    from altup.bench.rows import Machine, Sheet
-    from altup.bench.runner import Runner
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and not quick and names != ["data"]:
-        raise UserError("the full sizes need a CUDA GPU, and there is none here; add --quick")
-    on_gpu = device.type == "cuda"
-    setup = Setup(device, quick, tuple(sizes or ("base",)), compiles=on_gpu, runs_triton=on_gpu)
-    machine = Machine.here(device, setup.dtype)
-    sheets = [Sheet(out, machine)] if out is not None else []
-    if as_json or as_csv:
-        sheets.append(Sheet(sys.stdout, machine, as_json))
-    rows: list[Row] = []
-
-    def emit(row: Row) -> None:
-        rows.append(row)
-        for sheet in sheets:
-            sheet.add(row)
-
-    runner = Runner(
-        setup,
-        emit,
-        say=lambda text: typer.echo(text, err=True),
-        only=only or (),
-        rounds=repeat or (3 if quick else 10),
-        time_limit=time_limit or float("inf"),
-        cold=cold,
-    )
-    try:
-        runner.run(problems(names, setup))
-    except KeyboardInterrupt:
-        typer.echo("stopped; what was measured is kept", err=True)
-    if not any(row.p50 is not None for row in rows) and only and not any(row.status != "ok" for row in rows):
-        raise UserError(f"--only {' '.join(only)}: no provider of {', '.join(names)} has such a name")
-    return rows

@@ -18,7 +18,7 @@ def find_place(name: str) -> str:
     if path.exists():
         return str(path)
     if not downloaded(name, "config.json") and (problem := hub_problem(name)):
-        raise missing(path, f"and {problem}")
+        raise missing_folder(path, f"and {problem}")
     return name
 
 
@@ -31,7 +31,7 @@ def find_tokenizer(name: str) -> str:
         return name
     found = downloaded(name, "tokenizer.json") or downloaded(name, "tokenizer_config.json")
     if not found:
-        raise missing(path, f"and {problem}", TOKENIZER)
+        raise missing_folder(path, f"and {problem}", TOKENIZER)
     return str(found.parent)
 
 
@@ -73,11 +73,11 @@ def _path(name: str, remedy: str) -> Path:
     """What can only be a path must be there: it is not looked up on the hub."""
     path = Path(name).expanduser()
     if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise missing(path, remedy=remedy)
+        raise missing_folder(path, remedy=remedy)
     return path
 
 
-def missing(path: Path, elsewhere: str = "", remedy: str = MODEL) -> UserError:
+def missing_folder(path: Path, elsewhere: str = "", remedy: str = MODEL) -> UserError:
     """The error for a folder that is not there, with names like it that are."""
     there = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
     near = [str(path.parent / name) for name in difflib.get_close_matches(path.name, there)]

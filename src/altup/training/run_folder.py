@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from altup.core.errors import UserError, may_not_write
 from altup.core.files import atomic_write, locked
-from altup.core.hub import find_place, missing
+from altup.core.hub import find_place, missing_folder
 from altup.core.schema import differences, read_yaml
 from altup.training import checkpoints
 from altup.training.config import TrainConfig
@@ -159,7 +159,7 @@ def newest_model(path: Path) -> Path:
     found = checkpoints.newest_whole(run.checkpoints) if run.checkpoints.is_dir() else None
     if found is None:
         if not path.exists():
-            raise missing(path)
+            raise missing_folder(path)
         raise UserError(
             f"{path}: neither a model folder (config.json) nor a run with a checkpoint (checkpoints/step-N)"
         )
