@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from altup.nn.linear import is_bare
+from altup.nn.layers import is_bare
 from tests.models import stacks
 from tests.models.helpers import batch, tiny_t5
 

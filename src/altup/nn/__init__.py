@@ -1,13 +1,12 @@
 """The paper's ideas as modules that fit any transformer, and the parts our own models are built from."""
 
 from altup.nn.altup import AltUp, Sum
-from altup.nn.attention import Attention
+from altup.nn.attention import Attention, GroupedAttention
 from altup.nn.coefficients import CoefficientModule, coefficient_names
 from altup.nn.dynamic import DynamicAltUp
 from altup.nn.experts import PartialExperts
-from altup.nn.feed_forward import GatedFeedForward
-from altup.nn.norm import RMSNorm
-from altup.nn.relative_bias import RelativeBias
+from altup.nn.layers import GatedFeedForward, LayerNorm, RMSNorm, SwiGLU
+from altup.nn.positions import RelativeBias
 from altup.nn.sequence import AveragePooling, SequenceAltUp, StrideAndSkip
 
 __all__ = [
@@ -17,11 +16,14 @@ __all__ = [
     "CoefficientModule",
     "DynamicAltUp",
     "GatedFeedForward",
+    "GroupedAttention",
+    "LayerNorm",
     "PartialExperts",
     "RMSNorm",
     "RelativeBias",
     "SequenceAltUp",
     "StrideAndSkip",
     "Sum",
+    "SwiGLU",
     "coefficient_names",
 ]

@@ -13,9 +13,8 @@ from altup.kernels.dropout import dropout
 from altup.models.bert.config import AltUpBertConfig
 from altup.models.rules import build_experts
 from altup.nn.altup import split
-from altup.nn.grouped_attention import GroupedAttention
-from altup.nn.linear import is_bare
-from altup.nn.norm import LayerNorm
+from altup.nn.attention import GroupedAttention
+from altup.nn.layers import LayerNorm, is_bare
 
 ALIGNED = 8  # numbers that fill 16 bytes in half precision
 

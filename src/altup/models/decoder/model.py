@@ -20,10 +20,9 @@ from altup.models.layers import PreNormLayer
 from altup.models.masks import causal_mask, token_positions
 from altup.models.rules import build_experts, build_rule
 from altup.nn import RMSNorm
-from altup.nn.grouped_attention import GroupedAttention
-from altup.nn.linear import is_bare
-from altup.nn.rotary import rotation
-from altup.nn.swiglu import SwiGLU
+from altup.nn.attention import GroupedAttention
+from altup.nn.layers import SwiGLU, is_bare
+from altup.nn.positions import rotation
 
 
 @dataclass

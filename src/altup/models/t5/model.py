@@ -17,7 +17,7 @@ from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, loss_fi
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.generation import ReplayedGeneration
 from altup.models.t5.stack import T5Decoder, T5Encoder
-from altup.nn.linear import is_bare
+from altup.nn.layers import is_bare
 
 
 @dataclass

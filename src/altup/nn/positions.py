@@ -1,4 +1,4 @@
-"""T5's relative-position bias: one learned number for each head and bucket of distances."""
+"""What attention knows of positions: T5's relative bias, and the rotary angles of today's decoders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def distance_bucket(distance: Tensor, num_buckets: int, max_distance: int, bidir
 
 
 class RelativeBias(nn.Module):
-    """A bias of attention scores that depends on the distance alone.
+    """T5's bias of attention scores by distance: one learned number for each head and bucket of distances.
 
     What is handed out is small, one number for each head and distance: attention lays it out along the diagonals.
     """
@@ -73,3 +73,20 @@ class RelativeBias(nn.Module):
     def constant_beyond(self, stride: int = 1) -> int:
         """The distance, in tokens `stride` apart, from which on the bias does not change any more."""
         return -(-self.last_bucket_from // stride)
+
+
+def rotation(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple[Tensor, Tensor]:
+    """Rotary angles positions · theta^(−2i/width), for i below width / 2, as cosine and sine in float32.
+
+    positions: [batch, tokens] → two tensors [batch, 1, tokens, width / 2] that broadcast over heads.
+    """
+    powers = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
+    angles = positions[:, None, :, None].float() * (1.0 / theta**powers)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turn each pair (xᵢ, xᵢ₊ₕ), where h is half the width, by its angle; x: [batch, heads, tokens, width]."""
+    first, second = x.chunk(2, dim=-1)
+    cosine, sine = cosine.to(x.dtype), sine.to(x.dtype)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from altup.nn.grouped_attention import GroupedAttention
+from altup.nn.attention import GroupedAttention
 
 
 def by_hand(module, x, seen):
