@@ -24,6 +24,7 @@ demo: $(READY)  ## train dense, AltUp and Recycled-AltUp side by side on this ma
 
 test: $(READY) lint  ## lint, type check and the default test suite
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) -m interpreter tests/kernels
 
 test-slow: $(READY)  ## the checks that take minutes: kills, over-fitting, full disks
 	$(BIN)/python -m pytest -m slow

@@ -1,42 +1,41 @@
-"""Tests of Triton kernels run on a GPU or, without one, in Triton's interpreter, in a process of their own.
+"""Where kernels are tested: on a GPU, or in Triton's interpreter.
 
-The interpreter (TRITON_INTERPRET=1) is chosen when a kernel is defined, and must not be chosen for other tests.
+The interpreter is chosen by TRITON_INTERPRET=1 when a kernel is defined, and must not be chosen for other tests.
+So it has a pytest run of its own: `TRITON_INTERPRET=1 pytest tests/kernels -m interpreter`. It is slow: give it
+shapes of few programs and few tiles.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
+BACKEND = "aot_eager" if INTERPRETED else "inductor"  # of torch.compile
+
+# Those of torch.library.opcheck that compile nothing: for an operator without a gradient, or a second variant.
+CHEAP_CHECKS = ("test_schema", "test_faketensor", "test_autograd_registration")
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def runs_kernel(test):
-    """Run by `make test-gpu`, and by a test that calls `pass_in_the_interpreter`."""
-    return test if INTERPRETED else pytest.mark.gpu(test)
+    """Run in the interpreter's run, and by `make test-gpu`."""
+    if not INTERPRETED:
+        return pytest.mark.gpu(test)
+    return pytest.mark.interpreter(pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")(test))
 
 
 def needs_gpu(test):
     return pytest.mark.gpu(pytest.mark.skipif(INTERPRETED, reason="needs a GPU")(test))
 
 
-def outside_the_interpreter(test):
-    return pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")(test)
-
-
-def pass_in_the_interpreter(file: str) -> None:
-    """Run the tests of `file` again, with the kernels interpreted."""
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    run = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
-    assert " passed" in run.stdout
+def fewer(few, all):
+    """Which parameters a test goes through: `few` in the interpreter, `all` on a GPU."""
+    return few if INTERPRETED else all
 
 
 def repair() -> None:
@@ -52,5 +51,5 @@ def repair() -> None:
     interpreter._patch_lang_tensor = patch_lang_tensor
 
 
-if INTERPRETED:
+if INTERPRETED and HAS_TRITON:
     repair()

@@ -1,29 +1,78 @@
-"""The kernels of AdamW with relative updates against its plain expressions in float64.
-
-On a machine without a GPU they run in Triton's interpreter, in a process of its own.
-"""
+"""AdamW-RMS: the definition by hand, and the kernels and the optimizer's plain path against it in float64."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 from torch import nn
 
+from altup.core.errors import UserError
+from altup.kernels import adamw_reference, adamw_update
 from altup.training.optimizers.adamw import RelativeAdamW
-from tests.kernels.interpreter import (
-    DEVICE,
-    needs_gpu,
-    outside_the_interpreter,
-    pass_in_the_interpreter,
-    runs_kernel,
-)
+from tests.kernels.interpreter import DEVICE, needs_gpu, runs_kernel
+
+OPTIONS = {"lr": 0.02, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "smallest": 1e-3}
+
+
+def test_the_definition_by_hand():
+    """Two numbers, two steps, from the formula."""
+    w, m, v = [2.0, -1.0], [0.0, 0.0], [0.0, 0.0]
+    tensors = [torch.tensor(numbers, dtype=torch.float64) for numbers in (w, m, v)]
+    for t, g in enumerate(([0.5, -3.0], [-0.1, 2.0]), start=1):
+        tensors = list(adamw_reference(tensors[0], torch.tensor(g).double(), *tensors[1:], t, **OPTIONS))
+        rms = math.sqrt((w[0] ** 2 + w[1] ** 2) / 2)
+        for i in range(2):
+            m[i] = 0.9 * m[i] + 0.1 * g[i]
+            v[i] = 0.99 * v[i] + 0.01 * g[i] ** 2
+            direction = m[i] / (1 - 0.9**t) / (math.sqrt(v[i] / (1 - 0.99**t)) + 1e-8)
+            w[i] = w[i] - 0.02 * 0.1 * w[i] - 0.02 * rms * direction
+    for got, want in zip(tensors, (w, m, v), strict=True):
+        torch.testing.assert_close(got, torch.tensor(want, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_a_tiny_tensor_moves_by_the_smallest_rms():
+    tiny, g = torch.full((4,), 1e-6), torch.ones(4)
+    new, _, _ = adamw_reference(tiny, g, 0 * g, 0 * g, 1, **OPTIONS | {"weight_decay": 0.0})
+    torch.testing.assert_close(new, tiny - 0.02 * 1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_plain_optimizer_takes_the_steps_of_the_definition(dtype):
+    """Stacked or one by one; a skipped step changes nothing."""
+    shapes = [(3, 5), (3, 5), (7,), ()]
+    weights = [nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+    optimizer = RelativeAdamW(weights, **{k: v for k, v in OPTIONS.items() if k != "smallest"})
+    wide = torch.promote_types(dtype, torch.float32)
+    copies = [p.detach().clone() for p in weights]
+    means, squares = ([torch.zeros(shape, dtype=wide) for shape in shapes] for _ in range(2))
+    steps = [torch.zeros(()) for _ in shapes]
+    for step in range(3):
+        skip = torch.tensor(step == 1)
+        for p in weights:
+            p.grad = torch.randn(p.shape).to(dtype)
+        adamw_update(copies, [p.grad for p in weights], means, squares, steps, skip=skip, **OPTIONS)
+        optimizer.step(skip=skip)
+        for p, copy in zip(weights, copies, strict=True):
+            torch.testing.assert_close(p.detach(), copy, rtol=2e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-9)
+    assert [int(step) for step in steps] == [2] * 4
+
+
+def test_kernels_asked_for_where_they_cannot_run_are_refused():
+    w, step = torch.ones(3, dtype=torch.float64), torch.zeros(())
+    with pytest.raises(UserError, match="needs a CUDA GPU"):
+        adamw_update([w], [w], [w], [w], [step], implementation="triton", **OPTIONS)
+
 
 SHAPES = {
     "single numbers": [(), (1,), (1, 1)],
     "of one size, not of one shape": [(17,), (17, 1), (1, 17)],
     "many": [(5,)] * 12,
-    "of many sizes": [(4095,), (64, 64), (4097,), (2, 33, 65), (768,), (3,), (17,), ()],
+    "of many sizes": [(2047,), (32, 64), (2049,), (2, 33, 35), (3,), (17,), ()],
 }
+
+
 SIZES = (1.0, 1e-5, 30.0)  # of weights; the second is below the smallest that counts
 
 
@@ -152,11 +201,6 @@ def test_a_parameter_without_gradient_is_left_alone():
     assert changed == [True] * 4 + [False] * 4 + [True] * 8
 
 
-@outside_the_interpreter
-def test_kernels_in_the_interpreter():
-    pass_in_the_interpreter(__file__)
-
-
 @needs_gpu
 def test_replayed_steps_are_the_launched_ones_bit_for_bit_and_nothing_waits():
     from altup.kernels.cuda_graph import record, warm_up
@@ -185,3 +229,47 @@ def test_replayed_steps_are_the_launched_ones_bit_for_bit_and_nothing_waits():
 
     for got, want in zip(train(True), train(False), strict=True):
         assert torch.equal(got, want)
+
+
+ADDRESSES = ("weights", "grads", "means", "squares", "steps")
+NUMBERS = ("log_beta1", "log_beta2", "smallest", "fresh1", "fresh2", "eps", "decay")
+
+
+def compiled(hopper, kernel, dtype, **constants):
+    """For weights and gradients of `dtype`, as many as a multiple of 16."""
+    types = dict.fromkeys(kernel.arg_names, "*fp32") | dict.fromkeys(NUMBERS, "fp32")
+    types |= dict.fromkeys(ADDRESSES, "*i64") | dict.fromkeys(("weight_like", "grad_like"), f"*{dtype}")
+    types |= {"numel": "i32", "count": "i32", "skip": "*u8"}
+    return hopper.build(kernel, types | constants, divisible=("numel",))
+
+
+@pytest.mark.parametrize(("dtype", "bytes_each"), [("fp32", 4), ("bf16", 2)])
+def test_passes_move_16_bytes_at_a_time(dtype, bytes_each, hopper):
+    from altup.kernels.adamw import triton as kernels
+
+    threads = 128
+    vectors = kernels.BLOCK * bytes_each // (16 * threads)
+    wide = kernels.BLOCK * 4 // (16 * threads)  # of moments
+
+    squares = compiled(hopper, kernels._squares_kernel, dtype, BLOCK=kernels.BLOCK)
+    assert not hopper.spills(squares)
+    assert squares.asm["ptx"].count("ld.global.v4") == vectors
+
+    descend = compiled(hopper, kernels._descend_kernel, dtype, BLOCK=kernels.BLOCK)
+    assert not hopper.spills(descend)
+    assert descend.asm["ptx"].count("ld.global.v4") == 2 * vectors + 2 * wide
+    assert descend.asm["ptx"].count("st.global.v4") == vectors + 2 * wide
+
+
+@pytest.mark.parametrize("ones", [{}, {"count": 1}, {"numel": 1, "count": 1}])  # which Triton makes constants
+def test_the_sum_of_parts(ones, hopper):
+    from altup.kernels.adamw import triton as kernels
+
+    assert not hopper.spills(compiled(hopper, kernels._count_kernel, "fp32", PARTS=kernels.PARTS, **ones))
+
+
+@pytest.mark.parametrize("name", ["_squares_kernel", "_descend_kernel"])
+def test_single_numbers(name, hopper):
+    from altup.kernels.adamw import triton as kernels
+
+    assert not hopper.spills(compiled(hopper, getattr(kernels, name), "fp32", BLOCK=kernels.BLOCK, numel=1))

@@ -1,7 +1,4 @@
-"""Dropout: its random bits against the published words, its masks against the definition, and what they do.
-
-Where there is no GPU the kernel runs in Triton's interpreter, as in test_attention_triton.py.
-"""
+"""Dropout: its random bits against the published words, its masks against the definition, and what they do."""
 
 from __future__ import annotations
 
@@ -17,14 +14,7 @@ from altup.core.errors import UserError
 from altup.kernels.dropout import dropout, keep_mask_reference
 from altup.kernels.dropout.op import keep_mask_op
 from altup.kernels.dropout.reference import LANES, philox, stream_keys
-from tests.kernels.interpreter import (
-    DEVICE,
-    INTERPRETED,
-    needs_gpu,
-    outside_the_interpreter,
-    pass_in_the_interpreter,
-    runs_kernel,
-)
+from tests.kernels.interpreter import BACKEND, DEVICE, needs_gpu, runs_kernel
 
 PI = 0x243F6A88, 0x85A308D3, 0x13198A2E
 
@@ -118,7 +108,7 @@ def test_compiles_as_one_graph():
     def run(x):
         return dropout(dropout(x, 0.5, implementation="triton"), 0.5, implementation="triton")
 
-    compiled = torch.compile(run, backend="aot_eager" if INTERPRETED else "inductor", fullgraph=True)
+    compiled = torch.compile(run, backend=BACKEND, fullgraph=True)
     x = torch.ones(100, 100, device=DEVICE, requires_grad=True)
     y = compiled(x)
     assert set(y.unique().tolist()) == {0.0, 4.0}
@@ -146,7 +136,6 @@ def test_nothing_to_drop(p, training):
     assert dropout(x, p, training) is x
 
 
-@outside_the_interpreter
 def test_what_is_refused():
     with pytest.raises(UserError, match="cpu"):
         dropout(torch.ones(3), 0.5, implementation="triton")
@@ -175,6 +164,12 @@ def test_a_device_that_is_not_the_current_one():
     assert torch.equal(mask.flatten().cpu(), keep_mask_reference(3 * LANES, 5, 0.3))
 
 
-@outside_the_interpreter
-def test_kernel_in_the_interpreter():
-    pass_in_the_interpreter(__file__)
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("numel", ["i32", "i64"])
+def test_masks_are_written_by_vectors(numel, capability, hopper):
+    from altup.kernels.dropout.triton import keep_mask_kernel
+
+    arguments = {"mask": "*i1", "seed": "*i64", "numel": numel, "drop_below": "i32", "LANES": LANES}
+    compiled = hopper.build(keep_mask_kernel, arguments, divisible=("numel",), capability=capability, num_warps=4)
+    assert "st.global.v2" in compiled.asm["ptx"] or "st.global.b64" in compiled.asm["ptx"]
+    assert not hopper.spills(compiled)

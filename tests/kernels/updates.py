@@ -34,3 +34,7 @@ def assert_autocast_rounds_nothing(fused, *inputs):
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         got = fused(*inputs)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def distance(got, want):
+    return ((got.double() - want).norm() / want.norm().clamp(min=1e-30)).item()

@@ -52,7 +52,7 @@ def adafactor_update(
         return
     for weight, grad, row, column, step in zip(weights, grads, rows, columns, steps, strict=True):
         dtype = torch.promote_types(weight.dtype, torch.float32)
-        given = weight.to(dtype), grad.to(dtype), row, column, step + 1
+        given = weight.to(dtype), grad.to(dtype), row, column, step.double() + 1
         new = *adafactor_reference(*given, lr=lr, smallest=smallest), step + 1
         for tensor, value in zip((weight, row, column, step), new, strict=True):
             tensor.copy_(torch.where(skip, tensor, value))

@@ -70,6 +70,7 @@ def _plain(
     skip: Tensor | None, options: dict[str, Any],
 ) -> None:  # fmt: skip
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    new = adamw_reference(weight.to(dtype), grad.to(dtype), mean, square, step + 1, lr=lr, **options)
-    for tensor, value in zip((weight, mean, square, step), (*new, step + 1), strict=True):
+    number = step.double() + 1  # because 1 - 0.999 has lost digits in float32
+    new = adamw_reference(weight.to(dtype), grad.to(dtype), mean, square, number, lr=lr, **options)
+    for tensor, value in zip((weight, mean, square, step), (*new, number), strict=True):
         tensor.copy_(value if skip is None else torch.where(skip, tensor, value))
