@@ -1,3 +1,5 @@
+"""The counts against the models themselves, torch's counter, what autograd keeps, and the paper's tables."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -10,10 +12,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from altup.core.errors import UserError
-from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
+from altup.models import AltUpBertConfig, AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.models.accounting import account
-from altup.models.config import METHODS
+from altup.models.base import ALIGNED
+from altup.models.config import METHODS, AltUpConfig
+from altup.models.families import family as family_of
 from altup.studies.paper import table
+from tests.models.stacks import STACKS
 
 SHAPES: list[dict[str, Any]] = [
     *({"size": size, "method": method} for size in ("tiny", "small") for method in METHODS),
@@ -30,15 +35,28 @@ SHAPES: list[dict[str, Any]] = [
 ids = [" ".join(f"{name}={value}" for name, value in shape.items()) for shape in SHAPES]
 
 
-def build_on_meta(config: AltUpT5Config) -> AltUpT5ForConditionalGeneration:
-    with torch.device("meta"):
-        return AltUpT5ForConditionalGeneration(config)
+def config_of(family: str, method: str, **fields: Any) -> AltUpConfig:
+    experts = 6 if "moe" in method else None
+    shape = {"vocab_size": 500, **fields}
+    return family_of(family).config_class.from_preset("tiny", method, experts=experts, **shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=ids)
-def test_counts_equal_those_of_the_model_itself(shape: dict[str, Any]) -> None:
-    config = AltUpT5Config.from_preset(**shape)
-    model = build_on_meta(config)
+def test_counts_of_t5_equal_those_of_the_model_itself(shape: dict[str, Any]) -> None:
+    compare_with_the_model("t5", AltUpT5Config.from_preset(**shape))
+
+
+@pytest.mark.parametrize("tied", [False, None])
+@pytest.mark.parametrize(("family", "method"), STACKS)
+def test_counts_equal_those_of_the_model_itself(family: str, method: str, tied: bool | None) -> None:
+    fields = {} if tied is None else {"tie_word_embeddings": tied}
+    compare_with_the_model(family, config_of(family, method, **fields))
+
+
+def compare_with_the_model(family: str, config: AltUpConfig) -> None:
+    with torch.device("meta"):
+        model = family_of(family).model_class(config)
+    model.tie_weights()
     count = account(config)
     tables = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
     assert count.total == sum(p.numel() for p in model.parameters())
@@ -71,7 +89,7 @@ def test_extra_products_of_altup_come_from_wide_cross_attention_and_head(size: s
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if "moe" not in s["method"] and s["size"] == "tiny"])
-@pytest.mark.parametrize(("inputs", "targets"), [(512, 114), (37, 5)])
+@pytest.mark.parametrize(("inputs", "targets"), [(130, 57), (37, 5)])
 def test_flops_equal_the_products_that_torch_counts(shape: dict[str, Any], inputs: int, targets: int) -> None:
     config = AltUpT5Config.from_preset(**{"vocab_size": 500, **shape})
     # In bfloat16 the rule is element-wise; in float32 on a CPU it is a matrix product, and would be counted.
@@ -80,6 +98,27 @@ def test_flops_equal_the_products_that_torch_counts(shape: dict[str, Any], input
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=ids, labels=labels)
     assert account(config, inputs, targets).flops_matrix == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("family", "method"), [stack for stack in STACKS if "moe" not in stack[1]])
+def test_flops_of_one_stack_equal_the_products_that_torch_counts(family: str, method: str) -> None:
+    config = config_of(family, method)
+    # In bfloat16 the rule is element-wise; in float32 on a CPU it is a matrix product, and would be counted.
+    model, ids = family_of(family).model_class(config).bfloat16(), torch.zeros(1, 37, dtype=torch.long)
+    asked = {"masked_positions": torch.arange(5).unsqueeze(0), "return_logits": False} if family == "bert" else {}
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=ids, labels=ids, **asked)
+    targets = 5 if family == "bert" else None
+    bias = 2 * 5 * ALIGNED * 500 if family == "bert" else 0  # the columns that carry the bias of the logits
+    assert account(config, 37, targets).flops_matrix == counter.get_total_flops() - bias
+
+
+def test_targets() -> None:
+    bert, decoder = config_of("bert", "dense"), config_of("decoder", "dense")
+    assert (account(bert, 512).targets, account(decoder, 512).targets) == (77, 512)
+    assert account(decoder, 512, 114).targets == 512
+    with pytest.raises(ValueError, match="targets=0"):
+        account(bert, 512, 0)
 
 
 def test_experts_cost_their_router_and_the_chosen_ones_only() -> None:
@@ -100,8 +139,8 @@ def test_rule_costs_by_hand() -> None:
     assert rules.flops_train == 3 * rules.flops_forward
 
 
-def layer_from_torchs_own_parts(x: Tensor, config: AltUpT5Config, weights: set[int]) -> Tensor:
-    """An encoder layer of fused operations; a layer norm's statistics stand in for an RMS norm's."""
+def layer_from_torchs_own_parts(x: Tensor, config: AltUpConfig, weights: set[int]) -> Tensor:
+    """One layer of fused operations; a layer norm stands in for an RMS norm, equal heads for shared ones."""
     width, inner = config.layer_width, config.num_heads * config.d_kv
 
     def project(x: Tensor, out: int) -> Tensor:
@@ -109,21 +148,26 @@ def layer_from_torchs_own_parts(x: Tensor, config: AltUpT5Config, weights: set[i
         weights.add(weight.untyped_storage().data_ptr())
         return F.linear(x, weight)
 
-    def heads(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (config.num_heads, config.d_kv)).transpose(1, 2)
+    def norm(x: Tensor) -> Tensor:
+        return F.layer_norm(x, (width,))
 
-    normed = F.layer_norm(x, (width,))
-    q, k, v = (heads(project(normed, inner)) for _ in range(3))
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        mixed = F.scaled_dot_product_attention(q, k, v)
-    x = x + project(mixed.transpose(1, 2).flatten(2), width)
-    normed = F.layer_norm(x, (width,))
-    hidden = F.gelu(project(normed, config.d_ff), approximate="tanh") * project(normed, config.d_ff)
-    return x + project(hidden, width)
+    def attend(x: Tensor) -> Tensor:
+        q, k, v = (project(x, inner).unflatten(-1, (config.num_heads, -1)).transpose(1, 2) for _ in range(3))
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            mixed = F.scaled_dot_product_attention(q, k, v)
+        return project(mixed.transpose(1, 2).flatten(2), width)
+
+    if isinstance(config, AltUpBertConfig):
+        x = norm(x + attend(x))
+        return norm(x + project(F.gelu(project(x, config.d_ff)), width))
+    x = x + attend(norm(x))
+    normed = norm(x)
+    activation = F.gelu if isinstance(config, AltUpT5Config) else F.silu
+    return x + project(activation(project(normed, config.d_ff)) * project(normed, config.d_ff), width)
 
 
-def kept_bytes(config: AltUpT5Config, tokens: int) -> int:
-    """What autograd really keeps for two encoder layers and the rule between and after them."""
+def kept_bytes(config: AltUpConfig, tokens: int) -> int:
+    """What autograd really keeps for two layers and the rule between and after them."""
     K = config.num_blocks
     state = torch.randn(K, 1, tokens, config.layer_width, dtype=torch.bfloat16, requires_grad=True)
     storages: dict[int, Tensor] = {}
@@ -145,18 +189,16 @@ def kept_bytes(config: AltUpT5Config, tokens: int) -> int:
     return sum(t.untyped_storage().nbytes() for place, t in storages.items() if place not in weights)
 
 
+@pytest.mark.parametrize("family", ["t5", "bert", "decoder"])
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_activations_equal_what_autograd_keeps_of_two_more_layers(k: int) -> None:
-    tokens = 96
+def test_activations_equal_what_autograd_keeps_of_two_more_layers(family: str, k: int) -> None:
+    fields = {"t5": {"num_decoder_layers": 1}, "bert": {}, "decoder": {"num_kv_heads": 4}}[family]
 
-    def account_for(layers: int) -> int:
-        config = AltUpT5Config.from_preset(
-            "tiny", "recycled", k=k, num_layers=layers, num_decoder_layers=1, vocab_size=64
-        )
-        return account(config, tokens, 1).activation_bytes
+    def config(layers: int) -> AltUpConfig:
+        return config_of(family, "recycled", num_layers=layers, num_blocks=k, **fields)
 
-    config = AltUpT5Config.from_preset("tiny", "recycled", k=k)
-    assert account_for(4) - account_for(2) == pytest.approx(kept_bytes(config, tokens), rel=0.01)
+    two_more = account(config(4), 96, 1).activation_bytes - account(config(2), 96, 1).activation_bytes
+    assert two_more == pytest.approx(kept_bytes(config(4), 96), rel=0.01)
 
 
 def test_activation_formula_of_the_paper() -> None:

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 import altup
-from altup.models.compiling import compile_layers
+from altup.models.stack import compile_layers
 from tests.models.stacks import STACKS, VOCABULARY, batch, tiny
 
 AUTO = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from altup import AltUpBertConfig, AltUpBertForMaskedLM, AltUpDecoderConfig, AltUpDecoderForCausalLM
-from altup.models.compiling import compile_layers
+from altup.models.stack import compile_layers
 from tests.models.stacks import STACKS
 
 pytestmark = pytest.mark.gpu

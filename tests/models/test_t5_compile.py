@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from altup.models.compiling import compile_layers, left_uncompiled
+from altup.models.stack import compile_layers, left_uncompiled
 from tests.models.helpers import ALL_METHODS, batch, tiny_t5
 
 

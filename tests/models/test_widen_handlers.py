@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTra
 
 import altup
 from altup.core.errors import UserError
-from altup.models.widening import handlers
+from altup.models.widening import structure
 from tests.models.families import DECODER, build
 
 
@@ -58,7 +58,7 @@ def odd():
 
 @pytest.fixture
 def clean_handlers(monkeypatch):
-    monkeypatch.setattr(handlers, "_HANDLERS", dict(handlers._HANDLERS))
+    monkeypatch.setattr(structure, "_HANDLERS", dict(structure._HANDLERS))
 
 
 NOTES = torch.tensor([[1, 2, 3, 39]])

@@ -53,7 +53,7 @@ def load_any(path: Path) -> LoadedModel:
     folder, device = newest_model(path), _device()
     try:
         family = family_name(transformers.AutoConfig.from_pretrained(folder).model_type) or "t5"
-        auto_class = getattr(transformers, FAMILIES[family].auto_class)
+        auto_class = FAMILIES[family].auto_class
         model = auto_class.from_pretrained(folder).to(device).eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, SafetensorError) as error:

@@ -1,4 +1,4 @@
-"""What all our models share: how they load and start, and what they return beside Hugging Face's outputs."""
+"""What all our models share: loading, starting weights, the head with its loss, and what they return."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from altup.core.errors import UserError
-from altup.kernels import TokenSums
+from altup.kernels.cross_entropy import TokenSums, head_sums, token_sums
 from altup.models.config import AltUpConfig
 from altup.nn import PartialExperts
+from altup.nn.layers import is_bare
+
+ALIGNED = 8  # numbers that fill 16 bytes in half precision
 
 
 @dataclass
@@ -43,6 +47,22 @@ def loss_fields(sums: TokenSums | None, num_items_in_batch: Tensor | int | None 
     }
 
 
+def linear_sums(hidden: Tensor, linear: nn.Module, labels: Tensor, z_loss: float) -> TokenSums:
+    """`token_sums(linear(hidden), labels, z_loss)`, without holding all logits where `linear` is just its weights.
+
+    hidden: [..., D], labels: [...]. A bias is a column of the weight that meets a 1, among enough zeros to keep
+    rows aligned.
+    """
+    if is_bare(linear):
+        return head_sums(hidden, linear.weight, labels, z_loss)  # type: ignore[arg-type]
+    if not is_bare(linear, bias=True):
+        return token_sums(linear(hidden), labels, z_loss)
+    one = F.pad(hidden.new_ones(*hidden.shape[:-1], 1), (0, ALIGNED - 1))
+    column = F.pad(linear.bias.unsqueeze(1), (0, ALIGNED - 1))  # type: ignore[operator]
+    weight = torch.cat([linear.weight, column], dim=1)  # type: ignore[list-item]
+    return head_sums(torch.cat([hidden, one], dim=-1), weight, labels, z_loss)
+
+
 def as_dict(asked: bool | None, config: PreTrainedConfig) -> bool:
     return bool(config.return_dict if asked is None else asked)
 
@@ -55,13 +75,14 @@ def refuse_attentions(asked: bool | None) -> None:
 class AltUpPreTrainedModel(PreTrainedModel):
     """Loading with errors that name the field, fresh weights, and coefficients that stay float32.
 
-    `reads_blocks` names, by their ends, the parameters that upcycling divides by K: those through which K equal
+    `reads_blocks` names, by their ends, the parameters that upcycling shares out: those through which K equal
     blocks would otherwise count K times.
     """
 
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     reads_blocks: tuple[str, ...] = ()
+    lm_head: nn.Module
     _supports_sdpa = True
     _can_compile_fullgraph = True
     _keep_in_fp32_modules_strict = ["rule", "update", "router"]  # noqa: RUF012
@@ -118,6 +139,37 @@ class AltUpPreTrainedModel(PreTrainedModel):
             )
         return (model, info) if output_loading_info else model
 
+    def answer(
+        self,
+        hidden: Tensor,
+        labels: Tensor | None,
+        return_logits: bool = True,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> dict[str, Any]:
+        """The head and its loss as fields of an output: `logits` [batch, tokens, vocab_size], unless they are not
+        to be returned, and what `loss_fields` makes of `labels` [batch, tokens], where given.
+
+        hidden: [batch, tokens, output_width].
+        """
+        config: Any = self.config
+        logits = sums = None
+        if labels is not None and not return_logits:
+            sums = linear_sums(*self.head_input(hidden), labels, config.z_loss)
+        else:
+            logits = self.logits(hidden)
+            if labels is not None:
+                sums = token_sums(logits, labels, config.z_loss)
+        if sums is not None:
+            sums = self.with_balance_loss(sums)
+        return {"logits": logits if return_logits else None, **loss_fields(sums, num_items_in_batch)}
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)
+
+    def head_input(self, hidden: Tensor) -> tuple[Tensor, nn.Module]:
+        """What the head's last linear map reads, and that map."""
+        return hidden, self.lm_head
+
     def with_balance_loss(self, sums: TokenSums) -> TokenSums:
         """Add the experts' mean balance loss, scaled by the tokens as the rest of `loss_sum` is."""
         config: Any = self.config
@@ -148,6 +200,13 @@ def empty_like(cls: Any, config: PreTrainedConfig, like: nn.Module) -> Any:
     """A model of the same dtype and device as `like`, in evaluation mode."""
     first: Tensor = next(like.parameters())
     return cls(config).to(first.device, first.dtype).eval()
+
+
+def refuse_lost_weights(place: str, info: dict[str, Any]) -> None:
+    """Stop where loading left weights as they start; `info` is what `output_loading_info=True` gives."""
+    lost = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
+    if lost:
+        raise UserError(f"{place!r} is not whole: {len(lost)} weights are missing or misshapen, first {lost[0]}")
 
 
 def refuse_widened(config: AltUpConfig, family: str) -> None:

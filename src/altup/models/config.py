@@ -72,9 +72,11 @@ class AltUpConfig(PreTrainedConfig):
     - `experts`: 0 or a number of partial experts beside each feed-forward.
 
     A family adds its shape, with `d_model` the width of a layer and `num_layers` the depth, and its `SIZES`.
+    `extra_layers` adds that many layers to every stack (the paper's T5L+4) and is not stored.
     """
 
     SIZES: ClassVar[dict[str, dict[str, int]]] = {}
+    DEPTHS: ClassVar[tuple[str, ...]] = ("num_layers",)
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         "past_key_values",
         "loss_sum",
@@ -104,6 +106,7 @@ class AltUpConfig(PreTrainedConfig):
     expert_balance: float = 0.0
 
     def __post_init__(self, **kwargs: Any) -> None:
+        extra_layers = kwargs.pop("extra_layers", 0)
         own = {field.name for field in fields(AltUpConfig)} - {field.name for field in fields(PreTrainedConfig)}
         for name in kwargs:
             if hint := did_you_mean(name, own, alike=0.85):
@@ -113,6 +116,15 @@ class AltUpConfig(PreTrainedConfig):
         if self.selects_blocks and self.num_blocks > 1 and self.selection is None:
             self.selection = "alternating"
         self.validate_choices()
+        check_whole("extra_layers", extra_layers, 0)
+        check_whole("num_layers", self.num_layers, 1)
+        self._complete()
+        for depth in self.DEPTHS:
+            setattr(self, depth, getattr(self, depth) + extra_layers)
+        self._validate_shape()
+
+    def _complete(self) -> None:
+        """Set the fields of a family whose defaults depend on others."""
 
     @classmethod
     def from_preset(

@@ -1,52 +1,46 @@
-"""The model families by the names that the command line uses: `t5`, `bert` and `decoder`."""
+"""The model families by the names that the command line uses."""
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+
 from altup.core.errors import check_choice
+from altup.models.bert import AltUpBertConfig, AltUpBertForMaskedLM, AltUpBertModel
+from altup.models.decoder import AltUpDecoderConfig, AltUpDecoderForCausalLM, AltUpDecoderModel
+from altup.models.t5 import AltUpT5Config, AltUpT5EncoderModel, AltUpT5ForConditionalGeneration
 
 
 @dataclass(frozen=True)
 class Family:
-    """Where a family's classes are, and what it is called elsewhere. Nothing is imported before it is used."""
+    """A family's classes, with its head and without, and the Auto class that finds the one with a head."""
 
     title: str
-    home: str
-    config_name: str
-    model_name: str
-    auto_class: str
+    config_class: Any
+    model_class: Any
+    headless_class: Any
+    auto_class: Any
     default_size: str
-
-    @property
-    def config_class(self) -> Any:
-        return getattr(importlib.import_module(f"{self.home}.config"), self.config_name)
-
-    @property
-    def model_class(self) -> Any:
-        return getattr(importlib.import_module(f"{self.home}.model"), self.model_name)
 
 
 FAMILIES = {
     "t5": Family(
         "T5 1.1",
-        "altup.models.t5",
-        "AltUpT5Config",
-        "AltUpT5ForConditionalGeneration",
-        "AutoModelForSeq2SeqLM",
+        AltUpT5Config,
+        AltUpT5ForConditionalGeneration,
+        AltUpT5EncoderModel,
+        AutoModelForSeq2SeqLM,
         "small",
     ),
-    "bert": Family(
-        "BERT", "altup.models.bert", "AltUpBertConfig", "AltUpBertForMaskedLM", "AutoModelForMaskedLM", "light"
-    ),
+    "bert": Family("BERT", AltUpBertConfig, AltUpBertForMaskedLM, AltUpBertModel, AutoModelForMaskedLM, "light"),
     "decoder": Family(
         "decoder",
-        "altup.models.decoder",
-        "AltUpDecoderConfig",
-        "AltUpDecoderForCausalLM",
-        "AutoModelForCausalLM",
+        AltUpDecoderConfig,
+        AltUpDecoderForCausalLM,
+        AltUpDecoderModel,
+        AutoModelForCausalLM,
         "small",
     ),
 }

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 from transformers import (
     AutoConfig,
     BertForMaskedLM,
@@ -20,14 +19,13 @@ from transformers import (
 
 from altup.core.errors import UserError, check_choice, check_whole
 from altup.core.hub import find_place
-from altup.models.base import empty_like
-from altup.models.bert import AltUpBertForMaskedLM
+from altup.models.base import empty_like, refuse_lost_weights
 from altup.models.bert import convert as bert
 from altup.models.config import preset_fields
-from altup.models.decoder import AltUpDecoderForCausalLM
 from altup.models.decoder import convert as decoder
-from altup.models.t5 import AltUpT5ForConditionalGeneration
+from altup.models.families import FAMILIES
 from altup.models.t5 import convert as t5
+from altup.models.widening.parameters import spread
 from altup.nn import AltUp
 
 CONVERTERS: dict[Any, Callable[..., PreTrainedModel]] = {
@@ -35,8 +33,8 @@ CONVERTERS: dict[Any, Callable[..., PreTrainedModel]] = {
     BertForMaskedLM: bert.from_hugging_face,
     LlamaForCausalLM: decoder.from_hugging_face,
 }
-T5S = (T5ForConditionalGeneration, AltUpT5ForConditionalGeneration)
-OURS = (AltUpT5ForConditionalGeneration, AltUpBertForMaskedLM, AltUpDecoderForCausalLM)
+T5S = (T5ForConditionalGeneration, FAMILIES["t5"].model_class)
+OURS = tuple(one.model_class for one in FAMILIES.values())
 UPCYCLE_METHODS = ("recycled", "altup", "sameup", "dense")
 
 
@@ -58,14 +56,12 @@ def upcycle(
 
     fields: dict[str, Any] = dense.config.to_dict() | preset_fields(method, num_blocks)
     if any(name.endswith("lm_head.weight") for name in dense.reads_blocks) and fields["widening"] == "altup":
-        fields["tie_word_embeddings"] = False  # a head that is divided by K is no longer the table
+        fields["tie_word_embeddings"] = False  # a head that shares its weights out is no longer the table
     wide: Any = empty_like(type(dense), type(dense.config)(**fields), dense)
-    weights = dense.state_dict()
     with torch.no_grad():
-        for name, parameter in wide.named_parameters():
-            if ".rule." not in name:
-                divided = name.endswith(dense.reads_blocks)
-                parameter.copy_(_replicate(weights[name], parameter.shape, num_blocks if divided else 1))
+        for name, weight in dense.state_dict().items():
+            parameter = wide.get_parameter(name)
+            parameter.copy_(spread(weight, parameter.shape, name.endswith(dense.reads_blocks)))
         generator = torch.Generator().manual_seed(seed)
         for rule in (m for m in wide.modules() if isinstance(m, AltUp)):
             for update in rule.updates:  # not the rule itself, which would part twins by chance and not by `seed`
@@ -75,16 +71,6 @@ def upcycle(
     if wide.can_generate():
         wide.generation_config = copy.deepcopy(dense.generation_config)
     return wide
-
-
-def _replicate(narrow: Tensor, shape: torch.Size, divisor: int) -> Tensor:
-    """The tensor that acts on K equal blocks as `narrow` acts on one.
-
-    It is repeated in every dimension that is wider. Where K equal blocks are read, and would count K times, it
-    is divided by K.
-    """
-    copies = [wide // one for wide, one in zip(shape, narrow.shape, strict=True)]
-    return narrow if max(copies) == 1 else narrow.repeat(copies) / divisor
 
 
 def _as_dense(model: PreTrainedModel | str | Path) -> Any:
@@ -126,7 +112,5 @@ def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
         )
     except (OSError, SafetensorError) as error:
         raise UserError(f"{place!r}: the weights cannot be read as safetensors: {error}") from error
-    lost = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
-    if lost:
-        raise UserError(f"{place!r} is not whole: {len(lost)} weights are missing or misshapen, first {lost[0]}")
+    refuse_lost_weights(place, info)
     return model

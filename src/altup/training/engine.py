@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from altup.core.hardware import ensure_bf16
-from altup.models.compiling import compile_layers
+from altup.models.stack import compile_layers
 from altup.training.config import TrainConfig
 from altup.training.graphs import Graphs
 from altup.training.metrics import Meter, output_sums

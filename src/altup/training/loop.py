@@ -14,7 +14,7 @@ from altup.core.errors import UserError
 from altup.core.hardware import peak_flops
 from altup.core.text import number_of
 from altup.data.batches import Batches
-from altup.models.compiling import left_uncompiled
+from altup.models.stack import left_uncompiled
 from altup.training import checkpoints
 from altup.training.checkpoints import TrainingState
 from altup.training.config import TrainConfig

@@ -30,7 +30,7 @@ def write_card(
 ) -> None:
     """README.md and the curves, in the run's folder. `example` is a command that uses the model, of the family
     `model`."""
-    auto_class = family(model).auto_class
+    auto_class = family(model).auto_class.__name__
     records = read_records(folder.metrics)
     plotted = draw_curves(records, folder.path / CURVES)
     held_out = [r for r in records if r["split"] == "validation"]

@@ -18,7 +18,7 @@ from altup.bench.cases.floors import copy_bytes, copy_work, extra_shapes, produc
 from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work, distance
 from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.models.accounting import INPUTS, TARGETS, list_layers
-from altup.models.compiling import compile_layers
+from altup.models.stack import compile_layers
 from altup.models.t5.convert import hugging_face_name, to_hugging_face
 from altup.training.graphs import Graphs
 

@@ -1,4 +1,4 @@
-"""BERT as Hugging Face models: with the masked-language-model head, and the encoder alone."""
+"""BERT: embeddings, layers and head, and the Hugging Face models around them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,126 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
-from altup.kernels import token_sums
-from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, loss_fields, refuse_attentions
+from altup.core.errors import UserError
+from altup.kernels.dropout import dropout
+from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, refuse_attentions
 from altup.models.bert.config import AltUpBertConfig
-from altup.models.bert.stack import BertEmbeddings, BertHead, BertLayer
 from altup.models.masks import key_mask
-from altup.models.rules import build_rule, stride_layers
+from altup.models.stack import LayerInputs, LayerStack, build_experts, build_rule
 from altup.nn import AltUp
+from altup.nn.altup import split
+from altup.nn.attention import GroupedAttention
+from altup.nn.layers import LayerNorm
 from altup.nn.sequence import refuse_left_padding
+
+__all__ = ["AltUpBertForMaskedLM", "AltUpBertModel", "AltUpMaskedLMOutput"]
+
+
+class BertEmbeddings(nn.Module):
+    """norm(word + position + token type), [batch, tokens, output_width].
+
+    For Sum the K words of a token are added up first: K tables of width d, and dense from there on.
+    """
+
+    def __init__(self, config: AltUpBertConfig) -> None:
+        super().__init__()
+        width = config.output_width
+        self.summed = config.num_blocks if config.widening == "sum" else 1
+        self.dropout = config.dropout_rate
+        self.words = nn.Embedding(config.vocab_size, config.embedding_width)
+        self.positions = nn.Embedding(config.max_position_embeddings, width)
+        self.token_types = nn.Embedding(config.type_vocab_size, width)
+        self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """All [batch, tokens], but for `inputs_embeds` [batch, tokens, embedding_width] in the place of words."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise UserError("give either input_ids or inputs_embeds")
+        words = self.words(input_ids) if inputs_embeds is None else inputs_embeds
+        length, most = words.shape[1], self.positions.num_embeddings
+        if position_ids is None:
+            if length > most:
+                raise UserError(
+                    f"the input has {length} tokens, max_position_embeddings={most}; shorten the input, or train "
+                    "with more positions"
+                )
+            position_ids = torch.arange(length, device=words.device).unsqueeze(0)
+        if token_type_ids is None:
+            token_type_ids = torch.zeros_like(position_ids)
+        if self.summed > 1:
+            words = split(words, self.summed).sum(dim=-2)
+        embeddings = words + self.token_types(token_type_ids) + self.positions(position_ids)
+        return dropout(self.norm(embeddings), self.dropout, self.training)
+
+
+class BertFeedForward(nn.Module):
+    """wo(gelu(wi·x)) with biases and the exact GELU."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.wi = nn.Linear(width, hidden)
+        self.wo = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.wo(F.gelu(self.wi(x)))
+
+
+class BertLayer(GradientCheckpointingLayer):
+    """x ← norm(x + attention(x)), then x ← norm(x + feed_forward(x)), with experts beside the feed-forward."""
+
+    def __init__(self, config: AltUpBertConfig, index: int) -> None:
+        super().__init__()
+        width, eps = config.layer_width, config.layer_norm_epsilon
+        self.dropout = config.dropout_rate
+        self.attention = GroupedAttention(
+            width, config.num_heads, config.d_kv, bias=True, dropout=config.attention_dropout, index=index
+        )
+        self.attention_norm = LayerNorm(width, eps=eps)
+        self.feed_forward = BertFeedForward(width, config.d_ff)
+        self.experts = build_experts(config)
+        self.feed_forward_norm = LayerNorm(width, eps=eps)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x: [batch, tokens, d]."""
+        x = self.attention_norm(x + self._drop(self.attention(x, mask)))
+        update = self.feed_forward(x)
+        if self.experts is not None:
+            update = update + self.experts(x)
+        return self.feed_forward_norm(x + self._drop(update))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return dropout(x, self.dropout, self.training)
+
+
+class BertHead(nn.Module):
+    """logits = decoder(norm(gelu(transform(x)))), all of it as wide as the stack's output.
+
+    The decoder is the input table where they are tied, as BERT's is: of AltUp both are K·d wide.
+    """
+
+    def __init__(self, config: AltUpBertConfig) -> None:
+        super().__init__()
+        width = config.output_width
+        self.transform = nn.Linear(width, width)
+        self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
+        self.decoder = nn.Linear(width, config.vocab_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.before_decoder(x))
+
+    def before_decoder(self, x: Tensor) -> Tensor:
+        return self.norm(F.gelu(self.transform(x)))
 
 
 @dataclass
@@ -42,7 +151,7 @@ class AltUpBertPreTrainedModel(AltUpPreTrainedModel):
             super()._init_weights(module)
 
 
-class AltUpBertModel(AltUpBertPreTrainedModel):
+class AltUpBertModel(LayerStack, AltUpBertPreTrainedModel):
     """The encoder alone: [batch, tokens, output_width]."""
 
     _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012
@@ -53,12 +162,11 @@ class AltUpBertModel(AltUpBertPreTrainedModel):
         # Sum has added its embeddings up before their norm and is dense here. Recycled-AltUp averages its
         # blocks: no norm follows that would undo a sum's scale.
         num_layers = config.num_layers
-        self.rule: Any = (
+        self.rule = (
             AltUp(1, num_layers) if config.widening == "sum" else build_rule(config, num_layers, lowering="mean")
         )
         self.layers = nn.ModuleList([BertLayer(config, index) for index in range(num_layers)])
-        self.strided = frozenset(config.strided_layers)
-        stride_layers(config, self.layers)
+        self.stride_layers(config)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -83,33 +191,20 @@ class AltUpBertModel(AltUpBertPreTrainedModel):
         refuse_attentions(output_attentions)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        embeddings = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
-        device = embeddings.device.type
-        if torch.is_autocast_enabled(device):
-            embeddings = embeddings.to(torch.get_autocast_dtype(device))
-        masks = self._masks(attention_mask, embeddings)
+        state = self.lift(self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds))
+        whole = key_mask(attention_mask, state[0].shape[1], state[0].dtype)
+        if self.strided and attention_mask is not None and attention_mask.dim() == 2:
+            refuse_left_padding(attention_mask)
 
-        state = self.rule.lift(embeddings).unbind(0)
-        hidden = []
-        for index, layer in enumerate(self.layers):
-            if output_hidden_states:
-                hidden.append(self.rule.lower(state))
-            state = self.rule(state, layer, index, masks[index in self.strided])
-        output = self.rule.lower(state)
-        states = (*hidden, output) if output_hidden_states else None
-        result = BaseModelOutput(output, states)
+        def view(stride: int) -> LayerInputs:
+            """The mask of every `stride`-th token; rows of queries are left out only where there are any."""
+            if whole is None or stride == 1:
+                return LayerInputs((whole,), {})
+            return LayerInputs((whole[..., :: stride if whole.shape[-2] > 1 else 1, ::stride],), {})
+
+        output, hidden = self.run_layers(state, self.inputs_by_stride(view), output_hidden_states)
+        result = BaseModelOutput(output, hidden)  # type: ignore[arg-type]
         return result if as_dict(return_dict, self.config) else result.to_tuple()
-
-    def _masks(self, mask: Tensor | None, embeddings: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """For layers that see all tokens, and for those that see every `stride`-th."""
-        whole = key_mask(mask, embeddings.shape[1], embeddings.dtype)
-        if whole is None or not self.strided:
-            return whole, None
-        stride = self.config.stride
-        if mask is not None and mask.dim() == 2:
-            refuse_left_padding(mask)
-        rows = stride if whole.shape[-2] > 1 else 1
-        return whole, whole[..., ::rows, ::stride]
 
 
 class AltUpBertForMaskedLM(AltUpBertPreTrainedModel):
@@ -134,6 +229,12 @@ class AltUpBertForMaskedLM(AltUpBertPreTrainedModel):
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.head.decoder = new_embeddings
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+    def head_input(self, hidden: Tensor) -> tuple[Tensor, nn.Module]:
+        return self.head.before_decoder(hidden), self.head.decoder
 
     def forward(
         self,
@@ -168,24 +269,10 @@ class AltUpBertForMaskedLM(AltUpBertPreTrainedModel):
             return_dict=True,
         )
         hidden = encoded.last_hidden_state
-        logits = sums = None
-        if labels is not None and not return_logits:
-            if masked_positions is not None:
-                hidden = hidden.gather(1, masked_positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-                labels = labels.gather(1, masked_positions)
-            sums = self.head.sums(hidden, labels, self.config.z_loss)
-        else:
-            logits = self.head(hidden)
-            if labels is not None:
-                sums = token_sums(logits, labels, self.config.z_loss)
-        if sums is not None:
-            sums = self.with_balance_loss(sums)
+        if masked_positions is not None and labels is not None and not return_logits:
+            hidden = hidden.gather(1, masked_positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+            labels = labels.gather(1, masked_positions)
         output = AltUpMaskedLMOutput(
-            logits=logits if return_logits else None,
-            hidden_states=encoded.hidden_states,
-            **loss_fields(sums, num_items_in_batch),
+            hidden_states=encoded.hidden_states, **self.answer(hidden, labels, return_logits, num_items_in_batch)
         )
         return output if as_dict(return_dict, self.config) else output.to_tuple()
-
-
-__all__ = ["AltUpBertForMaskedLM", "AltUpBertModel", "AltUpMaskedLMOutput"]

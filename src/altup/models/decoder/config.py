@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from altup.core.errors import UserError, check_choice, check_range, check_whole
 from altup.models.config import AltUpConfig
@@ -22,7 +22,6 @@ class AltUpDecoderConfig(AltUpConfig):
 
     `d_model` is the width of a layer; with `altup` the representation between the layers, the table and the head
     are `num_blocks` times as wide, with `wide` the layers too.
-    `extra_layers` adds that many layers and is not stored.
     """
 
     model_type = "altup_decoder"
@@ -55,14 +54,6 @@ class AltUpDecoderConfig(AltUpConfig):
     pad_token_id: int | None = 0
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 1
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        extra_layers = kwargs.pop("extra_layers", 0)
-        super().__post_init__(**kwargs)
-        check_whole("extra_layers", extra_layers, 0)
-        check_whole("num_layers", self.num_layers, 1)
-        self.num_layers += extra_layers
-        self._validate_shape()
 
     def _validate_shape(self) -> None:
         super()._validate_shape()

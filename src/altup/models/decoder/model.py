@@ -1,4 +1,4 @@
-"""A modern decoder as Hugging Face models: with its head, and the stack alone."""
+"""A modern decoder: its layers, and the Hugging Face models around them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from altup.core.errors import UserError
-from altup.kernels.cross_entropy import IGNORED, head_sums, token_sums
-from altup.kernels.dropout import dropout
-from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, loss_fields, refuse_attentions
+from altup.kernels.cross_entropy import IGNORED
+from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, refuse_attentions
 from altup.models.decoder.config import AltUpDecoderConfig
-from altup.models.layers import PreNormLayer
 from altup.models.masks import causal_mask, token_positions
-from altup.models.rules import build_experts, build_rule
+from altup.models.stack import Blocks, LayerInputs, LayerStack, PreNormLayer, build_experts, build_rule
 from altup.nn import RMSNorm
 from altup.nn.attention import GroupedAttention
-from altup.nn.layers import SwiGLU, is_bare
+from altup.nn.layers import SwiGLU
 from altup.nn.positions import rotation
+
+__all__ = ["AltUpCausalLMOutput", "AltUpDecoderForCausalLM", "AltUpDecoderModel"]
 
 
 @dataclass
@@ -84,13 +84,14 @@ class AltUpDecoderPreTrainedModel(AltUpPreTrainedModel):
             super()._init_weights(module)
 
 
-class AltUpDecoderModel(AltUpDecoderPreTrainedModel):
+class AltUpDecoderModel(LayerStack, AltUpDecoderPreTrainedModel):
     """The stack alone: [batch, tokens, output_width]."""
 
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012
 
     def __init__(self, config: AltUpDecoderConfig) -> None:
         super().__init__(config)
+        self.dropout = config.dropout_rate
         self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_width)
         # The mean of Recycled-AltUp's blocks: to the norm behind it the same as their sum, without its larger ε.
         self.rule = build_rule(config, config.num_layers, lowering="mean")
@@ -129,27 +130,23 @@ class AltUpDecoderModel(AltUpDecoderPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
         embeddings = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        state = self.lift(embeddings)
         device, queries = embeddings.device, embeddings.shape[1]
-        if torch.is_autocast_enabled(device.type):
-            embeddings = embeddings.to(torch.get_autocast_dtype(device.type))
-        mask, past = causal_mask(attention_mask, queries, past_key_values, embeddings.dtype, device)
+        mask, past = causal_mask(attention_mask, queries, past_key_values, state[0].dtype, device)
         if position_ids is None:
             position_ids = token_positions(attention_mask, queries, past, device)
         turn = rotation(position_ids, self.config.d_kv, self.config.rope_theta)
-
-        state = self.rule.lift(dropout(embeddings, self.config.dropout_rate, self.training)).unbind(0)
-        hidden = []
-        for index, layer in enumerate(self.layers):
-            if output_hidden_states:
-                hidden.append(self.rule.lower(state))
-            state = self.rule(state, layer, index, mask, turn, past_key_values=past_key_values)
-        output = self.final_norm(self.rule.lower(state))
+        inputs = [LayerInputs((mask, turn), {"past_key_values": past_key_values})] * len(self.layers)
+        output, hidden = self.run_layers(state, inputs, output_hidden_states)
         result = BaseModelOutputWithPast(
-            output,
+            output,  # type: ignore[arg-type]
             past_key_values=past_key_values if use_cache else None,
-            hidden_states=(*hidden, output) if output_hidden_states else None,  # type: ignore[arg-type]
+            hidden_states=hidden,  # type: ignore[arg-type]
         )
         return result if as_dict(return_dict, self.config) else result.to_tuple()
+
+    def lower(self, state: Blocks) -> Tensor:
+        return self.final_norm(self.rule.lower(state))
 
 
 class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
@@ -188,7 +185,7 @@ class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
     ) -> AltUpCausalLMOutput | tuple:
         """Two ways to give the answers, both with −100 where a token does not count, as Hugging Face has them:
 
-        `labels` [batch, tokens] are the inputs again, and `labels[t + 1]` is what token t must foretell: they are
+        `labels` [batch, tokens] are the inputs again, and `labels[t + 1]` is what token t is to predict: they are
         shifted here. `shift_labels` [batch, tokens] are shifted already: `shift_labels[t]` belongs to token t.
         Where both are given, the second counts. The loss is the mean over the tokens that count, or their sum
         divided by `num_items_in_batch`.
@@ -218,22 +215,9 @@ class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
                 f"labels of shape {tuple(shift_labels.shape)} do not fit logits for {tuple(hidden.shape[:-1])}; "
                 "give one label a token, and leave logits_to_keep unset"
             )
-        logits = sums = None
-        if shift_labels is not None and not return_logits and is_bare(self.lm_head):
-            sums = head_sums(hidden, self.lm_head.weight, shift_labels, self.config.z_loss)
-        else:
-            logits = self.lm_head(hidden)
-            if shift_labels is not None:
-                sums = token_sums(logits, shift_labels, self.config.z_loss)
-        if sums is not None:
-            sums = self.with_balance_loss(sums)
         output = AltUpCausalLMOutput(
-            logits=logits if return_logits else None,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
-            **loss_fields(sums, num_items_in_batch),
+            **self.answer(hidden, shift_labels, return_logits, num_items_in_batch),
         )
         return output if as_dict(return_dict, self.config) else output.to_tuple()
-
-
-__all__ = ["AltUpCausalLMOutput", "AltUpDecoderForCausalLM", "AltUpDecoderModel"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from altup.core.errors import UserError, check_choice, check_whole
 from altup.models.config import AltUpConfig
@@ -23,11 +23,11 @@ class AltUpT5Config(AltUpConfig):
 
     `d_model` is the width of a layer. With `widening="wide"` (the paper's Dense2X) the layers themselves are
     `num_blocks` times as wide; with `altup` only the representation between them is.
-    `extra_layers` adds that many layers to both stacks (the paper's T5L+4) and is not stored.
     """
 
     model_type = "altup_t5"
     SIZES: ClassVar[dict[str, dict[str, int]]] = SIZES
+    DEPTHS: ClassVar[tuple[str, ...]] = ("num_layers", "num_decoder_layers")
     attribute_map: ClassVar[dict[str, str]] = {
         "hidden_size": "d_model",
         "num_attention_heads": "num_heads",
@@ -56,16 +56,9 @@ class AltUpT5Config(AltUpConfig):
     eos_token_id: int | list[int] | None = 1
     decoder_start_token_id: int | None = 0
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        extra_layers = kwargs.pop("extra_layers", 0)
-        super().__post_init__(**kwargs)
-        check_whole("extra_layers", extra_layers, 0)
-        check_whole("num_layers", self.num_layers, 1)
+    def _complete(self) -> None:
         self.num_decoder_layers = self.num_decoder_layers or self.num_layers
         check_whole("num_decoder_layers", self.num_decoder_layers, 1)
-        self.num_layers += extra_layers
-        self.num_decoder_layers += extra_layers
-        self._validate_shape()
 
     def _validate_shape(self) -> None:
         super()._validate_shape()

@@ -1,16 +1,94 @@
-"""Parameters made K blocks wide so that K equal blocks are treated as the one block was, and back again."""
+"""Parameters made K blocks wide, so that K equal blocks are treated as the one block was, and back again.
+
+The plan notes what was done to a model: saved in its config, so that it can be done again or undone.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from altup.core.errors import UserError
-from altup.models.widening.plan import Plan, shares
+from altup.core.errors import UserError, check_choice, check_whole
+from altup.nn import AltUp
+
+METHODS = {"recycled": "alternating", "altup": "alternating", "sameup": "same"}
+
+
+@dataclass
+class Plan:
+    """The choices, and the names of what they touch.
+
+    - `stacks`: each list of layers, and whether its layers return a tuple.
+    - `repeated`: parameters that make the state or scale it, with the dimension that was repeated K times.
+    - `shared`: matrices that read the wide state, with the dimension that was repeated; the copies' shares add up
+      to one.
+    - `untied`: parameters that no longer are the table they were tied to, and that table.
+    """
+
+    method: str
+    num_blocks: int
+    selection: str | list[int]
+    seed: int = 0
+    stacks: dict[str, bool] = field(default_factory=dict)
+    repeated: dict[str, int] = field(default_factory=dict)
+    shared: dict[str, int] = field(default_factory=dict)
+    untied: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def choose(cls, method: str, num_blocks: int, selection: str | list[int] | None, seed: int) -> Plan:
+        check_choice("method", method, METHODS)
+        check_whole("num_blocks", num_blocks, 2)
+        if method == "sameup" and selection not in (None, "same"):
+            raise UserError(f"selection={selection!r} does not fit method='sameup'; use method='altup'")
+        return cls(method, num_blocks, METHODS[method] if selection is None else selection, seed)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Plan | None:
+        saved = getattr(getattr(model, "config", None), "altup", None)
+        return cls(**saved) if isinstance(saved, dict) else None
+
+    def save(self, model: PreTrainedModel) -> None:
+        """Into a config of the model's own: other models may have been built from the same one."""
+        shared = model.config
+        own = copy.deepcopy(shared)
+        own.altup = asdict(self)
+        for module in model.modules():
+            for name in [name for name, value in vars(module).items() if value is shared]:
+                setattr(module, name, own)
+
+    @property
+    def recycled(self) -> bool:
+        return self.method == "recycled"
+
+    def rule(self, num_layers: int) -> AltUp:
+        """A stack's coefficients as they start: all blocks move together, and twins may part."""
+        rule = AltUp(self.num_blocks, num_layers, self.selection)
+        if rule.has_twins:
+            rule.part_twins(generator=torch.Generator().manual_seed(self.seed))
+        return rule
+
+
+def layers_of(model: nn.Module, stack: str) -> list[Any]:
+    return list(cast(nn.ModuleList, model.get_submodule(stack)))
+
+
+def shares(num_blocks: int) -> list[float]:
+    """K powers of two that add up to one, as even as can be: exact to multiply with and to divide by.
+
+    1/2 1/2, 1/2 1/4 1/4, 1/4 1/4 1/4 1/4, 1/4 1/4 1/4 1/8 1/8, …
+    """
+    parts = [1.0]
+    while len(parts) < num_blocks:
+        half = parts.pop(0) / 2
+        parts += [half, half]
+    return sorted(parts, reverse=True)
 
 
 def repeat(weight: Tensor, dim: int, num_blocks: int) -> Tensor:
@@ -28,6 +106,18 @@ def share(weight: Tensor, dim: int, num_blocks: int) -> Tensor:
             rest = rest - block
         blocks[-1] = rest.half()
     return torch.cat(blocks, dim)
+
+
+def spread(weight: Tensor, shape: torch.Size, reads_blocks: bool) -> Tensor:
+    """`weight` in a wider `shape`, so that it treats K equal blocks as it treated the one.
+
+    It is repeated in every dimension that is wider; of what reads K blocks, the last of these is shared out.
+    """
+    wider = [dim for dim, (one, wide) in enumerate(zip(weight.shape, shape, strict=True)) if wide > one]
+    for dim in wider:
+        widened = share if reads_blocks and dim == wider[-1] else repeat
+        weight = widened(weight, dim, shape[dim] // weight.shape[dim])
+    return weight
 
 
 def unrepeat(name: str, weight: Tensor, dim: int, num_blocks: int) -> Tensor:

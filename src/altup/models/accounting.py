@@ -1,0 +1,329 @@
+"""What a configuration costs, from the configuration alone: parameters, FLOPs and activation memory.
+
+Nothing is built: every number is a closed form over the layers, so XL takes as long as tiny. The parts are
+kept apart, because where a cost comes from matters as much as its sum. docs/accounting.md explains each item.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from altup.core.errors import check_whole
+from altup.models.bert.config import AltUpBertConfig
+from altup.models.config import AltUpConfig
+from altup.models.decoder.config import AltUpDecoderConfig
+from altup.models.t5.config import AltUpT5Config
+
+__all__ = ["INPUTS", "TARGETS", "Accounting", "account", "list_layers"]
+
+# One pretraining example of T5: 568 raw tokens after span corruption. BERT is asked for 15 % of its tokens.
+INPUTS, TARGETS, MASKED = 512, 114, 0.15
+
+Counts = dict[str, int]
+EMBEDDING_PARTS = ("input_table", "output_head")
+RULE = "update_rule"
+TOTALS = (
+    *("embedding", "non_embedding", "total", "flops_forward", "flops_matrix", "flops_train"),
+    *("activation_bytes", "activation_bytes_paper", "inputs", "targets"),
+)
+SHAPE_FIELDS = (
+    *("vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_kv_heads", "num_layers", "num_decoder_layers"),
+    *("tie_word_embeddings", "widening", "num_blocks", "selection", "sequence", "stride"),
+    *("experts", "expert_hidden", "expert_top_k"),
+)
+# Parts that only one kind of model has.
+SEQ2SEQ_PARTS = {
+    "cross_attention",
+    "cross_attention_projections",
+    "cross_attention_scores",
+    "relative_bias",
+}
+SINGLE_STACK_PARTS = {"positions_and_types", "head_transform"}
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """Costs of one configuration; FLOPs and bytes are those of one training sequence.
+
+    `targets` are the tokens that the head answers for: T5's decoder's, BERT's masked ones, all of a decoder's.
+
+    `flops_forward` counts 2 for each multiply-add; `flops_train` is three times that (each product has two in
+    the backward pass). `activation_bytes` is what the backward pass needs kept, in bfloat16; beside it stands
+    `activation_bytes_paper`, the paper's own formula.
+    """
+
+    inputs: int
+    targets: int
+    parameters: dict[str, int]
+    flops: dict[str, int]
+    activations: dict[str, int]
+    activation_bytes_paper: int
+    config: AltUpConfig = field(repr=False)
+
+    @property
+    def embedding(self) -> int:
+        """Input table and output head, as the paper's tables count them."""
+        return sum(self.parameters[part] for part in EMBEDDING_PARTS)
+
+    @property
+    def non_embedding(self) -> int:
+        return self.total - self.embedding
+
+    @property
+    def total(self) -> int:
+        return sum(self.parameters.values())
+
+    @property
+    def flops_forward(self) -> int:
+        return sum(self.flops.values())
+
+    @property
+    def flops_matrix(self) -> int:
+        """The forward pass without the element-wise update rules: matrix products alone."""
+        return self.flops_forward - self.flops[RULE]
+
+    @property
+    def flops_train(self) -> int:
+        return 3 * self.flops_forward
+
+    @property
+    def activation_bytes(self) -> int:
+        return sum(self.activations.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat object with the totals, then the parts and the shape they belong to."""
+        return {
+            **{name: getattr(self, name) for name in TOTALS},
+            "parameter_parts": self.parameters,
+            "flops_forward_parts": self.flops,
+            "activation_bytes_parts": self.activations,
+            "config": {name: getattr(self.config, name) for name in SHAPE_FIELDS if hasattr(self.config, name)},
+        }
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a stack, reduced to the lengths it works on."""
+
+    decoder: bool
+    tokens: int  # what the layer itself computes on
+    state_tokens: int  # what the rule around it updates; more than `tokens` where the layer is strided
+    memory: int  # encoder positions that cross-attention reads; 0 in the encoder
+    strided: bool
+
+
+def account(config: AltUpConfig, inputs: int = INPUTS, targets: int | None = None) -> Accounting:
+    """Everything about `config`, for sequences of `inputs` tokens.
+
+    `targets` are T5's decoder tokens (114 unless given), or the tokens that BERT's head answers for (15 %
+    unless given). A decoder answers for all of its inputs, whatever `targets` says.
+    """
+    check_whole("inputs", inputs, 1)
+    if isinstance(config, AltUpDecoderConfig):
+        targets = inputs
+    elif targets is None:
+        targets = TARGETS if isinstance(config, AltUpT5Config) else max(1, round(inputs * MASKED))
+    check_whole("targets", targets, 1)
+    layers = list_layers(config, inputs, targets)
+    other = SINGLE_STACK_PARTS if isinstance(config, AltUpT5Config) else SEQ2SEQ_PARTS
+
+    def own(parts: Counts) -> Counts:
+        return {name: number for name, number in parts.items() if name not in other}
+
+    return Accounting(
+        inputs,
+        targets,
+        own(count_parameters(config, layers)),
+        own(count_flops(config, layers, targets)),
+        own(count_activations(config, layers, targets)),
+        activation_formula(config, layers),
+        config,
+    )
+
+
+def list_layers(config: AltUpConfig, inputs: int, targets: int) -> list[Layer]:
+    """Every layer of all stacks with its lengths; a stride keeps ⌈length / stride⌉ tokens."""
+    kept = -(-inputs // config.stride)
+    state = kept if config.sequence == "pool" else inputs
+    layers = [
+        Layer(False, kept if strided else state, state, 0, strided)
+        for strided in (i in config.strided_layers for i in range(config.num_layers))
+    ]
+    if isinstance(config, AltUpT5Config):
+        layers += [Layer(True, targets, targets, state, False)] * config.num_decoder_layers
+    return layers
+
+
+def count_parameters(config: AltUpConfig, layers: list[Layer]) -> Counts:
+    """Parameters by part. BERT alone has biases, learned positions and a transform in its head."""
+    d, f, out = config.layer_width, config.d_ff, config.output_width
+    queries, keys = attention_widths(config)
+    bert = isinstance(config, AltUpBertConfig)
+    parts = {
+        "input_table": config.vocab_size * config.embedding_width,
+        "output_head": 0 if config.tie_word_embeddings else config.vocab_size * out,
+        "positions_and_types": 0,
+        "self_attention": 0,
+        "cross_attention": 0,
+        "feed_forward": 0,
+        "experts": 0,
+        "norms": out,  # the final one
+        "head_transform": 0,
+        "relative_bias": 0,
+        "coefficients": 0,
+    }
+    if isinstance(config, AltUpBertConfig):
+        parts["positions_and_types"] = (config.max_position_embeddings + config.type_vocab_size) * out
+        parts["norms"] = 4 * out  # of the embeddings and in the head, each with a bias
+        parts["head_transform"] = out * out + out + config.vocab_size  # the last is the bias of the logits
+    if isinstance(config, AltUpT5Config):
+        parts["norms"] = 2 * out  # the final norm of each stack
+        parts["relative_bias"] = 2 * config.relative_attention_num_buckets * config.num_heads
+    for layer in layers:
+        parts["self_attention"] += 2 * d * queries + 2 * d * keys + bert * (queries + 2 * keys + d)
+        parts["feed_forward"] += 2 * d * f + f + d if bert else 3 * d * f
+        parts["norms"] += 4 * d if bert else 2 * d
+        if layer.decoder:
+            parts["cross_attention"] += 2 * d * queries + 2 * out * keys
+            parts["norms"] += d
+        parts["experts"] += config.experts * (d + 2 * d * config.expert_hidden)
+        parts["coefficients"] += count_coefficients(config, layer)
+    return parts
+
+
+def count_flops(config: AltUpConfig, layers: list[Layer], targets: int) -> Counts:
+    """Forward FLOPs of one sequence by part, 2 for each multiply-add.
+
+    Attention is counted over all pairs, causal or not. Norms, softmax, activation functions, residual and
+    pooling additions and table look-ups are left out. The rules are counted in their fused form: for each of
+    a token's d columns K² + K multiply-adds for K blocks, and 3 for Sequence-AltUp.
+    """
+    d, out = config.layer_width, config.output_width
+    queries, keys = attention_widths(config)
+    bert = isinstance(config, AltUpBertConfig)
+    parts = {
+        "self_attention_projections": 0,
+        "self_attention_scores": 0,
+        "cross_attention_projections": 0,
+        "cross_attention_scores": 0,
+        "feed_forward": 0,
+        "experts": 0,
+        "head_transform": 2 * targets * out * out if bert else 0,
+        "output_head": 2 * targets * out * config.vocab_size,
+        RULE: 0,
+    }
+    for layer in layers:
+        n, memory = layer.tokens, layer.memory
+        parts["self_attention_projections"] += 2 * n * 2 * d * (queries + keys)
+        parts["self_attention_scores"] += 2 * n * n * 2 * queries
+        parts["feed_forward"] += 2 * n * (2 if bert else 3) * d * config.d_ff
+        if layer.decoder:
+            parts["cross_attention_projections"] += 2 * (n * 2 * d * queries + memory * 2 * out * keys)
+            parts["cross_attention_scores"] += 2 * n * memory * 2 * queries
+        if config.experts:
+            parts["experts"] += 2 * n * d * (config.experts + 2 * config.expert_top_k * config.expert_hidden)
+        parts[RULE] += 2 * layer.state_tokens * (d * rule_scalars(config, layer) + 2 * router_weights(config))
+    return parts
+
+
+def count_activations(config: AltUpConfig, layers: list[Layer], targets: int) -> Counts:
+    """Bytes that the forward pass of one sequence leaves for the backward pass, by part.
+
+    Every tensor that some derivative reads is kept once, in bfloat16 (2 bytes) unless said otherwise: the
+    input and the output of each norm; queries, keys, values and output of fused attention with its float32
+    log-sum-exp (never the scores); the outputs of wi_0, GELU and wi_1 and their product (of BERT what GELU reads
+    and gives); for an update rule the state and the layer's output. No dropout, no recomputation. What a whole
+    batch shares, the relative bias, is left out.
+    """
+    d, out, k, heads = config.layer_width, config.output_width, config.num_blocks, config.num_heads
+    queries, keys = attention_widths(config)
+    bert = isinstance(config, AltUpBertConfig)
+    inputs = layers[0].state_tokens
+    # Norms outside the layers: T5's two final ones, those of BERT's embeddings and head, the decoder's final one.
+    ends = inputs if isinstance(config, AltUpDecoderConfig) else inputs + targets
+    parts = {
+        "norm_inputs": 2 * ends * out,
+        "norm_outputs": 2 * ends * out,
+        "self_attention": 0,
+        "cross_attention": 0,
+        "feed_forward": 0,
+        "experts": 0,
+        "head_transform": 2 * 2 * targets * out if bert else 0,  # what the transform reads and GELU reads
+        RULE: 0,
+        "logits": 4 * targets * config.vocab_size,  # float32, as the loss reads them
+    }
+    for layer in layers:
+        n, state = layer.tokens, layer.state_tokens
+        norms = 3 if layer.decoder else 2
+        parts["norm_inputs"] += 2 * norms * n * d
+        parts["norm_outputs"] += 2 * norms * n * d
+        parts["self_attention"] += 2 * n * (2 * queries + 2 * keys) + 4 * n * heads
+        if layer.decoder:
+            parts["cross_attention"] += 2 * (n * 2 * queries + layer.memory * 2 * keys) + 4 * n * heads
+        parts["feed_forward"] += 2 * n * (2 if bert else 4) * config.d_ff
+        parts["experts"] += expert_bytes(config, n)
+        if mixes_blocks(config):
+            # The wide state and the layer's output, one of which is counted above: the block that the layer's
+            # first norm reads, or what BERT's last norm gives. A strided layer's spread-out output comes on top.
+            parts[RULE] += 2 * d * state * (k + 1 if layer.strided else k)
+        if mixes_tokens(config, layer):
+            parts[RULE] += 2 * d * ((0 if bert else n) + (0 if mixes_blocks(config) else state))
+    return parts
+
+
+def activation_formula(config: AltUpConfig, layers: list[Layer]) -> int:
+    """The paper's estimate in bytes, s·b·h·L·(34 + 5·a·s/h) + 3·s·b·h·L, for one sequence (b = 1).
+
+    It was made for one stack of equal layers; here each layer adds its term with its own length s. The last
+    term, for K = 2, is a layer's output and a wide state: read as (K + 1)·s·h for other K, nothing for K = 1.
+    """
+    h, a = config.layer_width, config.num_heads
+    total = 0
+    for layer in layers:
+        total += 34 * layer.tokens * h + 5 * a * layer.tokens**2
+        if mixes_blocks(config):
+            total += (config.num_blocks + 1) * layer.state_tokens * h
+    return total
+
+
+def attention_widths(config: Any) -> tuple[int, int]:
+    """Of all queries, and of all keys (or values)."""
+    return config.num_heads * config.d_kv, getattr(config, "num_kv_heads", config.num_heads) * config.d_kv
+
+
+def mixes_blocks(config: AltUpConfig) -> bool:
+    return config.selects_blocks and config.num_blocks > 1
+
+
+def mixes_tokens(config: AltUpConfig, layer: Layer) -> bool:
+    return layer.strided and config.sequence == "altup"
+
+
+def router_weights(config: AltUpConfig) -> int:
+    """Weights of the router that makes dynamic coefficients, which runs on the state and on the layer's output."""
+    return config.num_blocks * config.d_model if config.coefficients == "dynamic" else 0
+
+
+def count_coefficients(config: AltUpConfig, layer: Layer) -> int:
+    """Parameters of the rules around one layer; dynamic ones: K for each coefficient, the router and its norm."""
+    scalars = rule_scalars(config, layer)
+    if config.coefficients == "static":
+        return scalars
+    k = config.num_blocks
+    return scalars + (k - 1) * (k * k + k) + router_weights(config) + config.d_model
+
+
+def rule_scalars(config: AltUpConfig, layer: Layer) -> int:
+    """Coefficients of the rules around one layer: P and g of AltUp; a1, a2 and b of Sequence-AltUp."""
+    k = config.num_blocks
+    return (k * k + k if mixes_blocks(config) else 0) + (3 if mixes_tokens(config, layer) else 0)
+
+
+def expert_bytes(config: AltUpConfig, tokens: int) -> int:
+    """What one layer's experts keep: router input and probabilities in float32, and of the experts chosen input,
+    hidden layer and output."""
+    if not config.experts:
+        return 0
+    width, chosen = config.layer_width, tokens * config.expert_top_k
+    return 4 * tokens * (width + config.experts) + 2 * chosen * (2 * width + config.expert_hidden)

@@ -1,0 +1,172 @@
+"""A stack of layers: built from a config, run under its update rule, compiled layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from altup.kernels.dropout import dropout
+from altup.models.config import AltUpConfig
+from altup.nn import (
+    AltUp,
+    AveragePooling,
+    DynamicAltUp,
+    PartialExperts,
+    RMSNorm,
+    SequenceAltUp,
+    StrideAndSkip,
+    Sum,
+)
+from altup.nn.dynamic import DynamicUpdate
+from altup.nn.sequence import SequenceUpdate
+
+Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, tokens, d]
+
+# What stands between the layers and is no kernel of its own.
+BETWEEN = (RMSNorm, SequenceUpdate, AveragePooling, DynamicUpdate)
+# Kinds of layers × of inputs (training, evaluation, padded, packed) that one process may meet.
+RECOMPILE_LIMIT = 64
+
+
+def build_rule(config: AltUpConfig, num_layers: int, lowering: str | None = None) -> AltUp | Sum:
+    """The rule that updates a stack's state; `lowering` is how Recycled-AltUp joins its blocks."""
+    if config.widening == "sum":
+        return Sum(config.num_blocks)
+    if config.selects_blocks:
+        recycled = config.widening == "recycled"
+        selection = config.selection or "alternating"
+        options: dict[str, Any] = {"recycled": recycled, "lowering": lowering if recycled else None}
+        if config.coefficients == "dynamic":
+            return DynamicAltUp(config.num_blocks, num_layers, config.d_model, selection, **options)
+        return AltUp(config.num_blocks, num_layers, selection, **options)
+    return AltUp(1, num_layers)
+
+
+def build_experts(config: AltUpConfig) -> PartialExperts | None:
+    if not config.experts:
+        return None
+    return PartialExperts(
+        config.layer_width,
+        config.experts,
+        config.expert_hidden,
+        config.expert_top_k,
+        config.expert_jitter,
+        balance=config.expert_balance > 0,
+    )
+
+
+class LayerInputs(NamedTuple):
+    """What a layer is given beside the hidden state.
+
+    Gradients reach what is in `args` through reentrant checkpointing too; Hugging Face's layers look for a cache
+    in `kwargs`, under `past_key_values`.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class LayerStack:
+    """Lift, update with one layer after the other, lower: what every model does with its `layers` and `rule`.
+
+    Mixed into a module that sets both. `dropout` is that of the embeddings. The layers numbered in `strided` see
+    every `stride`-th token.
+    """
+
+    rule: Any
+    layers: nn.ModuleList
+    training: bool
+    dropout: float = 0.0
+    stride: int = 1
+    strided: frozenset[int] = frozenset()
+
+    def stride_layers(self, config: AltUpConfig) -> None:
+        """Wrap the layers that see every `stride`-th token only."""
+        self.stride = config.stride
+        self.strided = frozenset(config.strided_layers)
+        wrapper = SequenceAltUp if config.sequence == "altup" else StrideAndSkip
+        for index in config.strided_layers:
+            self.layers[index] = wrapper(self.layers[index], config.stride)
+
+    def lift(self, embeddings: Tensor) -> Blocks:
+        """[batch, tokens, embedding_width] → the first state, in the dtype that the layers compute in."""
+        device = embeddings.device.type
+        if torch.is_autocast_enabled(device):
+            embeddings = embeddings.to(torch.get_autocast_dtype(device))
+        return self.rule.lift(dropout(embeddings, self.dropout, self.training)).unbind(0)
+
+    def inputs_by_stride(self, view: Callable[[int], LayerInputs]) -> list[LayerInputs]:
+        """`view(stride)` for each layer, made once for each stride: masks and positions are those of the tokens
+        that a layer sees."""
+        views = {stride: view(stride) for stride in ((1, self.stride) if self.strided else (1,))}
+        return [views[self.stride if index in self.strided else 1] for index in range(len(self.layers))]
+
+    def run_layers(
+        self, state: Blocks, inputs: Sequence[LayerInputs], output_hidden_states: bool | None
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """The stack's output [batch, tokens, output_width] and, if asked for, what each layer was given and it."""
+        hidden = []
+        for index, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
+            if output_hidden_states:
+                hidden.append(self.rule.lower(state))
+            state = self.rule(state, layer, index, *args, **kwargs)
+        output = self.lower(state)
+        return output, (*hidden, output) if output_hidden_states else None
+
+    def lower(self, state: Blocks) -> Tensor:
+        """The last state → [batch, tokens, output_width]."""
+        return self.rule.lower(state)
+
+
+class PreNormLayer(GradientCheckpointingLayer):
+    """A layer that ends with a pre-normed feed-forward, and experts beside it where there are any."""
+
+    dropout: float
+    feed_forward_norm: RMSNorm
+    feed_forward: nn.Module
+    experts: PartialExperts | None
+    leaves_last_addition: bool
+
+    def _add_feed_forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """x + feed-forward or, where the update rule does this last addition, x and what is to be added."""
+        normed = self.feed_forward_norm(x)
+        update = self.feed_forward(normed)
+        if self.experts is not None:
+            update = update + self.experts(normed)
+        update = self._drop(update)
+        return (x, update) if self.leaves_last_addition else x + update
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return dropout(x, self.dropout, self.training)
+
+
+def compile_layers(model: nn.Module, **options: object) -> nn.Module:
+    """Compile the layers of `model` in place, and what few operations stand between them.
+
+    One layer's code serves all its likes, so that depth adds no start-up. The static update rule is a kernel
+    already and stays outside. `options` go to `torch.compile`; with `dynamic=None` a size that is seen to vary is
+    compiled once for all its values, instead of once for each.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+    layers = set(getattr(model, "_no_split_modules", None) or ())
+    inside: set[nn.Module] = set()
+    options = {"dynamic": False, **options}
+    for module in model.modules():
+        if hasattr(module, "compile_ends"):
+            module.compile_ends(**options)  # type: ignore[operator]
+        if module in inside:
+            continue
+        if type(module).__name__ in layers or isinstance(module, BETWEEN):
+            inside.update(module.modules())
+            module.compile(**options)
+    return model
+
+
+def left_uncompiled() -> list[str]:
+    """Why torch.compile gave up on parts of this process's code so far: those run, but slowly."""
+    counts = torch._dynamo.utils.counters
+    return [reason.splitlines()[0] for kind in ("graph_break", "unimplemented") for reason in counts[kind]]
