@@ -7,8 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
-from tests.models import stacks
-from tests.models.helpers import batch, hugging_face_t5
+from tests.models.helpers import batch, hugging_face_bert, hugging_face_llama, hugging_face_t5
 from tests.training.verbs import altup
 
 
@@ -38,7 +37,7 @@ def test_folder_to_folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("original", "auto_class"),
-    [(stacks.hugging_face_bert(), AutoModelForMaskedLM), (stacks.hugging_face_llama(), AutoModelForCausalLM)],
+    [(hugging_face_bert(), AutoModelForMaskedLM), (hugging_face_llama(), AutoModelForCausalLM)],
 )
 def test_the_other_families(original, auto_class, tmp_path):
     original.save_pretrained(tmp_path / "theirs")
@@ -48,7 +47,7 @@ def test_the_other_families(original, auto_class, tmp_path):
     assert code == 0, text
     words = " ".join(text.split())  # lines break where the path happens to end
     assert float(words.split("logits ")[1].split()[0]) < 1e-4
-    data = {"input_ids": stacks.batch()["input_ids"]}
+    data = {"input_ids": batch("bert")["input_ids"]}
     with torch.no_grad():
         wide = auto_class.from_pretrained(tmp_path / "w")(**data).logits
         torch.testing.assert_close(wide, original(**data).logits, rtol=0, atol=1e-5)

@@ -18,7 +18,7 @@ from altup.models.base import ALIGNED
 from altup.models.config import METHODS, AltUpConfig
 from altup.models.families import family as family_of
 from altup.studies.paper import table
-from tests.models.stacks import STACKS
+from tests.models.helpers import STACKS
 
 SHAPES: list[dict[str, Any]] = [
     *({"size": size, "method": method} for size in ("tiny", "small") for method in METHODS),

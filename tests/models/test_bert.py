@@ -7,14 +7,14 @@ import torch
 
 from altup import AltUpBertConfig, AltUpBertForMaskedLM, upcycle
 from altup.models.bert.convert import from_hugging_face, to_hugging_face
-from tests.models.stacks import batch, hugging_face_bert, tiny
+from tests.models.helpers import batch, hugging_face_bert, tiny
 
 WIDE = [("recycled", 2), ("recycled", 3), ("altup", 2), ("altup", 3), ("sameup", 4)]
 
 
 def mixed_batch():
     """Padding on either side, and two token types."""
-    data = batch()
+    data = batch("bert")
     data["attention_mask"][2, :3] = 0
     return {**data, "token_type_ids": torch.randint(0, 2, data["input_ids"].shape)}
 
@@ -65,14 +65,14 @@ def test_blocks_part_when_trained(method, num_blocks):
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     kept, losses = [], []
     for _ in range(20):
-        loss = model(**batch()).loss
+        loss = model(**batch("bert")).loss
         losses.append(loss.item())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     assert losses[-1] < losses[0]
     model.bert.rule.register_forward_hook(lambda _m, _a, state: kept.append(state))
-    model(**batch())
+    model(**batch("bert"))
     end = kept[-1]
     for i in range(num_blocks):
         for j in range(i):
@@ -108,7 +108,7 @@ def test_texts_longer_than_the_positions_are_refused():
 
 @torch.no_grad()
 def test_padding_on_the_left_matters_only_to_strided_layers():
-    model, data = tiny("bert", "altup"), batch()
+    model, data = tiny("bert", "altup"), batch("bert")
     moved = {name: value.clone() for name, value in data.items()}
     for name in moved:
         moved[name][0] = data[name][0].roll(4)
@@ -121,7 +121,7 @@ def test_padding_on_the_left_matters_only_to_strided_layers():
 
 @torch.no_grad()
 def test_strided_layers_see_every_fourth_token_with_its_own_mask():
-    model, data = tiny("bert", "sequence-altup", num_layers=5), batch()
+    model, data = tiny("bert", "sequence-altup", num_layers=5), batch("bert")
     kinds = [type(layer).__name__ for layer in model.bert.layers]
     assert kinds == ["BertLayer", *["SequenceAltUp"] * 3, "BertLayer"]
     seen = []
@@ -133,7 +133,7 @@ def test_strided_layers_see_every_fourth_token_with_its_own_mask():
 
 
 def test_places_of_labels_spare_the_head_and_change_nothing():
-    model, data = tiny("bert", "altup", z_loss=0.01), batch(tokens=20)
+    model, data = tiny("bert", "altup", z_loss=0.01), batch("bert", inputs=20)
     data["labels"] = torch.full_like(data["labels"], -100)
     places = torch.stack([torch.randperm(20)[:3].sort().values for _ in range(3)])
     data["labels"].scatter_(1, places, 7)
@@ -148,7 +148,7 @@ def test_places_of_labels_spare_the_head_and_change_nothing():
 
 
 def test_balance_loss_joins_the_loss_in_training_only():
-    data = batch()
+    data = batch("bert")
     with_balance = tiny("bert", "moe", expert_balance=0.5, expert_jitter=0.0)
     without = tiny("bert", "moe", expert_jitter=0.0)
     torch.testing.assert_close(with_balance(**data).loss, without(**data).loss)

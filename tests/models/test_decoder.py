@@ -9,7 +9,7 @@ from transformers import StaticCache
 
 from altup import upcycle
 from altup.models.decoder.convert import from_hugging_face, to_hugging_face
-from tests.models.stacks import DECODERS, VOCABULARY, batch, hugging_face_llama, tiny
+from tests.models.helpers import DECODERS, VOCABULARY, batch, hugging_face_llama, tiny
 
 METHODS = [method for _, method in DECODERS]
 WIDE = [("recycled", 2), ("recycled", 3), ("altup", 2), ("altup", 3), ("sameup", 4)]

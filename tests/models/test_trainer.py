@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from altup import AltUpT5ForConditionalGeneration
-from tests.models import stacks
-from tests.models.helpers import batch, tiny_t5
+from tests.models.helpers import batch, tiny, tiny_t5
 
 pytest.importorskip("accelerate")
 
@@ -81,7 +80,7 @@ def test_seq2seq_trainer_generates(tmp_path):
 @pytest.mark.parametrize("family", ["bert", "decoder"])
 def test_smoothed_labels_are_those_of_the_plain_loss(family, tmp_path):
     """Trainer computes this loss itself, and has to shift a decoder's labels as the decoder does."""
-    model, data = stacks.tiny(family, "altup"), stacks.batch(family)
+    model, data = tiny(family, "altup"), batch(family)
     losses = {}
     for smoothing in (0.0, 1e-9):
         arguments = TrainingArguments(

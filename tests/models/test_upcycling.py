@@ -7,9 +7,8 @@ from altup import upcycle, widen
 from altup.core.errors import UserError
 from altup.models.t5.convert import from_hugging_face
 from altup.models.upcycling import T5S, load_pretrained
-from tests.models.families import build
-from tests.models.helpers import batch, hugging_face_t5, tiny_t5
-from tests.models.stacks import tiny
+from tests.models.helpers import batch, hugging_face_t5, tiny, tiny_t5
+from tests.models.widening.families import build
 
 WIDE = [("recycled", 2), ("recycled", 3), ("altup", 2), ("altup", 4), ("sameup", 2), ("sameup", 4)]
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from altup.nn.layers import is_bare
-from tests.models import stacks
-from tests.models.helpers import batch, tiny_t5
+from tests.models.helpers import batch, tiny, tiny_t5
 
 
 class Adapted(nn.Module):
@@ -51,8 +50,8 @@ CHANGES = [Adapted, with_bias, hooked, patched]
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("family", ["t5", "bert", "decoder"])
 def test_the_loss_without_logits_is_that_with_them(family, change):
-    model = tiny_t5("altup") if family == "t5" else stacks.tiny(family, "altup")
-    data = batch() if family == "t5" else stacks.batch(family)
+    model = tiny_t5("altup") if family == "t5" else tiny(family, "altup")
+    data = batch(family)
     unchanged = model(**data).loss
     model.set_output_embeddings(change(model.get_output_embeddings()))
     want = model(**data).loss

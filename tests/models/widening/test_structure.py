@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTra
 import altup
 from altup.core.errors import UserError
 from altup.models.widening import structure
-from tests.models.families import DECODER, build
+from tests.models.widening.families import DECODER, build
 
 
 class OddConfig(PreTrainedConfig):

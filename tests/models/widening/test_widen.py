@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from altup import widen
-from tests.models.families import FAMILIES, build, inputs
+from tests.models.widening.families import FAMILIES, build, inputs
 
 METHODS = ["recycled", "altup", "sameup"]
 GENERATING = [name for name in FAMILIES if build(name).can_generate()]

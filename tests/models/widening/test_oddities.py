@@ -16,7 +16,7 @@ import transformers as hf
 
 import altup
 from altup.core.errors import UserError
-from tests.models.families import DECODER, ENCODER
+from tests.models.widening.families import DECODER, ENCODER
 
 RELATIVE = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
 RELATIVE |= {"type_vocab_size": 0, "position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True}

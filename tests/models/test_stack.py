@@ -1,3 +1,5 @@
+"""Layers compiled in place, and whole models without a graph break, forward and backward."""
+
 from __future__ import annotations
 
 import pytest
@@ -5,38 +7,52 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from altup.models.stack import compile_layers, left_uncompiled
-from tests.models.helpers import ALL_METHODS, batch, tiny_t5
+from tests.models.helpers import ALL_METHODS, STACKS, batch, tiny, tiny_t5
+
+QUICK = [("bert", "altup+sequence-altup+moe"), ("bert", "recycled"), ("decoder", "altup")]
+BY_LAYER = [("t5", "dense"), ("t5", "altup"), ("t5", "sequence-altup"), ("t5", "altup+moe")]
+BY_LAYER += [("bert", "altup"), ("decoder", "altup")]
+WHOLE = [("t5", method) for method in ALL_METHODS]
+WHOLE += [stack if stack in QUICK else pytest.param(*stack, marks=pytest.mark.slow) for stack in STACKS]
 
 
-def gradients(method, backend):
+def build(family, method, layers, **fields):
+    if family == "t5":
+        return tiny_t5(method, num_layers=layers, expert_jitter=0.0, **fields).train()
+    return tiny(family, method, num_layers=layers, expert_jitter=0.0, **fields).train()
+
+
+def gradients(family, method, backend):
     torch._dynamo.reset()
-    model = tiny_t5(method, expert_jitter=0.0, num_layers=3, num_decoder_layers=2).train()
+    layers = 3 if "seq" in method or "stride" in method else 2  # of 3 one is strided
+    model = build(family, method, layers, **({"num_decoder_layers": 2} if family == "t5" else {}))
     run = model if backend is None else torch.compile(model, fullgraph=True, backend=backend)
-    run(**batch()).loss.backward()
+    run(**batch(family), return_logits=family == "t5" or backend is None).loss.backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("method", ALL_METHODS)
-def test_compiles_without_graph_breaks_forward_and_backward(method):
-    want = gradients(method, None)
-    for name, got in gradients(method, "aot_eager").items():
+@pytest.mark.parametrize(("family", "method"), WHOLE)
+def test_compiles_without_graph_breaks_forward_and_backward(family, method):
+    want = gradients(family, method, None)
+    for name, got in gradients(family, method, "aot_eager").items():
         torch.testing.assert_close(got, want[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["dense", "altup", "sequence-altup", "altup+moe"])
-def test_layers_are_compiled_once_whatever_the_depth(method):
+@pytest.mark.parametrize(("family", "method"), BY_LAYER)
+def test_layers_are_compiled_once_whatever_the_depth(family, method):
     graphs = []
-    for depth in (3, 6):
+    for depth in (3, 5):
         torch._dynamo.reset()
         counter = CompileCounterWithBackend("aot_eager")
-        model = tiny_t5(method, num_layers=depth, num_decoder_layers=depth, expert_jitter=0.0).train()
-        want = model(**batch()).loss
+        model, data = build(family, method, depth), batch(family)
+        want = model(**data).loss
         compile_layers(model, backend=counter, fullgraph=True)
-        got = model(**batch()).loss
+        got = model(**data).loss
         got.backward()
         torch.testing.assert_close(got, want)
         graphs.append(counter.frame_count)
-    assert graphs[0] == graphs[1] >= 3  # encoder layer, decoder layer, final norm
+    # Of T5 an encoder layer, a decoder layer and the final norm.
+    assert graphs[0] == graphs[1] >= (3 if family == "t5" else 1)
 
 
 def packed(rows, inputs, targets):
@@ -99,6 +115,6 @@ def test_what_does_not_compile_is_told(breaks):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dense", "altup", "altup+sequence-altup+moe"])
 def test_compiled_code_agrees(method):
-    want = gradients(method, None)
-    for name, got in gradients(method, "inductor").items():
+    want = gradients("t5", method, None)
+    for name, got in gradients("t5", method, "inductor").items():
         torch.testing.assert_close(got, want[name], rtol=1e-3, atol=1e-5)

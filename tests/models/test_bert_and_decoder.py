@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -15,15 +14,12 @@ from transformers import (
 )
 
 import altup
-from altup.models.stack import compile_layers
-from tests.models.stacks import STACKS, VOCABULARY, batch, tiny
+from tests.models.helpers import STACKS, VOCABULARY, batch, tiny
 
 AUTO = {
     "bert": (AutoModelForMaskedLM, altup.AltUpBertForMaskedLM, altup.AltUpBertModel),
     "decoder": (AutoModelForCausalLM, altup.AltUpDecoderForCausalLM, altup.AltUpDecoderModel),
 }
-
-COMPILED = [("bert", "altup+sequence-altup+moe"), ("bert", "recycled"), ("decoder", "altup")]
 
 
 def is_coefficient(name):
@@ -111,37 +107,6 @@ class TestEveryMethod:
             assert parameter.dtype == (torch.float32 if is_coefficient(name) else torch.bfloat16), name
             if name in wide:
                 assert torch.equal(parameter, wide[name])
-
-
-@pytest.mark.parametrize(
-    ("family", "method"),
-    [stack if stack in COMPILED else pytest.param(*stack, marks=pytest.mark.slow) for stack in STACKS],
-)
-def test_compiles_without_graph_breaks(family, method):
-    model, data = tiny(family, method, expert_jitter=0.0, num_layers=3).train(), batch(family)
-    model(**data).loss.backward()
-    want = {name: p.grad for name, p in model.named_parameters()}
-    model.zero_grad()
-    torch._dynamo.reset()
-    torch.compile(model, fullgraph=True, backend="aot_eager")(**data, return_logits=False).loss.backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, want[name], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("family", ["bert", "decoder"])
-def test_layers_are_compiled_once_whatever_the_depth(family):
-    graphs = []
-    for depth in (3, 6):
-        torch._dynamo.reset()
-        counter = CompileCounterWithBackend("aot_eager")
-        model, data = tiny(family, "altup", num_layers=depth).train(), batch(family)
-        want = model(**data).loss
-        compile_layers(model, backend=counter, fullgraph=True)
-        got = model(**data).loss
-        got.backward()
-        torch.testing.assert_close(got, want)
-        graphs.append(counter.frame_count)
-    assert graphs[0] == graphs[1] >= 1
 
 
 @pytest.mark.parametrize("family", ["bert", "decoder"])

@@ -10,7 +10,7 @@ from torch import nn
 
 from altup import load_widened, narrow, widen
 from altup.core.errors import UserError
-from tests.models.families import FAMILIES, build, inputs
+from tests.models.widening.families import FAMILIES, build, inputs
 
 
 def train(model, steps, rate=1e-2):

@@ -7,7 +7,7 @@ import torch
 
 from altup import AltUpBertConfig, AltUpBertForMaskedLM, AltUpDecoderConfig, AltUpDecoderForCausalLM
 from altup.models.stack import compile_layers
-from tests.models.stacks import STACKS
+from tests.models.helpers import STACKS
 
 pytestmark = pytest.mark.gpu
 SHAPE = {"d_model": 512, "d_ff": 1024, "d_kv": 64, "num_heads": 8, "num_layers": 3, "vocab_size": 2048}

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, BertForSequenceClassification
 
 from altup import load_widened, narrow, widen
 from altup.core.errors import UserError
-from tests.models.families import FAMILIES, build, inputs
-from tests.models.test_widen_training import train
+from tests.models.widening.families import FAMILIES, build, inputs
+from tests.models.widening.test_training import train
 
 
 def assert_same_weights(ours, theirs):
