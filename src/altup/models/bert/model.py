@@ -137,7 +137,7 @@ class AltUpBertPreTrainedModel(AltUpPreTrainedModel):
     config_class = AltUpBertConfig
     config: AltUpBertConfig
     base_model_prefix = "bert"
-    # The decoder reads K blocks too; dividing the norm before it instead leaves it tied to the input table.
+    # The decoder reads K blocks too; sharing out the norm before it instead leaves it tied to the input table.
     reads_blocks = ("head.transform.weight", "head.norm.weight", "head.norm.bias")
     _no_split_modules = ["BertLayer"]  # noqa: RUF012
 
@@ -152,7 +152,7 @@ class AltUpBertPreTrainedModel(AltUpPreTrainedModel):
 
 
 class AltUpBertModel(LayerStack, AltUpBertPreTrainedModel):
-    """The encoder alone: [batch, tokens, output_width]."""
+    """The encoder alone: `input_ids` [batch, tokens] → [batch, tokens, output_width]."""
 
     _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012
 
@@ -186,8 +186,9 @@ class AltUpBertModel(LayerStack, AltUpBertPreTrainedModel):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutput | tuple:
-        """`attention_mask` is 1 for real tokens; rows of different lengths are padded on either side, for
-        strided layers on the right."""
+        """All are [batch, tokens], but for `inputs_embeds` [batch, tokens, embedding_width] in the place of
+        `input_ids`. `attention_mask` is 1 for real tokens, or [batch, 1, queries, keys]; rows of different lengths
+        are padded on either side, for strided layers on the right."""
         refuse_attentions(output_attentions)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -208,7 +209,8 @@ class AltUpBertModel(LayerStack, AltUpBertPreTrainedModel):
 
 
 class AltUpBertForMaskedLM(AltUpBertPreTrainedModel):
-    """The encoder and the head that names the token at every place."""
+    """The encoder and the head that names the token at every place: `input_ids` and `labels` [batch, tokens] make
+    a loss, and logits [batch, tokens, vocab_size]."""
 
     _tied_weights_keys = {"head.decoder.weight": "bert.embeddings.words.weight"}  # noqa: RUF012
 

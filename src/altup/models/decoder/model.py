@@ -71,7 +71,7 @@ class AltUpDecoderPreTrainedModel(AltUpPreTrainedModel):
     config_class = AltUpDecoderConfig
     config: AltUpDecoderConfig
     base_model_prefix = "model"
-    # The head reads K blocks; dividing the norm before it instead leaves a tied head tied.
+    # The head reads K blocks; sharing out the norm before it instead leaves a tied head tied.
     reads_blocks = ("final_norm.weight",)
     _no_split_modules = ["DecoderLayer"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
@@ -85,7 +85,7 @@ class AltUpDecoderPreTrainedModel(AltUpPreTrainedModel):
 
 
 class AltUpDecoderModel(LayerStack, AltUpDecoderPreTrainedModel):
-    """The stack alone: [batch, tokens, output_width]."""
+    """The stack alone: `input_ids` [batch, tokens] → [batch, tokens, output_width]."""
 
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012
 
@@ -150,7 +150,8 @@ class AltUpDecoderModel(LayerStack, AltUpDecoderPreTrainedModel):
 
 
 class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
-    """The stack and the head that names the next token."""
+    """The stack and the head that names the next token: `input_ids` and `labels` [batch, tokens] make a loss, and
+    logits [batch, tokens, vocab_size]; `generate` writes on."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 

@@ -172,7 +172,8 @@ class T5Encoder(T5Stack):
             if segments is not None:
                 seen = Seen(query_segments=segments, key_segments=segments)
             else:
-                seen = see_keys(None if attention_mask is None else attention_mask[:, ::stride], kept, kept)
+                mask = attention_mask
+                seen = see_keys(mask if mask is None or stride == 1 else mask[:, ::stride], kept, kept)
             return LayerInputs((bias, seen), {"constant_beyond": self.relative_bias.constant_beyond(stride)})
 
         output, hidden = self.run_layers(state, self.inputs_by_stride(view), output_hidden_states)
@@ -278,7 +279,7 @@ class AltUpT5PreTrainedModel(AltUpPreTrainedModel):
 
 
 class AltUpT5EncoderModel(AltUpT5PreTrainedModel):
-    """The encoder alone: [batch, tokens, output_width]."""
+    """The encoder alone: takes what `T5Encoder.forward` takes and gives [batch, tokens, output_width]."""
 
     _keys_to_ignore_on_load_unexpected = [r"^decoder\.", r"^lm_head\."]  # noqa: RUF012
 
@@ -295,7 +296,8 @@ class AltUpT5EncoderModel(AltUpT5PreTrainedModel):
 
 
 class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, ReplayedGeneration, GenerationMixin):  # type: ignore[misc]
-    """Encoder, decoder and head."""
+    """Encoder, decoder and head: `input_ids` [batch, inputs] and `labels` [batch, targets] make a loss, and logits
+    [batch, targets, vocab_size]; `generate` writes targets, on a GPU greedily in recorded steps."""
 
     _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}  # noqa: RUF012
 
