@@ -1,18 +1,23 @@
-"""Real processes that train together: `torchrun` on this machine, with Gloo."""
+"""Two processes that train together here, with Gloo: started by `torchrun`, or forked, which is quick."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
-import re
+import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 import warnings
 from pathlib import Path
 
+from tests.training.verbs import server
+
 COMMAND = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-# A crash inside a library (SIGSEGV, SIGABRT, SIGBUS), as torchrun reports it.
-CRASH = re.compile(r"exitcode\s*: -(?:11|6|7)\b")
+RANKS = range(2)
+CRASHES = (-11, -6, -7)  # SIGSEGV, SIGABRT, SIGBUS
 
 
 def environment() -> dict[str, str]:
@@ -20,26 +25,76 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
 
 
-def torchrun(*arguments: object, out: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """Two processes that run `arguments` and write to the folder `out` alone; they must succeed.
+def torchrun(*arguments: object, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """`torchrun arguments…`, which must succeed."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)], env=environment(), capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def train_together(*arguments: object, out: Path, timeout: float = 300) -> None:
+    """`torchrun arguments…` with forked ranks, which have PyTorch already. They write to the folder `out` alone.
 
     A crash inside a library is no wrong result: what was written is removed, and all starts once more, with a
     warning that says where the process stood.
     Seen once, in CI with torch 2.13 (docs/lab-log.md, "A crash that did not come back").
     """
     for attempt in (1, 2):
-        done = subprocess.run(
-            [*COMMAND, *map(str, arguments)], env=environment(), capture_output=True, text=True, timeout=timeout
-        )
-        if done.returncode == 0 or attempt == 2 or not CRASH.search(done.stderr):
+        codes, text = _fork_ranks([str(a) for a in arguments], timeout)
+        if attempt == 2 or not set(codes) & set(CRASHES):
             break
-        warnings.warn(f"a process crashed and was started once more:\n{last_words(done.stderr)}", stacklevel=2)
+        warnings.warn(f"a process crashed and was started once more:\n{last_words(text)}", stacklevel=2)
         shutil.rmtree(out, ignore_errors=True)
-    assert done.returncode == 0, last_words(done.stderr)
-    return done
+    assert codes == [0] * len(RANKS), last_words(text)
 
 
-def last_words(stderr: str) -> str:
+def last_words(text: str) -> str:
     """Where a crashed process stood, if one did, and the end of what all of them said."""
-    crash = stderr.find("Fatal Python error")
-    return (stderr[crash : crash + 4000] + "\n…\n" if crash >= 0 else "") + stderr[-3000:]
+    crash = text.find("Fatal Python error")
+    return (text[crash : crash + 4000] + "\n…\n" if crash >= 0 else "") + text[-3000:]
+
+
+def _fork_ranks(arguments: list[str], timeout: float) -> tuple[list[int | None], str]:
+    """Exit codes and everything that the ranks said. Where one fails, the others are ended, as torchrun does."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / str(rank) for rank in RANKS]
+        ranks = [
+            server.Process(target=_rank, args=(arguments, rank, store.port, output))
+            for rank, output in zip(RANKS, outputs, strict=True)
+        ]
+        for process in ranks:
+            process.start()
+        end = time.monotonic() + timeout
+        while any(process.is_alive() for process in ranks) and time.monotonic() < end:
+            if any(process.exitcode for process in ranks):
+                break
+            time.sleep(0.02)
+        for process in ranks:
+            if process.is_alive():
+                process.kill()
+            process.join()
+        return [process.exitcode for process in ranks], "\n".join(path.read_text() for path in outputs)
+
+
+def _rank(arguments: list[str], rank: int, port: int, output: Path) -> None:
+    """One process, with the environment that torchrun would give it."""
+    import torch
+
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(RANKS))}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")

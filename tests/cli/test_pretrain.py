@@ -315,7 +315,7 @@ def test_a_terminal_gets_a_live_line(trained: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun_trains_together(trained: Path, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = torchrun("-m", "altup", "pretrain", "--data", data, "--out", run, *SMALL, "--parallel", "fsdp", out=run)
+    done = torchrun("-m", "altup", "pretrain", "--data", data, "--out", run, *SMALL, "--parallel", "fsdp")
     assert done.stdout.count("finished 6 steps") == 1
     for ours, theirs in zip(records(trained), records(run), strict=True):
         assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-5)

@@ -11,7 +11,7 @@ import yaml
 
 from altup import AltUpBertForMaskedLM, AltUpDecoderForCausalLM
 from altup.training import checkpoints
-from tests.torchrun import torchrun
+from tests.torchrun import train_together
 from tests.training.compare import assert_same_run, records
 from tests.training.verbs import altup, prepare_text, start
 
@@ -120,6 +120,6 @@ def test_two_processes_train_as_one(family: str, data: Path, tmp_path: Path) -> 
     command = ["pretrain", "--model", family, "--data", data, *SMALL, "--dropout", "0"]
     code, text = altup(tmp_path / "log", *command, "--out", tmp_path / "one")
     assert code == 0, text
-    torchrun("-m", "altup", *command, "--out", tmp_path / "two", "--parallel", "fsdp", out=tmp_path / "two")
+    train_together("-m", "altup", *command, "--out", tmp_path / "two", "--parallel", "fsdp", out=tmp_path / "two")
     for ours, theirs in zip(records(tmp_path / "one"), records(tmp_path / "two"), strict=True):
         assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-4)

@@ -58,7 +58,8 @@ def first_word(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(model: Path, task: Path, **fields: Any) -> FinetuneConfig:
-    usual = {"steps": 40, "batch_size": 16, "lr": 0.02, "dropout": 0.0, "eval_every": 20, "trackers": []}
+    usual: dict[str, Any] = {"steps": 40, "batch_size": 16, "lr": 0.02, "dropout": 0.0, "eval_every": 20}
+    usual |= {"targets_length": 9, "trackers": []}
     return FinetuneConfig(**{"model": str(model), "tasks": [str(task)], **usual, **fields})
 
 
@@ -98,8 +99,8 @@ def test_what_was_cut_is_told(short: Path, model: Path, tmp_path: Path) -> None:
 def test_own_tasks_may_be_as_long_as_they_like(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = write_task(tmp_path / "long", [(" ".join(WORDS * 4), " ".join(WORDS))] * 4)
-    enough = {"inputs_length": 4000, "targets_length": 1000, "steps": 1, "batch_size": 2, "eval_every": 1}
+    task = write_task(tmp_path / "long", [(" ".join(WORDS * 2), " ".join(WORDS[:80]))] * 2)
+    enough = {"inputs_length": 2000, "targets_length": 400, "steps": 1, "batch_size": 2, "eval_every": 1}
     finetune(config(model, task, **enough), tmp_path / "run")
     assert "cut" not in capsys.readouterr().err
     scores = json.loads((tmp_path / "run/evaluation/step-1/scores.json").read_text())

@@ -21,12 +21,12 @@ from altup.training.metrics import read_records
 from altup.training.run_folder import find_model
 from tests.evaluation.tiny import made_up_words, save_tiny
 from tests.models.helpers import tiny_t5
-from tests.torchrun import torchrun
+from tests.torchrun import train_together
 from tests.training.compare import assert_same_run, records, weights
 
 SMALL: dict[str, Any] = {
     "steps": 30, "batch_size": 16, "lr": 0.05, "log_every": 10, "eval_every": 10, "save_every": 10,
-    "deterministic": True, "keep_last": 1,
+    "deterministic": True, "keep_last": 1, "targets_length": 16,
 }  # fmt: skip
 
 
@@ -122,9 +122,9 @@ def test_two_processes_make_the_same_run(model: Path, data: Path, tmp_path: Path
     alone, together = (tmp_path / name for name in ("alone", "together"))
     flags = ["finetune", str(model), "--task", "sst2", "--data", str(data), "--batch-size", "8",
              "--steps", "16", "--lr", "0.05", "--dropout", "0", "--eval-every", "8", "--eval-batch-size", "4",
-             "--log-every", "1", "--track", "none"]  # fmt: skip
+             "--targets-length", "16", "--log-every", "1", "--track", "none"]  # fmt: skip
     assert CliRunner().invoke(app, [*flags, "--out", str(alone)]).exit_code == 0
-    torchrun("-m", "altup", *flags, "--out", together, "--parallel", kind, out=together)
+    train_together("-m", "altup", *flags, "--out", together, "--parallel", kind, out=together)
     for ours, theirs in zip(records(alone), records(together), strict=True):
         assert theirs.pop("split") == ours.pop("split")
         assert theirs == pytest.approx(ours, rel=1e-4)
@@ -242,10 +242,11 @@ def test_long_targets_and_bad_records_are_counted(
     (tmp_path / "own").mkdir()
     for split in ("train", "validation"):
         (tmp_path / "own" / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
-    own = config(model, tmp_path, tasks=[str(tmp_path / "own")], steps=1)
+    settings: dict[str, Any] = {"tasks": [str(tmp_path / "own")], "steps": 1, "targets_length": 128}
+    own = config(model, tmp_path, **settings)
     with pytest.raises(UserError, match=r"own/train\.jsonl, line 22: missing field"):
         finetune(own, tmp_path / "run")
-    skipping = config(model, tmp_path, tasks=[str(tmp_path / "own")], steps=1, on_error="skip")
+    skipping = config(model, tmp_path, **settings, on_error="skip")
     outcome = finetune(skipping, tmp_path / "run")
     told = capsys.readouterr().err
     assert "own: 1 of 21 targets exceed 128 tokens" in told

@@ -17,11 +17,11 @@ import pytest
 
 from altup.training import checkpoints
 from altup.training.preemption import GPU_LOCK
-from tests.torchrun import COMMAND, environment, torchrun
+from tests.torchrun import COMMAND, environment, train_together
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
 from tests.training.verbs import altup, prepare_text, start
 
-STEPS = 40
+STEPS = 24
 SMALL = [
     *("--size", "tiny", "--method", "altup", "--k", "2", "--dropout", "0.1", "--inputs-length", "32"),
     *("--set", "d_model=16", "--set", "d_ff=32", "--set", "num_heads=2", "--set", "num_layers=2"),
@@ -136,7 +136,7 @@ def rank_of(process: Path) -> int | None:
 def test_torchrun_restarts_what_crashed(data: Path, tmp_path: Path, rank: int) -> None:
     """With `--max-restarts` and `--resume` a run of several processes goes on by itself, to the same weights."""
     whole, crashed = (tmp_path / name for name in ("whole", "crashed"))
-    torchrun("-m", "altup", *command(data, whole), out=whole)
+    train_together("-m", "altup", *command(data, whole), out=whole)
     arguments = [*COMMAND, "--max-restarts=3", "-m", "altup", *command(data, crashed)]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen([str(a) for a in arguments], env=environment(), stdout=log, stderr=log)

@@ -1,4 +1,4 @@
-"""Two processes compute what one does. One launch of torchrun (Gloo, CPU) makes all the runs of this file."""
+"""Two processes compute what one does. One launch of two ranks (Gloo, CPU) makes all the runs of this file."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from altup.core.errors import UserError
-from altup.training.parallel import ProcessGroup, check_share
+from altup.nn import CoefficientModule
+from altup.training.parallel import ProcessGroup, check_share, distribute, leave
 from altup.training.prefetch import share
-from tests.torchrun import torchrun
+from tests.models.helpers import batch, tiny_t5
+from tests.torchrun import train_together
 from tests.training.compare import assert_same_run, records, weights
 from tests.training.tiny import build, run
+from tests.training.verbs import fork_two, server
 
 # At a higher lr this small model amplifies rounding: at 0.02 the losses part by 2e-5 after 30 steps.
 LONG = {
@@ -25,8 +29,8 @@ LONG = {
 KINDS = ("ddp", "fsdp")
 
 
-def train_together(cases: list[dict[str, Any]], out: Path) -> None:
-    torchrun(Path(__file__).parent / "tiny.py", json.dumps(cases), out=out)
+def train_cases(cases: list[dict[str, Any]], out: Path) -> None:
+    train_together(Path(__file__).parent / "tiny.py", json.dumps(cases), out=out)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"out": f"{folder}/{kind}-cut", "settings": base, "resume": True},
             {"out": f"{folder}/{kind}-half", "settings": {**LONG, "parallel": kind, "stop_after": 20}},
         ]
-    train_together(cases, folder)
+    train_cases(cases, folder)
     return folder
 
 
@@ -78,12 +82,12 @@ def test_a_launch_that_crashes_is_made_once_more(tmp_path: Path) -> None:
         "        os.kill(os.getpid(), signal.SIGSEGV)\n"
     )
     with pytest.warns(UserWarning, match="crash.py"):
-        torchrun(script, out, before, 1, out=out)
+        train_together(script, out, before, 1, out=out)
     assert before.read_text() == "xx"
     shutil.rmtree(out)
     before.unlink()
     with pytest.warns(UserWarning, match="crash.py"), pytest.raises(AssertionError, match="Fatal Python error"):
-        torchrun(script, out, before, 2, out=out)
+        train_together(script, out, before, 2, out=out)
     assert before.read_text() == "xx"
 
 
@@ -130,6 +134,51 @@ def test_a_batch_that_cannot_be_shared_is_refused() -> None:
         check_share(8, 3)
 
 
+def forward_under_fsdp(rank: int, address: str, results: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    model = distribute(
+        tiny_t5("altup+sequence-altup+moe").train(), "fsdp", True, ProcessGroup(rank, 2, torch.device("cpu"))
+    )
+    used: dict[str, set[torch.dtype]] = {}
+
+    def remember(name: str) -> Any:
+        def hook(module: torch.nn.Module, _inputs: Any) -> None:
+            used[name] = {parameter.dtype for parameter in module.parameters(recurse=False)}
+
+        return hook
+
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(remember(name))
+    model(**batch()).loss.backward()
+    coefficients = {n for n, m in model.named_modules() if isinstance(m, CoefficientModule)}
+    if rank == 0:
+        results.put(
+            {
+                "in use": {str(d) for n in coefficients for d in used[n]},
+                "others in use": {str(d) for n, dtypes in used.items() if n.endswith(".q") for d in dtypes},
+                "stored": {str(p.dtype) for p in model.parameters()},
+                "gradients": {str(p.grad.dtype) for p in model.parameters() if p.grad is not None},
+                "kinds": sorted({type(m).__name__ for m in model.modules() if isinstance(m, CoefficientModule)}),
+            }
+        )
+    dist.barrier()
+    leave()
+
+
+def test_coefficients_stay_float32(tmp_path: Path) -> None:
+    """Under FSDP2 with bf16 parameters: in storage and in use."""
+    results = server.SimpleQueue()
+    fork_two(forward_under_fsdp, f"file://{tmp_path}/meeting", results)
+    seen = results.get()
+    assert seen["in use"] == {"torch.float32"}
+    assert seen["others in use"] == {"torch.bfloat16"}
+    assert seen["stored"] == seen["gradients"] == {"torch.float32"}
+    assert any("AltUpUpdate" in kind for kind in seen["kinds"])
+    assert any("SequenceUpdate" in kind for kind in seen["kinds"])
+    assert any("Router" in kind for kind in seen["kinds"])
+
+
 METHODS = (
     *("dense", "altup", "sameup", "recycled", "sum", "dense-wide", "sequence-altup", "stride-and-skip"),
     *("average-pooling", "moe", "altup+moe", "altup+sequence-altup+moe"),
@@ -151,7 +200,7 @@ def test_every_method_trains_in_parallel(tmp_path: Path) -> None:
             cases.append({"out": f"{together}/{method}-{kind}-bf16", "settings": bf16})
         run(tmp_path / f"{method}-alone", **settings)
         run(tmp_path / f"{method}-alone-bf16", precision="bf16", **settings)
-    train_together(cases, together)
+    train_cases(cases, together)
     for method in METHODS:
         for kind in KINDS:
             for suffix, tolerance in (("", 1e-5), ("-bf16", 0.02)):

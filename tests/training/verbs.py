@@ -9,13 +9,18 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(
-    ["altup.models.t5.model", "altup.training.pretraining", "altup.training.loop", "altup.training.model_card"]
+server = multiprocessing.get_context("forkserver")
+server.set_forkserver_preload(
+    [
+        *("altup.cli.main", "altup.data.batches", "altup.models.accounting", "altup.models.t5.model"),
+        *("altup.training.loop", "altup.training.model_card", "altup.training.pretraining"),
+        *("matplotlib.figure", "matplotlib.backends.backend_agg", "torch.distributed.fsdp"),
+    ]
 )
 
 
@@ -66,7 +71,7 @@ class Running:
 
 def start(output: Path, *arguments: object, environment: dict[str, str] | None = None) -> Running:
     """Start `altup arguments…`."""
-    process = _server.Process(target=_altup, args=([str(a) for a in arguments], output, environment or {}))
+    process = server.Process(target=_altup, args=([str(a) for a in arguments], output, environment or {}))
     process.start()
     return Running(process, output)
 
@@ -75,6 +80,13 @@ def altup(output: Path, *arguments: object) -> tuple[int, str]:
     """Run `altup arguments…` to its end: exit code and everything it printed."""
     running = start(output, *arguments)
     return running.wait(), running.text
+
+
+def fork_two(function: Callable[..., None], *arguments: object) -> None:
+    """`function(rank, *arguments)` in two processes, which must succeed."""
+    from torch.multiprocessing import start_processes
+
+    start_processes(function, arguments, nprocs=2, start_method="forkserver")
 
 
 def prepare_text(folder: Path, sentences: int = 4000) -> Path:

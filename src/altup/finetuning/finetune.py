@@ -186,7 +186,7 @@ def model_to_score(model: torch.nn.Module, low_precision: bool) -> Any:
 
     from altup.evaluation.decoding import round_weights
     from altup.models.t5.model import AltUpT5ForConditionalGeneration
-    from altup.training.parallel import whole
+    from altup.training.parallel import full_tensor
 
     sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     if not sharded and not low_precision:
@@ -194,7 +194,7 @@ def model_to_score(model: torch.nn.Module, low_precision: bool) -> Any:
     trained: Any = model
     with torch.device("meta"):
         copy: Any = AltUpT5ForConditionalGeneration(trained.config)
-    copy.load_state_dict({name: whole(tensor) for name, tensor in model.state_dict().items()}, assign=True)
+    copy.load_state_dict({name: full_tensor(tensor) for name, tensor in model.state_dict().items()}, assign=True)
     copy.generation_config = trained.generation_config
     if low_precision:
         round_weights(copy, torch.bfloat16)

@@ -1,4 +1,7 @@
-"""One training step: forward, backward, skip or update. The host only queues work; it waits for no result."""
+"""One training step: forward, backward, skip or update. The host only queues work; it waits for no result.
+
+Every forward pass seeds itself from where it stands, so that a resumed run repeats its random numbers.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ from altup.training.config import TrainConfig
 from altup.training.graphs import Graphs
 from altup.training.metrics import Meter, output_sums
 from altup.training.optimizers import build_optimizer, set_rate
-from altup.training.parallel import ProcessGroup, gradient_sync, spread, unwrap, whole
+from altup.training.parallel import ProcessGroup, distribute, full_tensor, gradient_sync, unwrap
 from altup.training.prefetch import StepBatch
 
 
 class Engine:
-    """A model spread over the processes, its optimizer, and the step that joins them.
+    """A model distributed over the ranks, its optimizer, and the step that joins them.
 
     The loss of a step is Σ loss_sum / (labels that count in the whole global batch), so that neither the
-    number of processes nor that of micro-batches changes the update.
+    number of ranks nor that of micro-batches changes the update.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig, process_group: ProcessGroup) -> None:
@@ -37,7 +40,7 @@ class Engine:
         if self.compiles:
             # Code for any size is made once two have been seen, so what a step runs depends on the steps before.
             compile_layers(model, dynamic=None if config.SHAPES_VARY and not config.deterministic else False)
-        self.model = spread(model, config.parallel, config.precision == "bf16", process_group)
+        self.model = distribute(model, config.parallel, config.precision == "bf16", process_group)
         self.plain = unwrap(self.model)
         # Exchanges between processes and recomputed layers do not go into a graph.
         alone = self.compiles and process_group.world_size == 1 and not config.activation_checkpointing
@@ -84,7 +87,7 @@ class Engine:
     def _update(self, frozen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """One step of the optimizer, or none where the gradient is not finite; its norm, and whether it was."""
         parameters = [p for p in self.plain.parameters() if p.grad is not None]
-        norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
         skip = ~torch.isfinite(norm)
         if frozen is not None:
             skip = skip | frozen

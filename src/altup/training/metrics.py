@@ -58,7 +58,7 @@ class Meter:
         )
 
     def read(self, process_group: ProcessGroup) -> dict[str, float]:
-        """Everything by name, added up over the processes; waits for the device."""
+        """Everything by name, summed over the ranks; waits for the device."""
         sums = process_group.all_reduce(self.sums.clone())
         values = torch.cat([sums, self.counts]).tolist()
         return dict(zip((*SUMS, *_STEPS), values, strict=True))

@@ -1,4 +1,4 @@
-"""Several processes: who am I, what do we add up, and how the model is spread (DDP or FSDP2).
+"""Several processes: the process group with its sums over ranks, and a model distributed by DDP or FSDP2.
 
 Started by `torchrun`, which sets RANK, LOCAL_RANK and WORLD_SIZE; without it there is one process and
 nothing here communicates.
@@ -23,7 +23,7 @@ from altup.core.errors import UserError
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process among all of them."""
+    """This process, its rank and device among all of them."""
 
     rank: int
     world_size: int
@@ -34,13 +34,13 @@ class ProcessGroup:
         return self.rank == 0
 
     def all_reduce(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The sum of `numbers` over all processes (on CPU tensors through Gloo: no device is waited for)."""
+        """The sum of `numbers` over all ranks (on CPU tensors through Gloo: no device is waited for)."""
         if self.world_size > 1:
             dist.all_reduce(numbers)
         return numbers
 
     def broadcast(self, text: str | None) -> str | None:
-        """The first process's `text`, on every process."""
+        """Rank 0's `text`, on every rank."""
         if self.world_size == 1:
             return text
         data = b"" if text is None else b"+" + text.encode()
@@ -113,10 +113,10 @@ def check_share(micro_batch: int, world: int) -> None:
         )
 
 
-def spread(model: nn.Module, parallel: str, low_precision: bool, process_group: ProcessGroup) -> nn.Module:
+def distribute(model: nn.Module, parallel: str, low_precision: bool, process_group: ProcessGroup) -> nn.Module:
     """`model` on this process's device, wrapped for several processes.
 
-    Both kinds average gradients over processes, so the loop multiplies its loss by their number.
+    Both kinds average gradients over ranks, so the loop multiplies its loss by their number.
     """
     if process_group.world_size == 1:
         return model.to(process_group.device)
@@ -167,16 +167,16 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A sharded tensor's full value (a collective: every process must call it); others as they are."""
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A sharded tensor's full value (a collective: every rank must call it); others as they are."""
     return tensor.full_tensor() if isinstance(tensor, dist.tensor.DTensor) else tensor
 
 
 def gather(tensors: dict[str, torch.Tensor], process_group: ProcessGroup) -> dict[str, torch.Tensor]:
-    """Full values of `tensors` on the CPU of the first process; empty elsewhere."""
+    """Full values of `tensors` on the CPU of rank 0; empty elsewhere."""
     kept = {}
     for name, tensor in tensors.items():
-        full = whole(tensor.detach())
+        full = full_tensor(tensor.detach())
         if process_group.is_first:
             kept[name] = full.cpu()
     return kept

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from tests.training.verbs import fork_two
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -163,7 +163,7 @@ def run_sharded(rank: int, folder: Path) -> None:
 
 
 def test_two_processes_with_fsdp2_equal_one(tmp_path):
-    mp.spawn(run_sharded, (tmp_path,), nprocs=2)
+    fork_two(run_sharded, tmp_path)
     for name in OPTIMIZERS:
         model = Model()
         optimizer = build_optimizer(name, model, lr=0.1)
