@@ -59,7 +59,7 @@ def first_word(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(model: Path, task: Path, **fields: Any) -> FinetuneConfig:
     usual: dict[str, Any] = {"steps": 40, "batch_size": 16, "lr": 0.02, "dropout": 0.0, "eval_every": 20}
-    usual |= {"targets_length": 9, "trackers": []}
+    usual |= {"inputs_length": 20, "targets_length": 9, "trackers": []}
     return FinetuneConfig(**{"model": str(model), "tasks": [str(task)], **usual, **fields})
 
 
