@@ -85,6 +85,7 @@ class AltUpPreTrainedModel(PreTrainedModel):
     lm_head: nn.Module
     _supports_sdpa = True
     _can_compile_fullgraph = True
+    # Hugging Face asks by name for what `nn.CoefficientModule` keeps in float32.
     _keep_in_fp32_modules_strict = ["rule", "update", "router"]  # noqa: RUF012
 
     @property

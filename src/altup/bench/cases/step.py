@@ -20,6 +20,7 @@ from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.models.accounting import INPUTS, TARGETS, list_layers
 from altup.models.stack import compile_layers
 from altup.models.t5.convert import hugging_face_name, to_hugging_face
+from altup.nn import coefficient_names
 from altup.training.graphs import Graphs
 
 Run = Callable[..., Any]  # a model's inputs → its output, which has a loss
@@ -193,7 +194,8 @@ class Models:
             want_loss, want = self.reference(name)
             loss = graphs(self.batch.whole(), one)
             got = {n: p.grad for n, p in model.named_parameters() if n in want}
-            return {"loss": distance(loss, want_loss), **gradient_errors(got, want)}
+            coefficients = coefficient_names(model)
+            return {"loss": distance(loss, want_loss), **gradient_errors(got, want, coefficients)}
 
         graphs = Graphs(model, both)
         return Work(
@@ -231,8 +233,9 @@ class Models:
         torch.manual_seed(1)
         with self.setup.device:
             model: Any = AltUpT5ForConditionalGeneration(self.configs[name])
+        coefficients = coefficient_names(model)
         for parameter_name, parameter in model.named_parameters():
-            if is_coefficient(parameter_name):
+            if parameter_name in coefficients:
                 parameter.data.add_(0.1 * torch.randn_like(parameter))
         return model.to(self.setup.dtype).train()
 
@@ -251,7 +254,8 @@ class Models:
             parameters = dict(model.named_parameters())
             got = {ours: parameters[their_name(ours)].grad for ours in want}
             model.zero_grad(set_to_none=True)
-            return {"loss": distance(out, want_loss), **gradient_errors(got, want)}
+            coefficients = coefficient_names(self.master(name))
+            return {"loss": distance(out, want_loss), **gradient_errors(got, want, coefficients)}
 
         return Work(lambda i: loss(), backward, errors, per_repetition=self.batch.rows, held=held_bytes(model))
 
@@ -277,17 +281,13 @@ def share_weights(model: nn.Module) -> Any:
     return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
-def is_coefficient(name: str) -> bool:
-    return ".rule." in name or ".update." in name
-
-
-def gradient_errors(got: dict[str, Any], want: dict[str, Tensor]) -> dict[str, float]:
+def gradient_errors(got: dict[str, Any], want: dict[str, Tensor], coefficients: set[str]) -> dict[str, float]:
     """Of all gradients as one vector, and of two kinds that are too few to show in it."""
     if missing := [name for name in want if got[name] is None]:
         return {f"gradient of {missing[0]}": float("inf")}
     groups = {
         "gradient": list(want),
-        "coefficients": [name for name in want if is_coefficient(name)],
+        "coefficients": [name for name in want if name in coefficients],
         "relative bias": [name for name in want if "relative_bias" in name],
     }
     return {
