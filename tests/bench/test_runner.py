@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -15,8 +16,29 @@ SETUP = Setup(torch.device("cpu"), quick=True)
 X = torch.tensor([1.0, 2.0, 3.0])
 
 
-def squares(function=torch.square, log=None, name="", slow=0.0):
-    """A provider of Σ x² that may be wrong or slow, checked against x² and 2x."""
+class Clock:
+    """Time that passes only where `pass_time` says so: results do not depend on how busy the machine is."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def pass_time(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(time, "perf_counter", made)
+    monkeypatch.setattr(time, "monotonic", made)
+    return made
+
+
+def squares(function=torch.square, log=None, name="", wait=lambda: None):
+    """A provider of Σ x² that may be wrong or `wait`, checked against x² and 2x."""
 
     def build():
         x = X.clone().requires_grad_()
@@ -24,11 +46,11 @@ def squares(function=torch.square, log=None, name="", slow=0.0):
         def forward(i):
             if log is not None:
                 log.append(name)
-            time.sleep(slow)
+            wait()
             return function(x).sum()
 
         def backward(out):
-            time.sleep(slow)
+            wait()
             return torch.autograd.grad(out, x)
 
         def compare():
@@ -96,15 +118,16 @@ def test_only_what_agrees_is_timed_and_the_rest_is_reported():
     assert all(row.d == 3 and row.case == "squares" for row in rows)
 
 
-def test_times_and_ratios():
-    rows = run([Provider("right", squares(slow=0.004)), Provider("slower", squares(slow=0.012))], rounds=3)
+def test_times_and_ratios(clock):
+    providers = [("right", 0.004), ("slower", 0.012)]
+    rows = run([Provider(n, squares(wait=partial(clock.pass_time, s))) for n, s in providers], rounds=3)
 
     def middle(provider, metric, mode="both"):
         return next(r.p50 for r in rows if (r.provider, r.metric, r.mode) == (provider, metric, mode))
 
-    assert 8 < middle("right", "ms") < 16
-    assert middle("slower", "ms", "forward") > 12
-    assert middle("slower", "ms", "backward") > 12
+    assert middle("right", "ms") == pytest.approx(8)
+    assert middle("slower", "ms", "forward") == pytest.approx(12)
+    assert middle("slower", "ms", "backward") == pytest.approx(12)
     assert middle("right", "seq/s") == pytest.approx(4000 / middle("right", "ms"))
     assert middle("slower", "speedup") == pytest.approx(middle("right", "ms") / middle("slower", "ms"))
     assert not [row for row in rows if row.provider == "right" and row.metric == "speedup"]
@@ -137,11 +160,11 @@ def test_a_provider_that_fails_later_does_not_stop_the_others():
     assert timed(rows) == {"right"}
 
 
-def test_time_limit_leaves_time_for_what_was_built():
+def test_time_limit_leaves_time_for_what_was_built(clock):
     names = [f"p{i}" for i in range(12)]
-    begun = time.monotonic()
-    rows = run([Provider(name, squares(slow=0.02)) for name in names], rounds=1000, time_limit=1.5)
-    assert time.monotonic() - begun < 60  # all rounds would take minutes, on a machine however busy
+    wait = partial(clock.pass_time, 0.02)
+    rows = run([Provider(name, squares(wait=wait)) for name in names], rounds=1000, time_limit=1.5)
+    assert clock.now < 4  # one round of what was built, and no more; all rounds would take minutes
     skipped = [
         name for name, (status, note) in problems_of(rows).items() if (status, note) == ("skipped", "time limit")
     ]

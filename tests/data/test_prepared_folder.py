@@ -83,16 +83,22 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.fixture(scope="module", params=["tokenizer taken", "tokenizer trained"])
+def finished(
+    request: pytest.FixtureRequest, prepared: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Recipe, Path]:
+    """A recipe, and the folder it gives where there is room."""
+    tokenizer = {"tokenizer": str(prepared / "tokenizer")} if "taken" in request.param else {"vocab_size": 800}
+    chosen = Recipe([LocalFiles(corpus)], validation_fraction=0.1, **tokenizer)
+    whole = tmp_path_factory.mktemp("finished") / "whole"
+    prepare(whole, chosen, workers=1)
+    return chosen, whole
+
+
 @pytest.mark.parametrize("last", ["manifest.json", "tokenizer/tokenizer.json", "train-00000.bin"])
-@pytest.mark.parametrize("taken", [True, False])
-def test_where_the_disk_is_full(
-    recipe: Recipe, prepared: Path, corpus: Path, tmp_path: Path, last: str, taken: bool
-) -> None:
+def test_where_the_disk_is_full(finished: tuple[Recipe, Path], tmp_path: Path, last: str) -> None:
     """One clear error, no half files; and the same command goes on once there is room."""
-    if not taken:
-        recipe = Recipe([LocalFiles(corpus)], validation_fraction=0.1, vocab_size=800)
-    whole = tmp_path / "whole"
-    prepare(whole, recipe, workers=1)
+    recipe, whole = finished
     sizes = [(whole / name).stat().st_size for name in ("tokenizer/tokenizer.json", "train-00000.bin")]
     assert sizes[0] < sizes[1]
     out = tmp_path / "data"

@@ -45,7 +45,7 @@ class Runner:
     rounds: int = 10
     time_limit: float = float("inf")
     cold: bool = False
-    _begun: float = field(default_factory=time.monotonic)
+    _begun: float = field(default_factory=lambda: time.monotonic())
 
     def run(self, problems: Iterable[Problem]) -> None:
         with torch._dynamo.config.patch(COMPILING):
