@@ -306,7 +306,7 @@ def test_a_terminal_gets_a_live_line(trained: Path, tmp_path: Path) -> None:
         "seq/s 1,23",
         "tokens/s 99,999",
         "mfu 33.0%",
-        "left 40s",
+        "left 40 s",
     ):
         assert words in text
     assert "\x1b[" in text

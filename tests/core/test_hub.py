@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from altup.cli.main import app
 from altup.core.errors import UserError
-from altup.core.hub import find_place
+from altup.core.hub import find_pretrained
 
 VERBS = {
     "finetune": ["--task", "sst2", "--out", "out"],
@@ -47,7 +47,7 @@ def test_every_verb_names_the_path_and_its_neighbours(home: Path, verb: str) -> 
 @pytest.mark.parametrize("name", ["./runs/smal", "/nowhere/model", "~/runs/smal", "runs/small/fina", ".hidden"])
 def test_what_can_only_be_a_path_is_not_asked_of_the_hub(home: Path, name: str) -> None:
     with pytest.raises(UserError, match="no such folder") as told:
-        find_place(name)
+        find_pretrained(name)
     assert "hub" not in str(told.value)
     assert ("did you mean" in str(told.value)) == ("smal" in name and "fina" not in name)
 
@@ -55,12 +55,12 @@ def test_what_can_only_be_a_path_is_not_asked_of_the_hub(home: Path, name: str) 
 @pytest.mark.parametrize("name", ["runs/smal", "flan-t5", "google/t5-v1_1-small", "no model!"])
 def test_other_names_tell_of_the_hub_too(home: Path, name: str) -> None:
     with pytest.raises(UserError, match=f"{name}': no such folder, and .* hub"):
-        find_place(name)
+        find_pretrained(name)
 
 
 def test_what_is_there_is_found(home: Path) -> None:
-    assert find_place("runs/small") == "runs/small"
-    assert find_place("~/runs/small") == str(home / "runs" / "small")
+    assert find_pretrained("runs/small") == "runs/small"
+    assert find_pretrained("~/runs/small") == str(home / "runs" / "small")
 
 
 def test_a_downloaded_model_is_found_without_a_network(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,4 +74,4 @@ def test_a_downloaded_model_is_found_without_a_network(home: Path, monkeypatch: 
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text(commit)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", os.fspath(home / "cache"))
-    assert find_place("runs/t5") == "runs/t5"
+    assert find_pretrained("runs/t5") == "runs/t5"

@@ -60,7 +60,10 @@ def test_nonsense_gets_an_error_that_names_the_field(fields, says):
         ({"method": "altup", "k": 0}, "num_blocks=0"),
         ({"method": None}, "method=None"),
         ({"method": "moe", "experts": 0}, "experts=0"),
-        ({"method": "altup", "kk": 4}, "kk=4"),
+        ({"method": "altup", "kk": 4}, "kk=4: there is no such field; did you mean 'k'[?]"),
+        ({"dropout_rat": 0.1}, "dropout_rat=0.1: there is no such field; did you mean 'dropout_rate'[?]"),
+        ({"metod": "altup"}, "did you mean 'method'[?]"),
+        ({"zebra": 2}, "zebra=2: there is no such field; see the fields of AltUpT5Config"),
     ],
 )
 def test_presets_refuse_nonsense(arguments, says):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "tokenizer.model", "vocab.txt")
 
 
 def command(
@@ -27,50 +24,21 @@ def command(
 
     The result loads with the Auto classes after `import altup.models`, and trains on with any tool.
     """
-    import torch
     from rich.console import Console
-    from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    from altup.core.errors import UserError
-    from altup.models.upcycling import load_pretrained, upcycle
+    from altup.models.upcycling import upcycle_to_folder
     from altup.training.run_folder import find_model
 
     logging.disable_progress_bar()
     console = Console()
-    model = find_model(model)
-    fresh = not out.exists()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be made: {error.strerror}; give a new folder") from None
-    if any(out.iterdir()):
-        raise UserError(f"--out {out} is not empty; give a new folder")
-    try:
-        with console.status(f"Loading {model}"):
-            original = load_pretrained(model)
-        with console.status("Widening"):
-            wide = upcycle(original, method=method, num_blocks=k, seed=seed)
-    except UserError:
-        if fresh:
-            out.rmdir()
-        raise
-    with console.status("Comparing with the original"), torch.no_grad():
-        ids = torch.randint(3, wide.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(0))
-        inputs = {"input_ids": ids.to(wide.device)}
-        if wide.config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = inputs["input_ids"][:, :8]
-        before, after = original(**inputs).logits.float(), wide(**inputs).logits.float()
-        difference = (after - before).abs().max().item() / before.std().item()
-    wide.save_pretrained(out)
-    tokenizer = "no tokenizer found beside the original; copy it yourself"
-    # Without a file to read, the Auto class would make up an empty T5 tokenizer.
-    if not Path(model).is_dir() or any((Path(model) / name).exists() for name in TOKENIZER_FILES):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            AutoTokenizer.from_pretrained(model).save_pretrained(out)
-            tokenizer = "tokenizer copied"
-    number, old = wide.num_parameters(), original.num_parameters()
+    with console.status("Loading") as status:
+        made = upcycle_to_folder(find_model(model), out, method, k, seed, say=status.update)
+    tokenizer = (
+        "tokenizer copied" if made.has_tokenizer else "no tokenizer found beside the original; copy it yourself"
+    )
     console.print(
-        f"{out}: {method}, {wide.config.num_blocks} block(s), {number:,} parameters ({number / old - 1:+.2%}); "
-        f"largest difference of the logits {difference:.1e} of their spread; {tokenizer}"
+        f"{out}: {method}, {made.num_blocks} block(s), {made.parameters:,} parameters "
+        f"({made.parameters / made.parameters_before - 1:+.2%}); largest difference of the logits "
+        f"{made.difference:.1e} of their spread; {tokenizer}"
     )

@@ -12,7 +12,7 @@ MODEL = "give a run or a model folder"
 TOKENIZER = "give a folder with a tokenizer, a tokenizer.json, or a name on the hub"
 
 
-def find_place(name: str) -> str:
+def find_pretrained(name: str) -> str:
     """The folder `name`, or the hub's repository of this name: downloaded before, or to be had there."""
     path = _path(name, MODEL)
     if path.exists():

@@ -220,9 +220,12 @@ def _as_number(value: Any, hint: Any) -> Any:
 
 
 def _in_words(default: Any) -> str:
+    """A default as the help shows it; an empty text, list or mapping says nothing."""
     if isinstance(default, bool):
         return "on" if default else "off"
-    return f"{default:g}" if isinstance(default, float) else str(default or "") if default != 0 else "0"
+    if isinstance(default, int | float):
+        return f"{default:g}" if isinstance(default, float) else str(default)
+    return str(default) if default else ""
 
 
 # --- YAML ---

@@ -141,7 +141,7 @@ class AltUpConfig(PreTrainedConfig):
         known = {*(field.name for field in fields(cls)), "extra_layers"}
         for name, value in fields_beside.items():
             if name not in known:
-                hint = did_you_mean(name, known) or "see the fields of the model's config"
+                hint = did_you_mean(name, {*known, "size", "method", "k"}) or f"see the fields of {cls.__name__}"
                 raise UserError(f"{name}={value!r}: there is no such field; {hint}")
         return cls(**{**cls.SIZES[size], **preset_fields(method, k, stride, experts), **fields_beside})
 

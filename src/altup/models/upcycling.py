@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
+    AutoTokenizer,
     BertForMaskedLM,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -18,7 +20,7 @@ from transformers import (
 )
 
 from altup.core.errors import UserError, check_choice, check_whole
-from altup.core.hub import find_place
+from altup.core.hub import find_pretrained
 from altup.models.base import empty_like, refuse_lost_weights
 from altup.models.bert import convert as bert
 from altup.models.config import preset_fields
@@ -35,6 +37,7 @@ CONVERTERS: dict[Any, Callable[..., PreTrainedModel]] = {
 }
 T5S = (T5ForConditionalGeneration, FAMILIES["t5"].model_class)
 OURS = tuple(one.model_class for one in FAMILIES.values())
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "tokenizer.model", "vocab.txt")
 UPCYCLE_METHODS = ("recycled", "altup", "sameup", "dense")
 
 
@@ -94,7 +97,7 @@ def _as_dense(model: PreTrainedModel | str | Path) -> Any:
 
 def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
     """A Hugging Face T5, BERT or Llama, or a model of ours, from a folder or the hub; of the classes `only`."""
-    place = find_place(place)
+    place = find_pretrained(place)
     try:
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -114,3 +117,67 @@ def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
         raise UserError(f"{place!r}: the weights cannot be read as safetensors: {error}") from error
     refuse_lost_weights(place, info)
     return model
+
+
+@dataclass(frozen=True)
+class Upcycled:
+    """A wider model that was saved: how it compares with the original, and whether its tokenizer came along."""
+
+    num_blocks: int
+    parameters: int
+    parameters_before: int
+    difference: float  # largest of the logits, in standard deviations of the original's
+    has_tokenizer: bool
+
+
+def upcycle_to_folder(
+    place: str, out: Path, method: str, num_blocks: int, seed: int, say: Callable[[str], Any]
+) -> Upcycled:
+    """Upcycle the model of a folder or of the hub into a new folder, and compare it with the original."""
+    fresh = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be made: {error.strerror}; give a new folder") from None
+    if any(out.iterdir()):
+        raise UserError(f"--out {out} is not empty; give a new folder")
+    try:
+        say(f"Loading {place}")
+        original = load_pretrained(place)
+        say("Widening")
+        wide = upcycle(original, method=method, num_blocks=num_blocks, seed=seed)
+    except UserError:
+        if fresh:
+            out.rmdir()
+        raise
+    say("Comparing with the original")
+    difference = _difference(original, wide)
+    wide.save_pretrained(out)
+    return Upcycled(
+        wide.config.num_blocks,
+        wide.num_parameters(),
+        original.num_parameters(),
+        difference,
+        _copy_tokenizer(place, out),
+    )
+
+
+@torch.no_grad()
+def _difference(original: Any, wide: Any) -> float:
+    ids = torch.randint(3, wide.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids.to(wide.device)}
+    if wide.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"][:, :8]
+    before, after = original(**inputs).logits.float(), wide(**inputs).logits.float()
+    return (after - before).abs().max().item() / before.std().item()
+
+
+def _copy_tokenizer(place: str, out: Path) -> bool:
+    """Without a file to read, the Auto class would make up an empty T5 tokenizer."""
+    if Path(place).is_dir() and not any((Path(place) / name).exists() for name in TOKENIZER_FILES):
+        return False
+    try:
+        AutoTokenizer.from_pretrained(place).save_pretrained(out)
+    except (OSError, ValueError, KeyError):
+        return False
+    return True

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from altup.core.errors import UserError
+from altup.core.text import duration
 from altup.training.config import TrainConfig
 from altup.training.metrics import JsonLines, cut_after
 from altup.training.run_folder import RunFolder
@@ -96,14 +97,6 @@ def describe(values: dict[str, Any], total: int) -> str:
     if values.get("skipped"):
         parts.append(f"skipped {values['skipped']}")
     return " · ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
 class Clock:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from altup.core.errors import UserError, may_not_write
 from altup.core.files import atomic_write, locked
-from altup.core.hub import find_place, missing_folder
+from altup.core.hub import find_pretrained, missing_folder
 from altup.core.schema import differences, read_yaml
 from altup.training import checkpoints
 from altup.training.config import TrainConfig
@@ -178,5 +178,5 @@ def _checked(model: Path) -> Path:
 
 def find_model(name: str) -> str:
     """The model folder that a run or a folder means; any other name is one on the hub."""
-    place = find_place(name)
+    place = find_pretrained(name)
     return str(newest_model(Path(place))) if Path(place).exists() else place

@@ -1,1 +1,0 @@
-from altup.core.hardware import PEAK_BF16 as PEAK_BF16
