@@ -12,7 +12,7 @@ class UserError(ValueError):
 
 
 def may_not_write(error: BaseException) -> bool:
-    """Whether the system refuses because of rights or a read-only disk, which no free space would mend."""
+    """Whether permissions or a read-only disk prevent writing, so that free space would not help."""
     return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from altup.core.errors import UserError
 
-TEMPORARY = ".tmp"  # what a name ends with while its file is written
-PAUSE = 0.1  # seconds between two looks at a lock that another process holds
+TEMPORARY = ".tmp"  # suffix of a file that is being written
+PAUSE = 0.1  # seconds between two attempts at a lock
 
 
 def atomic_write(path: Path, content: str | bytes | memoryview | Callable[[Path], object]) -> None:
-    """Write a file, or replace it, so that it is there whole or not at all; its folder is made if need be.
+    """Write or replace a file atomically: it is there whole or not at all. Its folder is created if needed.
 
-    `content` is text (UTF-8), bytes, or a function that writes the file of the name that it is given.
+    `content` is text (UTF-8), bytes, or a function that writes a file, given its path.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + TEMPORARY)
@@ -37,7 +37,7 @@ def atomic_write(path: Path, content: str | bytes | memoryview | Callable[[Path]
         temporary.replace(path)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            temporary.unlink()  # what does not fit on the disk must not fill it
+            temporary.unlink()  # a file that did not fit must not fill the disk
         if isinstance(error, OSError) and error.filename == str(temporary):
             error.filename = str(path)  # the name that the user knows
         raise
@@ -53,7 +53,7 @@ def rename_folder(temporary: Path, folder: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have the disk hold what a file or a folder (its names, not its files) holds now."""
+    """Flush a file, or the entries of a folder (not the files in it), to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -72,7 +72,7 @@ def sha256_of(path: Path) -> str:
 
 
 class Lock:
-    """An exclusive lock on a file (made if need be) or a folder. It ends with the process at the latest."""
+    """An exclusive lock on a folder or a file (created if needed). It ends with the process at the latest."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,7 +83,7 @@ class Lock:
         return self._descriptor is not None
 
     def acquire(self, keep_waiting: Callable[[], bool] | None = None) -> bool:
-        """Whether it is ours now. While another process has it, wait for as long as `keep_waiting()` is true."""
+        """Whether the lock is held now. While another process holds it, wait while `keep_waiting()` is true."""
         if self.held:
             return True
         if not self.path.is_dir():

@@ -1,7 +1,7 @@
 """This machine: names of its devices, their peaks, versions of what runs on it, and bfloat16 on its CPU.
 
 Some virtual machines advertise AMX and trap on it: a product of bf16 matrices then ends the process with "Illegal
-instruction". Neither the kernel nor torch can tell; only a try in a process of its own does. oneDNN takes other
+instruction". Neither the kernel nor torch can tell; only trying it in a separate process can. oneDNN takes other
 instructions where an environment variable says so, which it reads at the first product.
 """
 
@@ -91,7 +91,7 @@ def versions() -> dict[str, str]:
 
 
 def bf16_crash(environment: dict[str, str] | None = None) -> str | None:
-    """The name of the signal that a bf16 product on the CPU dies of, in a process of its own; None if it lives."""
+    """The signal that kills a process which computes a bf16 product on the CPU; None if it survives."""
     done = subprocess.run(
         [sys.executable, "-c", BF16_TRY],
         env={**os.environ, **(environment or {})},
@@ -106,7 +106,7 @@ def bf16_crash(environment: dict[str, str] | None = None) -> str | None:
 def make_bf16_safe() -> str | None:
     """Let this process and its children multiply bf16 matrices on the CPU.
 
-    Gives a sentence about what had to be done, None where nothing had to. Call it before the first product.
+    Returns a sentence about what was changed, or None. Call it before the first product.
     """
     if ISA_VARIABLE in os.environ:  # set by the user, or by a parent process that has tried
         return None
@@ -120,6 +120,6 @@ def make_bf16_safe() -> str | None:
 
 
 def ensure_bf16(device: str) -> None:
-    """What every verb calls before it computes in bf16: on a CPU it is tried, and what had to be done is told."""
+    """Every verb calls this before it computes in bf16: on a CPU it tries a product and prints what it changed."""
     if device == "cpu" and (told := make_bf16_safe()):
         print(told, file=sys.stderr)

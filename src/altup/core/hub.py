@@ -1,4 +1,4 @@
-"""Names of models: a folder, or a repository on the Hugging Face hub. A mistyped folder is told as that."""
+"""Names of models: a folder, or a repository on the Hugging Face hub. An error names a mistyped folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKENIZER = "give a folder with a tokenizer, a tokenizer.json, or a name on the 
 
 
 def find_pretrained(name: str) -> str:
-    """The folder `name`, or the hub's repository of this name: downloaded before, or to be had there."""
+    """The folder `name`, or the hub's repository of this name, in the local cache or online."""
     path = _path(name, MODEL)
     if path.exists():
         return str(path)
@@ -50,7 +50,7 @@ def downloaded(name: str, file: str) -> Path | None:
 def hub_problem(name: str, kind: str = "model") -> str:
     """Why the hub does not give a `model` or `dataset`; empty if it does.
 
-    It is asked once, as the libraries would try to connect for half a minute, in many lines, before they give up.
+    The hub is asked once, because the libraries would retry for half a minute and print many lines.
     """
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
@@ -70,7 +70,7 @@ def hub_problem(name: str, kind: str = "model") -> str:
 
 
 def _path(name: str, remedy: str) -> Path:
-    """What can only be a path must be there: it is not looked up on the hub."""
+    """A name that can only be a path must exist; it is not looked up on the hub."""
     path = Path(name).expanduser()
     if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise missing_folder(path, remedy=remedy)
@@ -78,7 +78,7 @@ def _path(name: str, remedy: str) -> Path:
 
 
 def missing_folder(path: Path, elsewhere: str = "", remedy: str = MODEL) -> UserError:
-    """The error for a folder that is not there, with names like it that are."""
+    """The error for a missing folder, with similar names that exist."""
     there = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
     near = [str(path.parent / name) for name in difflib.get_close_matches(path.name, there)]
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else remedy

@@ -2,7 +2,7 @@
 
 - `reference.py`: the definition in plain PyTorch, against which everything fast is compared;
 - `triton.py` (for attention several files): the Triton kernels and how they are launched;
-- `op.py`: the kernels as an operator of PyTorch's own kind, with its gradient, opaque to `torch.compile`;
+- `op.py`: the kernels as a custom operator of PyTorch, with its gradient, opaque to `torch.compile`;
 - `__init__.py`: the one function that picks the fastest correct way. Triton is imported when it picks the kernels.
 """
 

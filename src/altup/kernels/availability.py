@@ -8,7 +8,7 @@ import os
 
 import torch
 
-IMPLEMENTATIONS = ("auto", "plain", "triton")  # what a function that picks may be told
+IMPLEMENTATIONS = ("auto", "plain", "triton")  # values of the argument `implementation`
 FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # of the tensors that kernels read
 
 

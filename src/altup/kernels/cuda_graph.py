@@ -30,7 +30,7 @@ class Replay:
 
 @functools.cache
 def _beside(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all warm-ups: for each stream that multiplies matrices, cuBLAS keeps memory for ever."""
+    """The stream of all warm-ups: cuBLAS keeps memory for ever for each stream that multiplies matrices."""
     return torch.cuda.Stream(device)
 
 

@@ -1,4 +1,4 @@
-"""What launching a Triton kernel takes: the device, how the work is cut, and contiguous arrays."""
+"""Launching Triton kernels: the device, the launch configuration, and contiguous arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Operator = TypeVar("Operator", bound=Callable[..., Any])
 
 
 class Config(NamedTuple):
-    """How a kernel is cut: each thread holds `vectors` times 16 bytes of every array."""
+    """A launch configuration: each thread holds `vectors` times 16 bytes of every array."""
 
     warps: int
     vectors: int
@@ -28,7 +28,7 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def flat(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """Contiguous, as the kernels walk through them; what is not given stays so."""
+    """Contiguous tensors, as the kernels need them; None stays None."""
     return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
 
 
@@ -38,7 +38,7 @@ def vector_width(*tensors: Tensor | None) -> int:
 
 
 def on_its_device(operator: Operator) -> Operator:
-    """Make the device of the operator's first tensor the current one, for that is where Triton launches."""
+    """Make the device of the operator's first tensor current, because Triton launches on the current device."""
 
     @functools.wraps(operator)
     def run(*given: Any) -> Any:

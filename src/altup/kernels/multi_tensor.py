@@ -32,7 +32,7 @@ _RECORDED: list[Tensor] = []  # tables that CUDA graphs read, which must stay wh
 
 @functools.lru_cache(maxsize=1024)
 def _table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    """Kept, because most tensors stay where they are; nor can one be made while a graph is recorded."""
+    """Cached, because most tensors stay where they are, and none can be made while a graph is recorded."""
     table = torch.tensor(addresses)
     if device.type == "cuda":  # pinned, so that the host does not wait for the copy
         table = table.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Whole models in Hugging Face's clothes. Importing this package registers them with the Auto classes."""
+"""Whole models with Hugging Face's interface. Importing this package registers them with the Auto classes."""
 
 from transformers import AutoConfig, AutoModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -26,5 +26,5 @@ for _family in FAMILIES.values():
     AutoConfig.register(_family.config_class.model_type, _family.config_class)
     AutoModel.register(_family.config_class, _family.headless_class)
     _family.auto_class.register(_family.config_class, _family.model_class)
-# By this list of names Trainer's label smoothing knows whose labels it has to shift.
+# Trainer's label smoothing looks in this list for the models whose labels it has to shift.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[AltUpDecoderConfig.model_type] = AltUpDecoderForCausalLM.__name__

@@ -90,7 +90,7 @@ class AltUpPreTrainedModel(PreTrainedModel):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the weights at large: the coefficients are float32 in any model."""
+        """The dtype of the weights other than coefficients, which are float32 in any model."""
         return self.get_input_embeddings().weight.dtype  # type: ignore[return-value]
 
     @torch.no_grad()
@@ -204,14 +204,14 @@ def empty_like(cls: Any, config: PreTrainedConfig, like: nn.Module) -> Any:
 
 
 def refuse_lost_weights(place: str, info: dict[str, Any]) -> None:
-    """Stop where loading left weights as they start; `info` is what `output_loading_info=True` gives."""
+    """UserError if loading left initial weights; `info` is what `output_loading_info=True` gives."""
     lost = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
     if lost:
         raise UserError(f"{place!r} is not whole: {len(lost)} weights are missing or misshapen, first {lost[0]}")
 
 
 def refuse_widened(config: AltUpConfig, family: str) -> None:
-    """Stop where a model is to become Hugging Face's and is more than dense."""
+    """UserError for a model that is to become Hugging Face's and is not dense."""
     if config.num_blocks != 1 or config.sequence != "none" or config.experts:
         raise UserError(
             f"widening={config.widening!r}, num_blocks={config.num_blocks}, sequence={config.sequence!r}, "
@@ -220,7 +220,7 @@ def refuse_widened(config: AltUpConfig, family: str) -> None:
 
 
 def refuse_widened_layers(model: PreTrainedModel) -> None:
-    """Stop where a Hugging Face model is to become ours and `altup.widen` made it more than its layers."""
+    """UserError for a Hugging Face model that is to become ours and was widened by `altup.widen`."""
     if any(".altup." in name for name, _ in model.named_parameters()):
         raise UserError(
             f"{type(model).__name__} was widened by altup.widen, and its coefficients would be lost; give the "

@@ -43,7 +43,7 @@ def split(embeddings: Tensor, num_blocks: int) -> Tensor:
 
 
 def residual_and_update(computed: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor | None, Tensor]:
-    """What a layer gave, apart: nothing and its output, or the two terms of its last residual add."""
+    """A layer's output as (residual, update): the terms of its last residual add, or nothing and its output."""
     if isinstance(computed, Tensor):
         return None, computed
     if len(computed) != 2 or computed[0].shape != computed[1].shape:
@@ -160,7 +160,7 @@ class AltUp(nn.Module):
 
     @property
     def has_twins(self) -> bool:
-        """Whether two blocks play the same part: if they start equal, training keeps them equal for ever."""
+        """Whether two blocks are interchangeable: if they start equal, training keeps them equal for ever."""
         return self.num_blocks - len(set(self.active)) > 1
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Parameters that are too few and too important to round: they stay float32 in a half-precision model."""
+"""Coefficients of the update rules: few, and too important to round, so they stay float32 in any model."""
 
 from __future__ import annotations
 

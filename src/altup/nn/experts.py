@@ -76,7 +76,7 @@ class PartialExperts(nn.Module):
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the last forward's loss: it hangs on a graph, which can be neither copied nor saved."""
+        """State without the last forward's loss, whose autograd graph can be neither copied nor saved."""
         return {**self.__dict__, "balance_loss": None}
 
     def forward(self, x: Tensor) -> Tensor:

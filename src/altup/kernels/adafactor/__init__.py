@@ -35,8 +35,8 @@ def adafactor_update(
 
     Nothing changes where the bool scalar `skip`, on the weights' device, is true; the host never waits for it.
     Where matrices are sharded by rows, `shape` is that of a whole one, and `total` adds tensors up over the ranks.
-    "auto" takes the Triton kernels if they can update all of the matrices, "triton" insists on them and "plain"
-    goes without; it takes whole matrices only.
+    "auto" takes the Triton kernels if they can update all of the matrices, "triton" requires them, and "plain"
+    does not use them; it takes whole matrices only.
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
     fused = implementation != "plain" and runs_fused(weights, grads)

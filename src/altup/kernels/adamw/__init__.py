@@ -34,8 +34,8 @@ def adamw_update(
     """`adamw_reference` of each of many tensors, in place, counted in `steps`, which are float32 scalars.
 
     Nothing changes where the bool scalar `skip`, on the weights' device, is true; the host never waits for it.
-    "auto" takes the Triton kernels if they can update all of the tensors, "triton" insists on them and "plain"
-    goes without.
+    "auto" takes the Triton kernels if they can update all of the tensors, "triton" requires them, and "plain"
+    does not use them.
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
     tensors = list(zip(weights, grads, means, squares, steps, strict=True))

@@ -37,8 +37,8 @@ def altup_update(
     """x_new = M·x + g ⊗ (residual + y): `altup_update_reference` and, before it, a layer's last residual add.
 
     x: [K, ..., d], or K blocks [..., d] as a tuple or list, which gives a tuple; y, residual: [..., d];
-    P: [K, K], g: [K]. "auto" takes the Triton kernels on CUDA GPUs where they can run, "triton" insists on them
-    and "plain" goes without.
+    P: [K, K], g: [K]. "auto" takes the Triton kernels on CUDA GPUs where they can run, "triton" requires them,
+    and "plain" does not use them.
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
     _check_shapes(x, y, P, g, active, residual)
@@ -76,7 +76,7 @@ def _plain(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Ten
 
 
 def _check_shapes(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None) -> None:
-    """The kernels see flat arrays: what does not fit together must not reach them."""
+    """The kernels see flat arrays and cannot check shapes, so it is done here."""
     K = len(x)
     parts, shape = ([x], (K, *y.shape)) if isinstance(x, Tensor) else (x, y.shape)
     if any(part.shape != shape or part.dtype != parts[0].dtype or part.device != y.device for part in parts):

@@ -1,4 +1,4 @@
-"""The fused update as an operator of PyTorch's own kind: opaque to `torch.compile`, with its gradient registered.
+"""The fused update as a custom operator of PyTorch: opaque to `torch.compile`, with its gradient registered.
 
 A state comes as a list of K blocks or as a list of one stacked tensor, and the new one, like the gradient, is of
 the same kind: the kernels write where the result is wanted, and nothing is stacked or split afterwards.

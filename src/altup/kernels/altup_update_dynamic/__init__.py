@@ -30,7 +30,7 @@ def altup_update_dynamic(
 
     Without P the blocks are corrected as they are (P = I). There is no `residual` as in `altup_update`, because g
     is made from the layer's whole output, which therefore is in memory already. "auto" takes the Triton kernels on
-    CUDA GPUs where they can run, "triton" insists on them and "plain" goes without.
+    CUDA GPUs where they can run, "triton" requires them, and "plain" does not use them.
     """
     K, tokens = len(x), y.shape[:-1]
     if g.shape != (*tokens, K) or not 0 <= active < K or (P is not None and P.shape != (*tokens, K, K)):
@@ -83,7 +83,7 @@ def _sum_dtype(x: State) -> torch.dtype:
 
 
 def _check_shapes(x: State, M: Tensor, y: Tensor | None, g: Tensor | None) -> None:
-    """The kernels see flat arrays: what does not fit together must not reach them."""
+    """The kernels see flat arrays and cannot check shapes, so it is done here."""
     K, block = len(x), x[0]
     parts = [x] if isinstance(x, Tensor) else x
     given = [tensor for tensor in (M, y, g) if tensor is not None]

@@ -1,4 +1,4 @@
-"""The fused mixture of blocks as an operator of PyTorch's own kind, opaque to `torch.compile`.
+"""The fused mixture of blocks as a custom operator of PyTorch, opaque to `torch.compile`.
 
 A state comes as a list of K blocks or as a list of one stacked tensor, and the new one, like the gradient, is of
 the same kind.

@@ -126,7 +126,7 @@ def _of_each_row(name: str, segments: Tensor | None, x: Tensor) -> Tensor | None
     """`segments` [batch or 1, tokens] of x [batch, heads, tokens, d] → [batch, tokens]."""
     if segments is None:
         return None
-    # Not `in`: traced by torch.compile, it finds no size that may vary among those that may not, nor the reverse.
+    # Not `in`: traced by torch.compile, it never finds a dynamic size equal to a static one.
     rows_fit = segments.dim() == 2 and (segments.shape[0] == 1 or segments.shape[0] == x.shape[0])
     if not rows_fit or segments.shape[1] != x.shape[2]:
         raise UserError(f"{name} has the shape {list(segments.shape)}; make it {[x.shape[0], x.shape[2]]}")

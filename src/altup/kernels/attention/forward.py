@@ -89,7 +89,7 @@ def forward_kernel(
         v_block = load_rows(v, j, v_row, keys, D, EVEN)
         if BIAS:
             x = bias_tile(row * unscale, BM, BN, False)
-            row = bias_row(bias, queries - i0 - BM + j0 + BN, distances, LENGTH)  # the next tile's, in time
+            row = bias_row(bias, queries - i0 - BM + j0 + BN, distances, LENGTH)  # prefetch the next tile
             x = tl.dot(q_block, tl.trans(k_block), x, input_precision=PRECISION)
         else:
             x = tl.dot(q_block, tl.trans(k_block), input_precision=PRECISION)

@@ -99,7 +99,7 @@ def keys_kernel(
         mean = load_numbers(delta, i, queries, 0.0, EVEN)
         if BIAS:
             x = bias_tile(row * unscale, BM, BN, True)
-            row = bias_row(bias, queries + j0 - i0 - 2 * BM, distances, LENGTH)  # the next tile's, in time
+            row = bias_row(bias, queries + j0 - i0 - 2 * BM, distances, LENGTH)  # prefetch the next tile
             x = tl.dot(k_block, tl.trans(q_block), x, input_precision=PRECISION)
         else:
             x = tl.dot(k_block, tl.trans(q_block), input_precision=PRECISION)

@@ -1,4 +1,4 @@
-"""What the kernels are told beside their tensors, and how they are cut."""
+"""Arguments of the attention kernels besides their tensors, and their launch configurations."""
 
 from __future__ import annotations
 

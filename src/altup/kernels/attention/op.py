@@ -1,4 +1,4 @@
-"""The kernels as an operator of PyTorch's own kind: opaque to `torch.compile`, with its gradient registered.
+"""The kernels as a custom operator of PyTorch: opaque to `torch.compile`, with its gradient registered.
 
 With weights P, Z what dropout multiplies them by, and dO the gradient of the result O,
 

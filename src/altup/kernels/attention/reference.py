@@ -1,4 +1,4 @@
-"""What attention is: the definition in plain PyTorch, in the precision of its inputs."""
+"""The definition of attention in plain PyTorch, in the precision of its inputs."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from altup.kernels.dropout.triton import stream_words, upper_halves
 
 LOG2E = tl.constexpr(1.4426950408889634)
-SCANNED = tl.constexpr(1024)  # segments looked at at once
+SCANNED = tl.constexpr(1024)  # segments read at a time
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def load_segments(segments, rows, count, SEGMENTS: tl.constexpr):
 
 @triton.jit
 def _ranked(segments):
-    """Padding, 0, behind all others, where packed rows have it."""
+    """Move padding (segment 0) behind all others, where packed rows have it."""
     return tl.where(segments == 0, 2147483647, segments)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, library
 
 from altup.kernels.launch import on_its_device
 
-CHUNK_BYTES = 512 * 2**20  # of several chunks the products have to be added in float32
+CHUNK_BYTES = 512 * 2**20  # the products of several chunks are added in float32
 
 
 def chunk_rows(tokens: int, vocabulary: int, itemsize: int) -> int:

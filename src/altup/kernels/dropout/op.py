@@ -1,4 +1,4 @@
-"""Dropout's mask as an operator of PyTorch's own kind, opaque to `torch.compile`.
+"""Dropout's mask as a custom operator of PyTorch, opaque to `torch.compile`.
 
 It is given a shape and not what is dropped, so that compiled code need not write that out.
 """

@@ -25,8 +25,8 @@ def sequence_update(
 ) -> Tensor:
     """Same as `sequence_update_reference`, one pass over the sequence.
 
-    "auto" takes the Triton kernels on CUDA GPUs where they can run, "triton" insists on them and "plain" goes
-    without.
+    "auto" takes the Triton kernels on CUDA GPUs where they can run, "triton" requires them, and "plain" does not
+    use them.
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
     if computed.shape != (x.shape[0], -(-x.shape[1] // stride), x.shape[2]) or computed.device != x.device:

@@ -1,4 +1,4 @@
-"""Sequence-AltUp's fused update as an operator of PyTorch's own kind, opaque to `torch.compile`."""
+"""Sequence-AltUp's fused update as a custom operator of PyTorch, opaque to `torch.compile`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from altup.kernels.cuda_graph import record
 
 EAGER_STEPS = 3  # steps that are run one by one: they warm up what a graph records, and short answers end here
 CACHE_SHARE = 0.25  # of the free memory, for a cache that has room for the longest text allowed
-CHECK_EVERY = 8  # replayed steps between two looks at whether all have ended, for which the host has to wait
+CHECK_EVERY = 8  # replayed steps between two checks whether all rows have ended, for which the host waits
 
 
 @contextmanager
@@ -64,7 +64,7 @@ class ReplayedGeneration:
 
 
 def _is_greedy(config: Any, logits_processor: Any, stopping_criteria: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether the tokens are all that is wanted, and the largest logit all that decides them."""
+    """Whether the caller wants tokens alone, chosen by the largest logit alone."""
     cache = kwargs.get("past_key_values")
     own_cache = getattr(cache, "self_attention_cache", cache)
     return (
@@ -172,7 +172,7 @@ def decode_greedily(
 
 
 def _end(tokens: Tensor, given: int, done: int, eos: Tensor | None) -> int:
-    """Where the longest text ends: those that were decoded on behind it hold nothing but padding there."""
+    """Where the longest text ends; the steps decoded after it hold padding alone."""
     if eos is None or done == given:
         return done
     ends = (tokens[:, given:done, None] == eos).any(dim=2)
