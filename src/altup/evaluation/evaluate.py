@@ -1,4 +1,4 @@
-"""Scores of a model on tasks: decode, compare, and keep what it said."""
+"""Scores of a model on tasks: decode, compare, and store the predictions."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def evaluate_model(
     found = find_model_place(model)
     held_out = load_held_out(present, source, bad_input, limit)
     out = out or found.scores
-    out.mkdir(parents=True, exist_ok=True)  # or fail before hours of decoding
+    out.mkdir(parents=True, exist_ok=True)  # fail before hours of decoding, if at all
     loaded = load_t5(found.place, precision)
     weights = weights_identity(found.place, loaded.model)
     before, replaced = stored_scores(out, found.place, weights)
@@ -105,7 +105,7 @@ def evaluate_model(
         autocast=loaded.autocast,
         progress=count,
     )
-    scores = merge_scores(stored_scores(out, found.place, weights)[0], scores)  # read anew: decoding takes long
+    scores = merge_scores(stored_scores(out, found.place, weights)[0], scores)  # read again: decoding is slow
     summary = summarise(scores, found.place, weights)
     write_scores(out, summary)
     return Evaluation(found.place, out, scores, summary, bad_input)

@@ -1,4 +1,4 @@
-"""What a trained model writes for a prompt: a T5 fills gaps, a BERT names a token for each, a decoder goes on."""
+"""Text for a prompt: a T5 fills gaps, a BERT predicts one token for each, a decoder continues."""
 
 from __future__ import annotations
 

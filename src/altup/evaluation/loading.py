@@ -1,4 +1,4 @@
-"""Trained models by name, ready to answer: weights, tokenizer and precision; and where their scores belong."""
+"""Trained models by name, ready to run: weights, tokenizer and precision; and where their scores go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What predictions are worth, in percent: classification, similarity, answers to questions.
+"""Metrics of predictions, in percent: classification, similarity, question answering.
 
 A metric takes predictions (text) and the examples they belong to. Text that is no label of the task is wrong: it
 never counts as any label, and in a binary F1 it counts as the wrong one of the two.
@@ -30,7 +30,7 @@ LABELS = {"accuracy": (1, 999), "matthews": (2, 999), "macro_f1": (1, 999), "f1"
 
 
 def check_metrics(task: Task) -> None:
-    """Before hours of training: the metrics are known, and have the labels that they compare."""
+    """Check before hours of training that the metrics are known and have the labels that they compare."""
     if not task.metrics:
         raise UserError(f"task {task.name}: no metric; give some of {', '.join(METRICS)}")
     for name in task.metrics:

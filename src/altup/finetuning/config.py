@@ -1,4 +1,4 @@
-"""What a fine-tuning run is told; the defaults are the paper's recipe."""
+"""Settings of a fine-tuning run; the defaults are the paper's recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several short examples in one row, so that little of a batch is padding.
+"""Packing: several short examples in one row, so that little of a batch is padding.
 
 Each token carries the number of its example within the row, in `segments` and `decoder_segments`, and in all three
 attentions it sees its own number alone; 0 is padding. Positions are relative, so that an example reads the same

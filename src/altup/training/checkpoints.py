@@ -1,4 +1,4 @@
-"""Checkpoints, from the step to the disk and back: they appear whole or not at all, and show later damage.
+"""Checkpoints, from the step to the disk and back: they are atomic, and their hashes show later damage.
 
 `save_checkpoint` gathers the weights and the optimizer of all ranks; the first rank writes them into a temporary
 folder (`atomic_folder`), adds a manifest of sizes and hashes, flushes it all and renames it to `step-N`. A kill
@@ -135,9 +135,9 @@ def atomic_folder(folder: Path, name: str, write: Callable[[Path], None]) -> Pat
     except BaseException as error:
         with contextlib.suppress(OSError):
             remove_leftovers(folder)
-        # Libraries in Rust (tokenizers) raise a bare Exception where the system refuses.
+        # Libraries in Rust (tokenizers) raise a bare Exception for errors of the operating system.
         if isinstance(error, OSError | SafetensorError) or "(os error " in str(error):
-            remedy = "make the folder writable" if may_not_write(error) else "free space or mend the disk"
+            remedy = "make the folder writable" if may_not_write(error) else "free space or repair the disk"
             raise UserError(
                 f"could not save {target}: {error}. The checkpoints before it are untouched; {remedy}, then resume"
             ) from error

@@ -1,4 +1,4 @@
-"""What a training run is told: settings that check themselves, with defaults that depend on each other."""
+"""Settings of a training run, which check themselves; some defaults depend on other settings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TrainConfig(Settings):
     )
     schedule: str | None = setting(None, "{choices}.", shown="by optimizer", panel="Training", choices=SCHEDULES)
     warmup_steps: int | None = setting(
-        None, "Steps before the decline.", shown="10000 for rsqrt, 0 for constant, else a tenth, at most 1000",
+        None, "Steps before the rate declines.", shown="10000 for rsqrt, 0 for constant, else a tenth, at most 1000",
         panel="Training", at_least=0,
     )  # fmt: skip
     decay_fraction: float | None = setting(
@@ -61,10 +61,15 @@ class TrainConfig(Settings):
         None, "Decay of matrices (adamw).", shown="by optimizer", panel="Training", at_least=0
     )
     beta1: float | None = setting(
-        None, "Fading of the mean gradient (adamw).", shown="0.9", panel="Training", at_least=0, below=1
+        None, "Decay of the mean gradient (adamw's β₁).", shown="0.9", panel="Training", at_least=0, below=1
     )
     beta2: float | None = setting(
-        None, "Fading of the mean square gradient (adamw).", shown="0.999", panel="Training", at_least=0, below=1
+        None,
+        "Decay of the mean square gradient (adamw's β₂).",
+        shown="0.999",
+        panel="Training",
+        at_least=0,
+        below=1,
     )
     lr_factors: dict[str, float] = setting(
         {}, "Factor of the learning rate of {choices}: coefficients=0.1. Repeat it.",
@@ -78,7 +83,7 @@ class TrainConfig(Settings):
         panel="Speed", choices=PRECISIONS,
     )  # fmt: skip
     compile: bool = setting(True, "torch.compile on GPUs.", panel="Speed", may_change=True)
-    activation_checkpointing: bool = setting(False, "Trade time for memory.", panel="Speed", may_change=True)
+    activation_checkpointing: bool = setting(False, "Less memory, more time.", panel="Speed", may_change=True)
     deterministic: bool = setting(False, "The same bits every time.", panel="Speed", may_change=True)
     parallel: str = setting(
         "ddp", "{choices}, for several processes (torchrun).", panel="Speed", choices=PARALLEL, may_change=True
@@ -154,7 +159,7 @@ class TrainConfig(Settings):
 
     @classmethod
     def resolve(cls, saved: Path | None, file: Path | None, flags: dict[str, Any]) -> Self:
-        """The config of a run that is told, the weakest first: how it was started, a user's file, flags."""
+        """A run's config from what it was started with, a user's file, and flags; later ones win."""
         values: dict[str, Any] = {}
         sources = {str(path): read_yaml(path) for path in (saved, file) if path}
         for name, source in {**sources, "config": flags}.items():
@@ -166,7 +171,7 @@ class TrainConfig(Settings):
 
     @classmethod
     def merge(cls, weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
-        """`strong` laid over `weak`."""
+        """`weak` updated with `strong`."""
         return {**weak, **strong}
 
     def difference(self, other: Self) -> dict[str, tuple[Any, Any]]:

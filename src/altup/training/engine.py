@@ -58,7 +58,7 @@ class Engine:
         self.meter = Meter(process_group.device)
 
     def autocast(self) -> Any:
-        """bf16 where it is safe, over float32 masters."""
+        """Autocast to bf16 where it is safe, over float32 master weights."""
         if self.config.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.process_group.device.type, dtype=torch.bfloat16)
@@ -85,7 +85,7 @@ class Engine:
         self.meter.add(sums, norm, skip)
 
     def _update(self, frozen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step of the optimizer, or none where the gradient is not finite; its norm, and whether it was."""
+        """One optimizer step, skipped where the gradient is not finite; gives its norm and whether it is finite."""
         parameters = [p for p in self.plain.parameters() if p.grad is not None]
         norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
         skip = ~torch.isfinite(norm)
@@ -121,7 +121,7 @@ def seed_forward(seed: int, step: int, micro: int, rank: int) -> None:
 
 @contextlib.contextmanager
 def numerics(deterministic: bool, low_precision: bool) -> Iterator[None]:
-    """TF32 for what stays float32 beside bf16, and PyTorch's deterministic algorithms; put back at the end."""
+    """Set TF32 for float32 products beside bf16, and deterministic algorithms; restore both at the end."""
     if low_precision:
         ensure_bf16("cuda" if torch.cuda.is_available() else "cpu")
     before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()

@@ -76,11 +76,11 @@ class Graphs:
         return self._latest.update()
 
     def _make_room(self, size: int) -> None:
-        """Let all graphs go if the next is the largest."""
+        """Free all graphs if the next one is the largest."""
         if self._recorded and size > self._largest:
             self._recorded.clear()
             self._latest = self._pool = None
-            torch.cuda.empty_cache()  # or their memory would stay theirs
+            torch.cuda.empty_cache()  # or their memory would not be freed
         self._largest = max(self._largest, size)
 
     def _record(self, inputs: dict[str, Tensor], scale: Tensor, add: bool, keep: bool) -> Recorded:
@@ -103,7 +103,7 @@ class Graphs:
         self._pool = replay.graph.pool()
         recorded = Recorded(replay, inputs, scale, [p.grad for p in self._parameters])
         if self._update is not None and not add:
-            # Nothing has been computed into these gradients yet, so an update may do with them what it likes.
+            # These gradients hold no results yet, so the update may overwrite them.
             update, frozen = self._update, torch.ones((), dtype=torch.bool, device=device)
             warm_up(lambda: update(frozen), device)
             recorded = recorded._replace(update=record(lambda: update(frozen), self._pool))

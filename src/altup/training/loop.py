@@ -93,7 +93,7 @@ class Loop:
 
 
 class _Training:
-    """A loop that is running: the engine, what is told of it, and where it stands."""
+    """A running loop: the engine, its reports, and its state."""
 
     def __init__(self, loop: Loop, checkpoint: Path | None, state: TrainingState, stop: StopRequest) -> None:
         self.loop, self.state, self.stop = loop, state, stop
@@ -120,7 +120,7 @@ class _Training:
             self.reporter.close()
 
     def _check_yardstick(self) -> None:
-        """What was measured otherwise cannot be the best any more."""
+        """Forget the best checkpoints if their scores were measured on other data."""
         if self.state.yardstick not in (None, self.loop.yardstick):
             self.state.best, self.state.best_of = None, {}
             self.reporter.say("held-out data or its limits have changed: the best so far do not count any more")
@@ -207,14 +207,14 @@ class _Training:
         self.logged_at, self.tokens = done, 0.0
 
     def _warn_of_uncompiled(self) -> None:
-        """Once for each reason."""
+        """Report each reason once."""
         for reason in left_uncompiled() if self.engine.compiles else ():
             if reason not in self.known_uncompiled:
                 self.reporter.say(f"slower than it could be, because torch.compile gave up: {reason}")
                 self.known_uncompiled.add(reason)
 
     def _save(self) -> None:
-        """Save a checkpoint of the present step, and remove those that nobody asked to keep."""
+        """Save a checkpoint of the current step, and remove those that need not be kept."""
         state, config, folder = self.state, self.config, self.folder.checkpoints
         if self.saved_at == state.step:
             return

@@ -69,7 +69,7 @@ class Meter:
         self.counts[:2] = 0
 
     def restore(self, values: dict[str, float], process_group: ProcessGroup) -> None:
-        """What `read` gave, taken up by the first process."""
+        """Continue from what `read` gave; only the first process holds it."""
         if process_group.is_first:
             self.sums.copy_(torch.tensor([values[name] for name in SUMS], dtype=torch.float64))
         self.counts.copy_(torch.tensor([values[name] for name in _STEPS], dtype=torch.float64))
@@ -148,7 +148,7 @@ class JsonLines:
         self._file.flush()
 
     def sync(self) -> None:
-        """Have the disk hold all records."""
+        """Flush all records to the disk."""
         flush(self._path)
 
     def close(self) -> None:

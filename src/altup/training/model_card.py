@@ -103,7 +103,7 @@ def draw_curves(records: list[dict[str, Any]], path: Path) -> bool:
 
 
 def create_repository(name: str) -> None:
-    """Before training, so that a wrong name or a missing login is not found out after it."""
+    """Check before training, so that a wrong name or a missing login does not come up after it."""
     from huggingface_hub import HfApi
 
     try:

@@ -1,4 +1,4 @@
-"""The model that names and a file describe: the config.json of a saved model, or the YAML of a run."""
+"""A model's config from names (`--size`, `--method`) and a file: a saved model's config.json, or a run's YAML."""
 
 from __future__ import annotations
 

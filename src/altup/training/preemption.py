@@ -1,4 +1,4 @@
-"""A run beside others: it saves and stops when a signal asks it to, and takes turns on a GPU that runs share."""
+"""Runs share machines: a run saves and stops when a signal asks it to, and takes turns on a shared GPU."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StopRequest:
         self.requested = True
 
     def _answer(self) -> None:
-        """Once, and not by `print`, which the signal may have interrupted."""
+        """Write the message once, without `print`, which the signal may have interrupted."""
         if not self._answered and os.environ.get("RANK", "0") == "0":
             with contextlib.suppress(OSError):
                 os.write(2, PLEASE_WAIT.encode())
@@ -63,7 +63,7 @@ class StopRequest:
 
 
 def ignore_signals() -> None:
-    """For the last moments of a process, whose work is saved: a signal would only show as an error."""
+    """Ignore signals at the end of a process, whose work is saved: a signal would only show as an error."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -80,7 +80,7 @@ class GpuTurn:
         self._lock = Lock(Path(path)) if path is not None else None
 
     def wait(self, give_up: Callable[[], bool], say: Callable[[str], None]) -> None:
-        """Until no other run has the turn, or `give_up()`."""
+        """Wait until no other run has the turn, or `give_up()` is true."""
         if self._lock is None or give_up() or self._lock.acquire():
             return
         say("started; waiting for its turn to train on this device")

@@ -44,7 +44,7 @@ def to_tensors(arrays: dict[str, np.ndarray], process_group: ProcessGroup) -> di
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a, dtype=np.int64)) for name, a in arrays.items()}
     if process_group.device.type != "cuda":
         return tensors
-    with torch.cuda.device(process_group.device):  # a thread starts out on the first GPU
+    with torch.cuda.device(process_group.device):  # a new thread uses the first GPU
         return {name: t.pin_memory() for name, t in tensors.items()}
 
 

@@ -86,7 +86,7 @@ class PretrainConfig(TrainConfig):
         return {**weak, **strong, "model_overrides": {**both[0], **both[1]}}
 
     def _check_model(self) -> None:
-        """A model that cannot be is refused here, before data is read."""
+        """Refuse an impossible model before data is read."""
         from altup.models.config import AltUpConfig
 
         config_class = _family(self.model).config_class
@@ -225,7 +225,7 @@ def example_command(model: str, run: Path) -> str:
 def _introduce(
     config: PretrainConfig, cost: Accounting, batches: ShardBatches, process_group: ProcessGroup
 ) -> None:
-    """What is about to happen, on one line."""
+    """The run that is about to start, on one line."""
     epochs = config.steps * config.batch_size / batches.sequences_per_epoch
     where = (
         f"{process_group.world_size} × {process_group.device.type}"

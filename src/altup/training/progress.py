@@ -1,4 +1,4 @@
-"""Watching a run: a live line in a terminal, plain lines in a log; and trackers that others wrote."""
+"""Progress of a run: a live line in a terminal, plain lines in a log; and trackers such as TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from altup.training.config import TrainConfig
 from altup.training.metrics import JsonLines, cut_after
 from altup.training.run_folder import RunFolder
 
-# In the order of what one wants to know: a narrow terminal cuts the rest.
+# The most important first: a narrow terminal cuts the rest.
 FORMS = {
     "loss": ".4f",
     "accuracy": ".2%",
@@ -40,7 +40,7 @@ class Sink(Protocol):
 
 
 class Reporter:
-    """Everything that is told of a run: metrics.jsonl, the console, trackers and `more`. Other ranks are silent.
+    """All reports of a run: metrics.jsonl, the console, trackers and `more`. Other ranks are silent.
 
     Records after `step`, from where the run goes on, are cut off: they will be written again.
     """
@@ -202,7 +202,7 @@ def numbers(values: dict[str, Any]) -> dict[str, float]:
 
 
 def tracker(name: str, folder: Path, first_step: int, config: dict[str, Any]) -> Sink:
-    """A tracker by name; a missing library is told before anything is trained."""
+    """A tracker by name; a missing library is an error before anything is trained."""
     try:
         return TensorBoard(folder, first_step) if name == "tensorboard" else Tracker(name, folder, config)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The folder of a run: its resolved config, metrics, checkpoints and final model, and whether it may go on."""
+"""The folder of a run: its resolved config, metrics, checkpoints and final model, and whether it may resume."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RunFolder:
 
     @property
     def started(self) -> bool:
-        """Whether there is anything to go on with; a run that failed before its first record left nothing."""
+        """Whether there is a run to resume; a run that failed before its first record left nothing."""
         has_records = self.metrics.exists() and self.metrics.stat().st_size > 0
         return self.config.exists() and (has_records or bool(checkpoints.list_checkpoints(self.checkpoints)))
 
@@ -69,7 +69,7 @@ class RunFolder:
             yield
 
     def refuse_foreign(self, kind: type[TrainConfig]) -> None:
-        """Stop, before anything is touched, at a folder that holds something other than a run."""
+        """UserError, before anything is changed, for a folder that holds something other than a run."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file; choose another folder for the run")
         if not self.path.exists() or self.started:
@@ -83,7 +83,7 @@ class RunFolder:
             self.read_config(kind)
 
     def saved_config(self, resume: bool) -> Path | None:
-        """The config that a run goes on with, if it does."""
+        """The config that the run resumes with, if any."""
         return self.config if resume and self.config.exists() else None
 
     def read_config(self, kind: type[ANY_CONFIG]) -> ANY_CONFIG:
@@ -136,7 +136,7 @@ class RunFolder:
 
 @contextlib.contextmanager
 def disk_errors(folder: RunFolder) -> Iterator[None]:
-    """A full or failing disk is the user's to mend: say what to do instead of a traceback."""
+    """Turn a full or failing disk into a UserError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -145,7 +145,7 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
                 f"{folder.path}: {error}; give a folder that you may write to (--out), or make this one writable"
             ) from error
         raise UserError(
-            f"{folder.path}: {error}. Published checkpoints are whole; free space or mend the disk, then resume"
+            f"{folder.path}: {error}. Saved checkpoints are intact; free space or repair the disk, then resume"
         ) from error
 
 
@@ -167,7 +167,7 @@ def newest_model(path: Path) -> Path:
 
 
 def _checked(model: Path) -> Path:
-    """A model folder, if it has no seal, or is as it was sealed."""
+    """A model folder, if it has no manifest or agrees with it."""
     if (model / checkpoints.MANIFEST).exists() and (wrong := checkpoints.damage(model)):
         raise UserError(
             f"{model} is damaged: {wrong}; take another checkpoint, or remove {checkpoints.MANIFEST} if the "
