@@ -283,7 +283,7 @@ def test_a_failing_writer_leaves_everything_as_it_was(tmp_path):
     assert (newest / "state" / "rng.json").read_text() == '"2"'
 
 
-def test_a_folder_that_cannot_be_written_is_the_users_to_mend(tmp_path):
+def test_a_folder_that_cannot_be_written_is_a_user_error(tmp_path):
     (tmp_path / "checkpoints").write_text("a file in the way")
     with pytest.raises(UserError, match=r"could not save .*step-1"):
         publish_steps(tmp_path / "checkpoints", 1)

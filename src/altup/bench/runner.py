@@ -31,7 +31,7 @@ COMPILING = {
 
 @dataclass
 class Runner:
-    """`emit` receives every row as soon as it is known; `say` is told what is going on.
+    """`emit` receives every row as soon as it is known; `say` reports progress.
 
     `only` are patterns of provider names, all if empty. A provider that fails, disagrees or comes too late is
     reported and does not stop the others. `cold` measures the start of compiled providers alone, each compiled

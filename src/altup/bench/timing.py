@@ -84,7 +84,7 @@ class PeakMemory:
 class Stopwatch:
     """Milliseconds of each repetition of a work: in `forward`, `backward` and `both`, or in its only mode.
 
-    A burst is as many repetitions as `warm_up` finds, unless it is told.
+    `warm_up` sets the number of repetitions of a burst, unless it is given.
     """
 
     def __init__(self, work: Work, device: torch.device, burst_size: int = 1) -> None:

@@ -197,7 +197,7 @@ def check_compiler(torch: dict[str, Any], quick: bool) -> list[Check]:
 
 
 def check_bf16() -> Check:
-    """Whether bf16 products on the CPU survive: only a try tells."""
+    """Whether bf16 products on the CPU work; only trying shows it."""
     try:
         told = make_bf16_safe()
     except UserError as error:
@@ -299,4 +299,4 @@ def _print(checks: list[Check], healthy: bool) -> None:
     console = Console()
     console.print(view)
     broken = ", ".join(check.name for check in checks if check.status == "broken")
-    console.print("altup can run here" if healthy else f"altup cannot run here: mend {broken}", style="bold")
+    console.print("altup can run here" if healthy else f"altup cannot run here: repair {broken}", style="bold")

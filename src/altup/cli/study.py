@@ -252,7 +252,7 @@ def print_tables(
     scale: ScaleName = None,
     form: Annotated[str, typer.Option("--format", help="markdown or csv.")] = "markdown",
 ) -> None:
-    """Print the tables of studies (all, unless named): the paper's numbers, ours, what became of its claims."""
+    """Print the tables of studies (all, unless named): the paper's numbers, ours, the outcome of its claims."""
     from altup.core.errors import check_choice
     from altup.studies.report import StudyReport
     from altup.studies.tables import FORMATS, text_claims, text_table

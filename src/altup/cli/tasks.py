@@ -88,7 +88,7 @@ def show(
     split: Annotated[str | None, typer.Option(help="Which split.", show_default="the first held-out one")] = None,
     count: Annotated[int, typer.Option("--count", "-n", help="Examples to show.")] = 3,
 ) -> None:
-    """How a task reads: its declaration and, with --data or --hub, real examples as the model sees them."""
+    """Show a task: its declaration and, with --data or --hub, real examples as the model sees them."""
     from rich.console import Console
     from rich.text import Text
 

@@ -18,9 +18,9 @@ def command(
         str, typer.Option(help="recycled, altup, sameup, or dense (plain conversion).")
     ] = "recycled",
     k: Annotated[int, typer.Option("--k", help="Number of blocks.")] = 2,
-    seed: Annotated[int, typer.Option(help="Seed of the noise that parts blocks which would stay equal.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the noise that lets equal blocks become different.")] = 0,
 ) -> None:
-    """Widen a pretrained T5, BERT or Llama so that it starts exactly where its weights stand.
+    """Widen a pretrained T5, BERT or Llama so that it computes the same function at first.
 
     The result loads with the Auto classes after `import altup.models`, and trains on with any tool.
     """

@@ -27,7 +27,7 @@ TOKENIZER = "tokenizer"
 FORMAT = 1
 SPLITS = ("train", "validation")
 MAPPED = 512  # shards kept open at a time, below the usual limit on open files
-AGAIN = "run the same `altup prepare` command again, it makes anew what is missing"
+AGAIN = "run the same `altup prepare` command again; it replaces what is missing or damaged"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def write_shard(path: Path, parts: Sequence[np.ndarray], documents: int, charact
 
 @dataclass
 class Manifest:
-    """What a prepared folder holds; written anew after every finished segment of the source.
+    """The contents of a prepared folder; rewritten after every finished segment of the source.
 
     A segment is a run of documents: `{"pass", "cursor", "end", "skipped", "shards": {split: Shard}}`, with the
     place in the source where the next one begins, so that preparing can go on after it.

@@ -244,7 +244,7 @@ def read_json_lines(
 def read_lines(
     path: Path, limits: Limits, at: Callable[[int], None] | None = None
 ) -> Iterator[tuple[int, bytes | None]]:
-    """Lines numbered from 1, unpacked; None for one beyond the limit. `at` is told the position in the file."""
+    """Lines numbered from 1, unpacked; None for one beyond the limit. `at(position)` reports progress."""
     return enumerate(split_lines(_unpacked(path, limits, at), limits.document_bytes), start=1)
 
 

@@ -149,7 +149,7 @@ def _serve(tokenizer_folder: Path) -> None:
                 _send(sink, ids.data.cast("B"))
             sink.flush()
         except (EOFError, BrokenPipeError):
-            os._exit(0)  # the parent is gone: nobody waits for what is left in the pipe
+            os._exit(0)  # the parent has ended, and does not read the pipe
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def decode(
     """The likeliest continuation, token by token, of every text, in the order of `texts`.
 
     Inputs are cut at `inputs_length` tokens. Of several processes each decodes every n-th batch, and all get
-    everything. `progress` is told how many texts a batch finished.
+    everything. `progress(n)` reports that n more texts are done.
     """
     tokens = texts if isinstance(texts, Tokens) else tokenise(tokenizer, texts, inputs_length)
     longest_first = np.argsort(-tokens.lengths, kind="stable")  # what does not fit in memory fails at once

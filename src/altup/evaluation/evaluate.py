@@ -61,7 +61,7 @@ def evaluate_model(
 
     `tasks` and `suites` are names, or a user's own files; `data` is a folder of task files, None the hub. `out` is
     by default in the run, the lengths those of the run's fine-tuning. Scores that the same weights have in `out`
-    are kept. `progress` is told how many of all examples are decoded.
+    are kept. `progress` reports how many of all examples are decoded.
     """
     check_whole("batch_size", batch_size, 1)
     given = {"limit": (limit, 1), "inputs_length": (inputs_length, 2), "targets_length": (targets_length, 2)}

@@ -182,7 +182,7 @@ def load_data(
     say: Callable[[str], None],
     packing: str | None = None,
 ) -> FinetuneData:
-    """Tokenise the training examples and read the held-out ones; `say` is told what is missing or was cut."""
+    """Tokenise the training examples and read the held-out ones; `say` reports what is missing or was cut."""
     source = open_tasks(config.data)
     groups: list[tuple[float | None, list[int]]] = []
     training: list[TrainingTask] = []

@@ -67,7 +67,7 @@ class AltUpConfig(PreTrainedConfig):
 
     - `widening`: `none`, `altup`, `recycled`, `sum` or `wide`, with `num_blocks` K and, for the two that
       select a block, `selection`: `alternating`, `same` or a list with one block a layer. Their `coefficients` are
-      `static`, as in the paper, or `dynamic`: made anew for each token, as in Gemma 3n.
+      `static`, as in the paper, or `dynamic`: computed for each token, as in Gemma 3n.
     - `sequence`: `none`, `altup`, `skip` or `pool` with `stride`.
     - `experts`: 0 or a number of partial experts beside each feed-forward.
 

@@ -52,6 +52,6 @@ def family(model: str) -> Family:
 
 
 def family_name(model_type: object) -> str | None:
-    """The name of the family whose saved configs bear `model_type`."""
+    """The name of the family whose saved configs have this `model_type`."""
     names = (name for name, one in FAMILIES.items() if one.config_class.model_type == model_type)
     return next(names, None)

@@ -147,7 +147,7 @@ class PreNormLayer(GradientCheckpointingLayer):
 def compile_layers(model: nn.Module, **options: object) -> nn.Module:
     """Compile the layers of `model` in place, and what few operations stand between them.
 
-    One layer's code serves all its likes, so that depth adds no start-up. The static update rule is a kernel
+    Equal layers share compiled code, so that depth adds no start-up time. The static update rule is a kernel
     already and stays outside. `options` go to `torch.compile`; with `dynamic=None` a size that is seen to vary is
     compiled once for all its values, instead of once for each.
     """

@@ -69,7 +69,7 @@ class SwiGLU(nn.Module):
 
 def is_bare(module: nn.Module, bias: bool = False) -> bool:
     """Whether a linear map's weight may be taken for the map: `module(x)` is x·weightᵀ (+ bias) and nothing else
-    happens. No adapter stands in its place, nobody has hooked or replaced its forward, and there is a bias just if
+    happens. It is no adapter, its forward is neither hooked nor replaced, and it has a bias exactly if
     `bias`."""
     return (
         type(module) is nn.Linear

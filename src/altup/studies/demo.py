@@ -108,13 +108,13 @@ class Demo:
         return (self.folder(method) / "final").is_dir()
 
     def train(self, method: str) -> TrainOutcome:
-        """To its end, or to where a signal stopped it; goes on from where an earlier one was stopped."""
+        """Train to the end or until a signal; resumes an earlier run."""
         from altup.training.pretraining import pretrain
 
         return pretrain(self.config(method), self.folder(method), resume=True)
 
     def compare_speed(self, say: Callable[[str], None]) -> dict[str, Speed]:
-        """Measured once in a folder, and then kept in `speed.json`."""
+        """Speeds are measured once per folder, and kept in `speed.json`."""
         kept = self.out / "speed.json"
         rounds = min(ROUNDS, self.steps)
         settings = {"model": MODEL, "training": TRAINING, "rounds": rounds}
@@ -129,7 +129,7 @@ class Demo:
         return speeds
 
     def records(self) -> dict[str, Record]:
-        """What the finished runs say of themselves."""
+        """The results of the finished runs."""
         return {method: describe_run(self.config(method), self.folder(method), alone=True) for method in MODELS}
 
     def write_report(self, records: dict[str, Record], speeds: dict[str, Speed]) -> Path:
@@ -157,7 +157,7 @@ class Demo:
 
 
 def verdict(records: dict[str, Record], speeds: dict[str, Speed]) -> str:
-    """What to see, whichever way it went."""
+    """The conclusion, whichever model is ahead."""
     dense = records["dense"]["measures"]
     told = []
     for method in ("altup", "recycled"):

@@ -212,7 +212,7 @@ def objective_of(config: PretrainConfig, vocabulary: Vocabulary) -> Objective:
 
 
 def fresh_model(config: PretrainConfig, vocabulary: Vocabulary) -> nn.Module:
-    """The very weights with which `pretrain` begins."""
+    """The weights that `pretrain` starts from."""
     import torch
 
     from altup.training.pretraining import build_model

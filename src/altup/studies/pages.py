@@ -44,7 +44,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a cell, smaller text below it, and the value it is sorted by (without one, the text)."""
+    """A cell's text, smaller text below it, and the value it is sorted by (the text by default)."""
 
     text: str | int
     below: str = ""
@@ -54,7 +54,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """`group` is the common head over neighbouring columns that bear the same."""
+    """`group` is the common head over neighbouring columns of the same group."""
 
     name: str
     group: str = ""
@@ -63,7 +63,7 @@ class Column:
 
 @dataclass(frozen=True)
 class DataTable:
-    """A table whose heads sort it and, with `filters`, a field above that hides the rows without its text."""
+    """A table that its heads sort and, with `filters`, a field above it searches."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]

@@ -1,4 +1,4 @@
-"""What studies have to run: every row resolved to a config, every config to a job, and no job twice."""
+"""The plan of a run of studies: every row becomes a config, every config a job, and no job runs twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does jobs: one here, or many, one after the other or several at a time, each in a process of its own."""
+"""Runs jobs: one in this process, or many, in sequence or several at a time, each in its own process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from altup.studies.jobs import Job, speed_file
 from altup.studies.results import origin, write_json
 from altup.training.preemption import GPU_LOCK, STOPPED
 
-PAUSE = 0.2  # seconds between looks at running processes
+PAUSE = 0.2  # seconds between two checks of running processes
 
 
 class Process(Protocol):
@@ -44,7 +44,7 @@ def start_process(arguments: list[str], environment: dict[str, str], log: IO[byt
 
 
 def do_job(job: Job, out: Path) -> bool:
-    """Do it, or go on with it; False if a signal asked to stop first."""
+    """Run or resume a job; False if a signal stopped it first."""
     return {"pretrain": _pretrain, "finetune": _finetune, "speed": _speed}[job.kind](job, out)
 
 
@@ -113,7 +113,7 @@ class Queue:
     _since: dict[str, float] = field(default_factory=dict)
 
     def run(self, jobs: Sequence[Job], alone: bool = False) -> None:
-        """All of them, in order, `width` at a time or, if they must be `alone`, one; failures are noted."""
+        """Run all jobs in order, `width` at a time, or one if they must be `alone`; failures are noted."""
         if self.stopped:
             self.left += [job.key for job in jobs]
             return
@@ -208,7 +208,7 @@ class Queue:
             if busy.intersection(job.needs) or any(other.key in job.needs for other in waiting):
                 continue
             if ahead and self._is_too_late(job, ahead):
-                continue  # perhaps not, once those before it have ended
+                continue  # it may fit once those before it have ended
             waiting.remove(job)
             if self._may_start(job):
                 return job

@@ -39,7 +39,7 @@ COLUMN_MEASURES: dict[str, dict[str, str | None]] = {
 
 
 def record_job(job: Job, out: Path, results: Path, alone: bool) -> None:
-    """Keep what a finished run says of itself; `alone` tells whether its times can be believed."""
+    """Store the record of a finished run; its times are valid only if it ran `alone`."""
     if job.kind == "speed" or read_record(results, job.key) or not job.is_done(out):
         return
     if job.kind == "pretrain":

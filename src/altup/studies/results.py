@@ -89,7 +89,7 @@ def _read_table(path: Path) -> list[Result] | None:
 
 def _read_line(line: dict[Any, Any], place: str) -> Result:
     if set(line) != set(COLUMNS) or None in line.values():
-        raise UserError(f"{place}: not a whole result; mend or remove the line")
+        raise UserError(f"{place}: not a whole result; correct or remove the line")
     if line["metric"] not in METRICS:
         raise UserError(f"{place}: measure {line['metric']!r} is not known to this version of altup")
     try:
@@ -97,7 +97,7 @@ def _read_line(line: dict[Any, Any], place: str) -> Result:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UserError(f"{place}: {line['value']!r} is not a number; mend or remove the line")
+        raise UserError(f"{place}: {line['value']!r} is not a number; correct or remove the line")
     return Result(**{**line, "value": value})
 
 
@@ -152,7 +152,7 @@ def write_scale(folder: Path, scale: Scale) -> None:
 
 
 def read_scale(folders: Sequence[Path], name: str) -> Scale | None:
-    """The scale that results were made at; None where nobody kept it, and it is not one of the shipped."""
+    """The scale of some results; None where it was not stored and is not a shipped one."""
     for path in (_scale_file(folder, name) for folder in folders):
         if path.exists():
             try:

@@ -31,7 +31,7 @@ DECODING = 30.0  # seconds to decode held-out examples on a GPU: 10,570 of SQuAD
 
 @dataclass(frozen=True)
 class StudyOutcome:
-    """How running went: jobs finished now, keys that failed or were left for another time, results written."""
+    """The outcome of a run: jobs finished, keys that failed or were left for later, results written."""
 
     finished: int
     failed: list[str]
@@ -151,7 +151,7 @@ class StudyRun:
     def run(
         self, say: Callable[[str], None], jobs: int | None = None, time_limit: float | None = None
     ) -> StudyOutcome:
-        """Everything that is not done: speeds that equal-time runs wait for, training, the other speeds."""
+        """Run everything that is not done: speeds that equal-time runs wait for, training, the other speeds."""
         import torch
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

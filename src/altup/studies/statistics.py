@@ -1,4 +1,4 @@
-"""What results say: means over seeds, how far two models differ and how sure that is, whether claims hold."""
+"""Statistics of results: means over seeds, differences of models with their intervals, and whether claims hold."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Statistics:
         return compare_means(ours, theirs) if ours and theirs else None
 
     def verdicts(self, study: Study) -> list[Verdict]:
-        """For each claim and size whether it was reproduced; a claim that was run nowhere is told once."""
+        """For each claim and size whether it was reproduced; a claim that was run nowhere is listed once."""
         found = []
         for claim in study.expect:
             sizes = self.sizes_of(study)

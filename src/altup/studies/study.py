@@ -218,7 +218,7 @@ def _read_claim(values: Any, source: str) -> Claim:
 
 
 def _check(study: Study, source: str) -> None:
-    """Every name that is used is there."""
+    """Check that every name that is used is defined."""
     for metric in (*study.measures, *(e.metric for e in study.expect)):
         check_choice(f"{source}: measures", metric, METRICS)
     labels = [row.label for row in study.rows]

@@ -46,7 +46,7 @@ def text_table(study: Study, stats: Statistics, form: str) -> str:
 
 
 def text_claims(study: Study, stats: Statistics) -> str:
-    """What became of the claims, as a list."""
+    """The outcome of each claim, as a list."""
     lines = []
     for verdict in stats.verdicts(study):
         claim, d = verdict.claim, verdict.difference
@@ -136,7 +136,7 @@ def missing_note(study: Study, stats: Statistics, record: Records) -> str:
 
 
 def claims_table(studies: Sequence[Study], stats: Statistics) -> DataTable:
-    """Each claim with the paper's difference and ours, and what became of it."""
+    """Each claim with the paper's difference and ours, and its outcome."""
     columns = [
         Column("study", text=True), Column("claim", text=True), Column("size", text=True),
         Column("paper's difference"), Column("ours"), Column("95 % interval"), Column("verdict", text=True),

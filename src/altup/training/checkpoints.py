@@ -287,7 +287,7 @@ def remove_leftovers(folder: Path) -> list[str]:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Rename first, so that no half-removed checkpoint ever bears a checkpoint's name."""
+    """Rename first, so that no half-removed checkpoint has a checkpoint's name."""
     unfinished = checkpoint.with_name(f"{UNFINISHED}{checkpoint.name}")
     checkpoint.rename(unfinished)
     flush(checkpoint.parent)

@@ -50,7 +50,7 @@ class TrainConfig(Settings):
     )
     schedule: str | None = setting(None, "{choices}.", shown="by optimizer", panel="Training", choices=SCHEDULES)
     warmup_steps: int | None = setting(
-        None, "Steps before the rate declines.", shown="10000 for rsqrt, 0 for constant, else a tenth, at most 1000",
+        None, "Steps before lr declines.", shown="10000 for rsqrt, 0 for constant, else a tenth, at most 1000",
         panel="Training", at_least=0,
     )  # fmt: skip
     decay_fraction: float | None = setting(
@@ -165,7 +165,7 @@ class TrainConfig(Settings):
         for name, source in {**sources, "config": flags}.items():
             refuse_unknown(name, source, describe_settings(cls))
             values = cls.merge(values, source)
-        values.pop("batches", None)  # what the data says of itself, asked anew at every start
+        values.pop("batches", None)  # the data's description, read again at every start
         values.setdefault("trackers", ["tensorboard"] if find_spec("tensorboard") else [])
         return cls(**values)
 

@@ -85,7 +85,7 @@ class Engine:
         self.meter.add(sums, norm, skip)
 
     def _update(self, frozen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """One optimizer step, skipped where the gradient is not finite; gives its norm and whether it is finite."""
+        """One optimizer step, skipped where the gradient is not finite; gives its norm, and whether it is."""
         parameters = [p for p in self.plain.parameters() if p.grad is not None]
         norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
         skip = ~torch.isfinite(norm)

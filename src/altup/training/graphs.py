@@ -93,11 +93,11 @@ class Graphs:
         def run() -> Tensor:
             return self._run(inputs, scale)
 
-        def run_anew() -> None:
+        def run_fresh() -> None:
             self._set_gradients(None)
             run()
 
-        warm_up(run_anew, device)
+        warm_up(run_fresh, device)
         self._set_gradients(before if add else None)
         replay = record(run, self._pool)
         self._pool = replay.graph.pool()

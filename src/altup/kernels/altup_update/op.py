@@ -41,7 +41,7 @@ def update_backward(
     g: Tensor,
     active: int,
 ) -> list[Tensor]:
-    """The gradients of the state (in its kind), of y, of P and of g, one after the other."""
+    """The gradients of the state (a list like it), of y, P and g."""
     from altup.kernels.altup_update import triton as kernels
 
     gradients = _gradients(state, y, P, g)

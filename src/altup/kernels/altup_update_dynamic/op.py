@@ -36,7 +36,7 @@ def mix(state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None) 
 def mix_backward(
     grads: Sequence[Tensor], state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None
 ) -> list[Tensor]:
-    """The gradients of the state (in its kind), of M and, where given, of y and g, one after the other."""
+    """The gradients of the state (a list like it), of M and, where given, of y and g."""
     from altup.kernels.altup_update_dynamic import triton as kernels
 
     gradients = _gradients(state, y, M, g)

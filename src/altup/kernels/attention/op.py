@@ -4,7 +4,7 @@ With weights P, Z what dropout multiplies them by, and dO the gradient of the re
 
     dV = (P∘Z)ᵀ·dO,   dS = P ∘ (Z ∘ dO·Vᵀ − rowsum(dO∘O)),   dQ = dS·K,   dK = dSᵀ·Q,   d_bias[d] = Σ dS[i, i + d],
 
-and both backward kernels compute the scores anew.
+and both backward kernels recompute the scores.
 """
 
 from __future__ import annotations

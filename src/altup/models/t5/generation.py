@@ -103,7 +103,7 @@ def fits(model: Any, batch: int, limit: int, free: int) -> bool:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of a CUDA device that nobody uses, and those that PyTorch holds without using them."""
+    """Free bytes of a CUDA device, including those that PyTorch holds without using them."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
 
