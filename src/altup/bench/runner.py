@@ -19,7 +19,7 @@ from altup.bench.timing import Spread, Stopwatch, take_turns
 from altup.core.errors import UserError
 
 GIB = 2**30
-# Of the time limit, what building and checking may use: the rest is for timing what was built.
+# The share of the time limit for building and checking; the rest is for timing.
 BUILDING = 0.8
 # Compiled providers share source code: at the usual limits some would quietly run eagerly.
 COMPILING = {
@@ -117,7 +117,7 @@ class Runner:
     def _take_turns(self, problem: Problem, chosen: dict[str, Provider], ready: dict[str, Stopwatch]) -> None:
         """In every round each provider has one burst.
 
-        One round is always made: it is short beside the building, and nothing would come of that without it.
+        One round is always made: it takes little time beside building, which would be wasted without it.
         """
         for number, name in take_turns(ready, self.rounds):
             if number and self._is_late():
@@ -134,7 +134,7 @@ class Runner:
         return not self.only or any(fnmatch.fnmatch(provider.name, pattern) for pattern in self.only)
 
     def _free(self) -> None:
-        """Give back what was only used for building, checking, or by what failed."""
+        """Free memory that only building, checking or failed providers used."""
         gc.collect()
         if self.setup.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -119,7 +119,7 @@ def read_ahead(
 ) -> Iterator[Result]:
     """`make(step)` for each step, in order, made in background threads before they are asked for.
 
-    NumPy lets go of the interpreter while it works, so threads overlap with training and with each other.
+    NumPy releases the GIL while it works, so threads overlap with training and with each other.
     """
     with ThreadPoolExecutor(threads, thread_name_prefix="altup-batches") as pool:
         waiting: deque[Future[Result]] = deque()

@@ -56,7 +56,7 @@ def locked_folder(out: Path) -> Iterator[None]:
 def open_manifest(out: Path, settings: dict[str, Any]) -> Manifest:
     """A new manifest, or the existing one with the segments whose shards are intact."""
     if not (out / MANIFEST).exists():
-        left = {MANIFEST + TEMPORARY}  # by a kill at the very beginning
+        left = {MANIFEST + TEMPORARY}  # left by a kill at the start
         if found := sorted(path.name for path in out.iterdir() if path.name not in left):
             raise UserError(
                 f"folder {out} holds other things ({', '.join(found[:3])}…); give a new or empty folder"
@@ -66,7 +66,7 @@ def open_manifest(out: Path, settings: dict[str, Any]) -> Manifest:
     if differing := list(differences(manifest.settings, settings)):
         if not any(segment["shards"] for segment in manifest.segments or []):
             _remove(out, UNFINISHED)
-            _remove(out, MADE)  # nothing but a failed attempt is lost
+            _remove(out, MADE)  # only a failed attempt is lost
             return _new(out, settings)
         lines = [
             f"{name}: there {shorten(repr(old), 80)}, now {shorten(repr(new), 80)}"

@@ -1,4 +1,4 @@
-"""Randomness without state: every draw is a hash of its own coordinates, so any of them can be had at once.
+"""Randomness without state: every draw is a hash of its coordinates, so any of them can be computed directly.
 
 The hash is the finaliser of SplitMix64, a bijection of 64-bit numbers that passes the usual test batteries when
 fed with a counter. All functions work on whole arrays of uint64; overflow wraps, as the mathematics wants.
@@ -49,7 +49,7 @@ def below(numbers: np.ndarray, bound: int) -> np.ndarray:
 def choose(key: np.ndarray, count: int, among: int, stream: int = 0) -> np.ndarray:
     """`[n, count]` different numbers of 0..among-1 in rising order, every subset equally likely.
 
-    The places of the `count` smallest of `among` random numbers; the place itself in the low bits bars ties.
+    The places of the `count` smallest of `among` random numbers; the place itself in the low bits breaks ties.
     """
     if count == 0:
         return np.empty((len(key), 0), np.int64)

@@ -104,7 +104,7 @@ def _rare(characters: Counter[str], coverage: float, most: int) -> dict[int, str
 
 
 def _settled(vocabulary: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """The trainer's pieces and scores, freed of what depends on its random hash seed.
+    """The trainer's pieces and scores without what depends on its random hash seed.
 
     Two things do: the last bits of the scores, and the scores of characters that earned none by themselves, which
     the trainer hands out just above the lowest score in no fixed order.
@@ -163,7 +163,7 @@ def take(name: str, folder: Path) -> None:
             prepared = path / "tokenizer"  # of a folder that `altup prepare` made
             name = str(prepared) if (prepared / "tokenizer.json").is_file() else name
             found = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # whatever a foreign file or the network makes the library raise
+    except Exception as error:  # the library raises many types, for files and for the network
         raise UserError(
             f"tokenizer {name!r} cannot be loaded ({type(error).__name__}: {str(error).splitlines()[0]}); "
             "give a folder, a tokenizer.json, or a name on the Hugging Face hub"
@@ -189,7 +189,7 @@ def _guess_special(path: Path) -> dict[str, str]:
 
 
 def load(folder: Path) -> Tokenizer:
-    """The tokenizer as corpora are tokenised: tokens' names that stand in a document are plain text to it."""
+    """The tokenizer for corpora: names of special tokens in a document are plain text to it."""
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # tokenizers raises plain Exception

@@ -138,7 +138,7 @@ def _receive(pipe: IO[bytes]) -> bytes:
 
 
 def _serve(tokenizer_folder: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     tokenizer = load(tokenizer_folder)
     kind = token_type(size_of(tokenizer))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
