@@ -76,12 +76,12 @@ def test_stored_rows_are_printed_again_as_they_were(measured):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["speed", "--quick"], "case='speed' is not known"),
-        (["head", "--quick", "--repeat", "0"], "--repeat=0 makes no sense"),
+        (["speed", "--quick"], "cases='speed' is not known"),
+        (["head", "--quick", "--repeat", "0"], "repeat=0 makes no sense"),
         (["head"], "add --quick"),
         (["head", "--quick", "--only", "nobody"], "no provider of head has such a name"),
         (["head", "--quick", "--out", "rows.txt"], "ends in .csv"),
-        (["step", "--quick", "--size", "huge"], "--size='huge' is not known"),
+        (["step", "--quick", "--size", "huge"], "sizes='huge' is not known"),
         (["--quick", "--time-limit", "-1"], "above 0"),
         (["--quick", "--json", "--csv"], "choose one"),
         (["--show", "nothing.csv"], "cannot be read"),
@@ -97,7 +97,7 @@ def test_mistakes_are_explained(arguments, message, monkeypatch, tmp_path):
 
 def test_a_mistake_is_one_line_and_exit_code_2():
     run = bench("speed", code=2)
-    assert run.stderr.startswith("altup: case='speed' is not known; choose one of 'step', 'rule'")
+    assert run.stderr.startswith("altup: cases='speed' is not known; choose one of 'step', 'rule'")
     assert len(run.stderr.splitlines()) == 1
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from altup.bench.cases import BenchConfig, problems
 from altup.bench.problem import Problem, Provider, Setup, Timings, Work
 from altup.bench.rows import DISAGREES, FAILED, OK, SKIPPED, Machine, Row, Sheet
 from altup.bench.timing import Spread, Stopwatch, take_turns
@@ -167,25 +168,14 @@ def _spread(problem: Problem, provider: Provider, mode: str, metric: str, spread
 
 
 def measure(
-    names: Sequence[str],
-    sizes: Sequence[str],
-    *,
-    quick: bool,
-    only: Sequence[str],
-    rounds: int | None,
-    time_limit: float,
-    cold: bool,
-    open_sheets: Callable[[Machine], list[Sheet]],
-    say: Callable[[str], None],
+    config: BenchConfig, open_sheets: Callable[[Machine], list[Sheet]], say: Callable[[str], None]
 ) -> list[Row]:
     """The rows of some cases on this machine, which are added to the sheets as they come; Ctrl-C keeps them."""
-    from altup.bench.cases import problems
-
     on_gpu = torch.cuda.is_available()
-    if not on_gpu and not quick and list(names) != ["data"]:
+    if not on_gpu and not config.quick and config.cases != ["data"]:
         raise UserError("the full sizes need a CUDA GPU, and there is none here; add --quick")
     device = torch.device("cuda" if on_gpu else "cpu")
-    setup = Setup(device, quick, tuple(sizes), compiles=on_gpu, runs_triton=on_gpu)
+    setup = Setup(device, config.quick, tuple(config.sizes), compiles=on_gpu, runs_triton=on_gpu)
     sheets = open_sheets(Machine.here(device, setup.dtype))
     rows: list[Row] = []
 
@@ -194,13 +184,15 @@ def measure(
         for sheet in sheets:
             sheet.add(row)
 
-    runner = Runner(setup, emit, say, only, rounds or (3 if quick else 10), time_limit, cold)
+    limit = config.time_limit or float("inf")
+    runner = Runner(setup, emit, say, config.only, config.repeat or 1, limit, config.cold)
     try:
-        runner.run(problems(names, setup))
+        runner.run(problems(config.cases, setup))
     except KeyboardInterrupt:
         say("stopped; what was measured is kept")
-    if not any(row.p50 is not None for row in rows) and only and not any(row.status != OK for row in rows):
-        raise UserError(f"--only {' '.join(only)}: no provider of {', '.join(names)} has such a name")
+    if config.only and all(row.p50 is None and row.status == OK for row in rows):
+        names = ", ".join(config.cases)
+        raise UserError(f"--only {' '.join(config.only)}: no provider of {names} has such a name")
     return rows
 
 

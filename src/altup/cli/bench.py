@@ -6,37 +6,24 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from altup.bench.cases import CASES
-from altup.core.errors import UserError, check_choice, check_whole
+from altup.bench.cases import CASES, BenchConfig
+from altup.cli.options import with_settings
+from altup.core.errors import UserError
 
 if TYPE_CHECKING:
-    from altup.bench.rows import Machine
+    from altup.bench.rows import Machine, Row
 
-SIZES = ("small", "base", "large", "xl")
 CASE_LIST = "; ".join(f"{name} ({case.question})" for name, case in CASES.items())
 
 
+@with_settings(BenchConfig)
 def command(
     cases: Annotated[
         list[str] | None, typer.Argument(help=f"Which ones, of: {CASE_LIST}.", show_default="all")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Toy sizes: about a minute, on a CPU too.")] = False,
-    size: Annotated[
-        list[str] | None,
-        typer.Option("--size", help=f"Model of `step`: {', '.join(SIZES)}. Repeatable.", show_default="base"),
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Providers to run, such as 'altup*'. Repeatable.")
-    ] = None,
-    repeat: Annotated[
-        int | None, typer.Option("--repeat", help="Rounds of timing.", show_default="10; 3 with --quick")
-    ] = None,
-    time_limit: Annotated[
-        float | None, typer.Option("--time-limit", help="Seconds after which nothing more is begun.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Add the rows, as they come, to this .csv or .jsonl file.")
@@ -47,9 +34,7 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines, not tables.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV, not tables.")] = False,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Measure the start of compiled providers alone, without any cache.")
-    ] = False,
+    **settings: Any,
 ) -> None:
     """Measure speed and memory here, beside peers: every ratio comes from one run.
 
@@ -70,53 +55,13 @@ def command(
 
         altup bench --show results.csv --plot results.png
     """
-    names = list(cases or CASES)
-    for name in names:
-        check_choice("case", name, CASES)
-    for name in size or ():
-        check_choice("--size", name, SIZES)
-    if repeat is not None:
-        check_whole("--repeat", repeat, 1)
-    if time_limit is not None and not time_limit > 0:
-        raise UserError(f"--time-limit {time_limit:g} makes no sense; give a number of seconds above 0")
+    config = BenchConfig(cases=cases or [], **settings)
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"--plot {plot}: name a file that ends in .png, .svg or .pdf")
     if as_json and as_csv:
         raise UserError("--json and --csv both print the rows; choose one")
-    if show is not None:
-        from altup.bench.rows import Sheet, read_rows
-
-        stored = [(row, machine) for row, machine in read_rows(show) if row.case in names]
-        rows = [row for row, _ in stored]
-        if not rows:
-            raise UserError(f"--show {show}: holds no rows of {', '.join(names)}")
-        if as_json or as_csv:
-            sheet = Sheet(sys.stdout, stored[0][1], as_json)
-            for row, machine in stored:
-                sheet.add(row, machine)
-    else:
-        if cold:
-            fresh = tempfile.mkdtemp(prefix="altup-bench-")
-            os.environ.update(TORCHINDUCTOR_FORCE_DISABLE_CACHES="1", TRITON_CACHE_DIR=fresh)
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-        from altup.bench.rows import Sheet  # torch reads the environment when it is imported
-        from altup.bench.runner import measure
-
-        def open_sheets(machine: Machine) -> list[Sheet]:
-            stored = [Sheet(out, machine)] if out is not None else []
-            return [*stored, *([Sheet(sys.stdout, machine, as_json)] if as_json or as_csv else [])]
-
-        rows = measure(
-            names,
-            size or ["base"],
-            quick=quick,
-            only=only or (),
-            rounds=repeat,
-            time_limit=time_limit or float("inf"),
-            cold=cold,
-            open_sheets=open_sheets,
-            say=lambda text: typer.echo(text, err=True),
-        )
+    printed = sys.stdout if as_json or as_csv else None
+    rows = _measure(config, out, printed, as_json) if show is None else _stored(config, show, printed, as_json)
     if not (as_json or as_csv):
         from altup.bench.show import print_tables
 
@@ -127,3 +72,30 @@ def command(
         draw(rows, plot)
     if any(row.status == "disagrees" and row.kind == "ours" for row in rows):
         raise typer.Exit(1)
+
+
+def _stored(config: BenchConfig, path: Path, printed: TextIO | None, as_json: bool) -> list[Row]:
+    from altup.bench.rows import Sheet, read_rows
+
+    stored = [(row, machine) for row, machine in read_rows(path) if row.case in config.cases]
+    if not stored:
+        raise UserError(f"--show {path}: holds no rows of {', '.join(config.cases)}")
+    if printed is not None:
+        sheet = Sheet(printed, stored[0][1], as_json)
+        for row, machine in stored:
+            sheet.add(row, machine)
+    return [row for row, _ in stored]
+
+
+def _measure(config: BenchConfig, out: Path | None, printed: TextIO | None, as_json: bool) -> list[Row]:
+    if config.cold:  # set before torch is imported, which reads it then
+        fresh = tempfile.mkdtemp(prefix="altup-bench-")
+        os.environ.update(TORCHINDUCTOR_FORCE_DISABLE_CACHES="1", TRITON_CACHE_DIR=fresh)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    from altup.bench.rows import Sheet
+    from altup.bench.runner import measure
+
+    def open_sheets(machine: Machine) -> list[Sheet]:
+        return [Sheet(to, machine, as_json) for to in (out, printed) if to is not None]
+
+    return measure(config, open_sheets, say=lambda text: typer.echo(text, err=True))

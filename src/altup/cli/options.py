@@ -19,7 +19,7 @@ from altup.training.preemption import STOPPED
 if TYPE_CHECKING:
     from altup.training.loop import TrainOutcome
 
-PANELS = ("Run", "Model", "Training", "Speed", "Watching")  # in the order of the help
+PANELS = ("Options", "Run", "Model", "Training", "Speed", "Watching")  # in the order of the help
 
 
 def option(name: str, text: str, panel: str = "Run") -> Any:
@@ -76,9 +76,8 @@ def _ordered(own: list[inspect.Parameter], made: list[Setting]) -> list[inspect.
 
 
 def _parameter(one: Setting) -> inspect.Parameter:
-    flag = one.flag or "--" + one.name.replace("_", "-")
-    if one.kind is bool:
-        flag += f"/--no-{flag.removeprefix('--')}"
+    name = one.name.replace("_", "-")
+    flag = one.flag or (f"--{name}/--no-{name}" if one.kind is bool else f"--{name}")
     kind = list[str] if typing.get_origin(one.kind) in (list, dict) else one.kind
     annotation = Annotated[kind | None, option(flag, one.help_text(), one.panel or "")]  # type: ignore[valid-type]
     return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

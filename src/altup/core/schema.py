@@ -106,7 +106,8 @@ class Setting:
         """What it does, and its default in words."""
         choices = any_of(self.choices, mark=self.default) if self.choices else ""
         text = self.help.replace("{choices}", choices)
-        shown = self.shown if self.default is None else _in_words(self.default)
+        one_way = self.flag and self.default is False  # an option such as --quick, which can only turn it on
+        shown = self.shown if self.default is None or one_way else _in_words(self.default)
         return f"{text} Default: {shown}." if shown and "(default)" not in text else text
 
 

@@ -1,10 +1,13 @@
-"""The table of cases."""
+"""The table of cases, and what a run of some of them is told."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from altup.core.schema import Settings, setting
 
 if TYPE_CHECKING:
     from altup.bench.problem import Problem, Setup
@@ -28,6 +31,36 @@ CASES = {
     "generation": Case("greedy decoding", "generation"),
     "data": Case("making training sequences, and tokenising", "data"),
 }
+
+
+@dataclass(kw_only=True)
+class BenchConfig(Settings):
+    """Which cases are measured, and how. `time_limit` is in seconds."""
+
+    cases: list[str] = setting([], choices=CASES)
+    quick: bool = setting(
+        False, "Toy sizes: about a minute, on a CPU too.", panel="Options", flag="--quick", after="cases"
+    )
+    sizes: list[str] = setting(
+        [], "Model of `step`: small, base (default), large or xl. Repeatable.",
+        panel="Options", flag="--size", choices=("small", "base", "large", "xl"),
+    )  # fmt: skip
+    only: list[str] = setting([], "Providers to run, such as 'altup*'. Repeatable.", panel="Options")
+    repeat: int | None = setting(
+        None, "Rounds of timing.", shown="10; 3 with --quick", panel="Options", at_least=1
+    )
+    time_limit: float | None = setting(
+        None, "Seconds after which nothing more is begun.", shown="none", panel="Options", above=0
+    )
+    cold: bool = setting(
+        False, "Measure the start of compiled providers alone, without any cache.", panel="Options", flag="--cold"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.cases = self.cases or list(CASES)
+        self.sizes = self.sizes or ["base"]
+        self.repeat = self.repeat or (3 if self.quick else 10)
 
 
 def problems(names: Sequence[str], setup: Setup) -> Iterator[Problem]:
