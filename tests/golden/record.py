@@ -135,7 +135,8 @@ def run(case: Case, data: Path, out: Path) -> dict[str, Any]:
     """The loss of every step, the held-out loss and a digest of the weights after the last one."""
     method = ("--model", case.family, "--method", case.method)
     shape = (*SHAPE, "--set", "num_kv_heads=1") if case.family == "decoder" else SHAPE
-    altup("pretrain", "--data", data, "--out", out, *method, *shape, *RUN, *case.options)
+    optimizer = () if "--optimizer" in case.options else ("--optimizer", "adafactor")
+    altup("pretrain", "--data", data, "--out", out, *method, *shape, *RUN, *optimizer, *case.options)
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return {
         "train": [record["loss"] for record in records if record["split"] == "train"],

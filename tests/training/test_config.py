@@ -27,6 +27,20 @@ def test_the_defaults_are_those_of_t5() -> None:
     assert TrainConfig(optimizer="adamw", steps=500).warmup_steps == 50
 
 
+def test_pretraining_takes_the_optimizer_that_suits_its_length() -> None:
+    """Muon, as measured; the paper's recipe for runs as long as the paper's, and one word away."""
+    short = PretrainConfig(data="x", steps=4_000)
+    assert (short.optimizer, short.schedule, short.lr, short.decay_fraction) == ("muon", "constant", 0.06, 0.7)
+    assert (short.warmup_steps, short.lr_factors) == (50, {"embeddings": 4.0})
+    assert PretrainConfig(data="x", steps=60).warmup_steps == 6
+    assert PretrainConfig(data="x", lr_factors={"head": 2.0}).lr_factors == {"embeddings": 4.0, "head": 2.0}
+    assert PretrainConfig(data="x", lr_factors={"embeddings": 1.0}).lr_factors == {"embeddings": 1.0}
+    assert PretrainConfig(data="x", schedule="cosine").decay_fraction == 0.0
+    assert PretrainConfig(data="x", steps=500_000).optimizer == "adafactor"
+    paper = PretrainConfig(data="x", optimizer="adafactor")
+    assert (paper.schedule, paper.lr, paper.warmup_steps, paper.lr_factors) == ("rsqrt", 1.0, 10_000, {})
+
+
 def test_betas_reach_the_optimizer() -> None:
     from altup.training.engine import Engine
     from tests.training.tiny import ALONE, build

@@ -17,13 +17,19 @@ PARALLEL = ("ddp", "fsdp")
 PARTS = ("embeddings", "head", "coefficients")  # of a model whose rates may differ from that of the rest
 TRACKERS = ("tensorboard", "wandb", "trackio", "none")
 
-# How each optimizer is run unless told otherwise; `lr` is the highest rate of the schedule.
+# How each optimizer is run unless told otherwise; `lr` is the highest rate of the schedule. Muon's figures were
+# measured with small models and some thousand steps (docs/lab-log.md).
 OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     "adafactor": {"schedule": "rsqrt", "lr": 0.01, "weight_decay": 0.0},
     "adamw": {"schedule": "cosine", "lr": 1e-3, "weight_decay": 0.01},
     "adamw-rms": {"schedule": "cosine", "lr": 0.02, "weight_decay": 0.0},
-    "muon": {"schedule": "linear", "lr": 0.06, "weight_decay": 0.0},
-}
+    "muon": {
+        "schedule": "constant", "lr": 0.06, "weight_decay": 0.0, "warmup_steps": 50, "decay_fraction": 0.7,
+        "lr_factors": {"embeddings": 4.0},
+    },
+}  # fmt: skip
+
+LONG_RUN = 50_000  # steps: further than Muon's defaults were tried, and where the paper's own recipe works
 
 
 @dataclass(kw_only=True)
@@ -44,17 +50,17 @@ class TrainConfig(Settings):
         None, "Examples a forward pass, of all processes.", shown="the batch",
         panel="Training", at_least=1, may_change=True,
     )  # fmt: skip
-    optimizer: str = setting("adafactor", "{choices}.", panel="Training", choices=OPTIMIZER_DEFAULTS)
+    optimizer: str | None = setting("adafactor", "{choices}.", panel="Training", choices=OPTIMIZER_DEFAULTS)
     lr: float | None = setting(
         None, "Learning rate; for rsqrt its numerator.", shown="by optimizer", panel="Training", at_least=0
     )
     schedule: str | None = setting(None, "{choices}.", shown="by optimizer", panel="Training", choices=SCHEDULES)
     warmup_steps: int | None = setting(
-        None, "Steps before lr declines.", shown="10000 for rsqrt, 0 for constant, else a tenth, at most 1000",
+        None, "Steps before lr declines.", shown="by optimizer and schedule",
         panel="Training", at_least=0,
     )  # fmt: skip
     decay_fraction: float | None = setting(
-        None, "Last part of the run with lr linear to 0.", shown="0.3 for rsqrt and constant, else 0",
+        None, "Last part of the run with lr linear to 0.", shown="by optimizer and schedule",
         panel="Training", at_least=0, at_most=1,
     )  # fmt: skip
     weight_decay: float | None = setting(
@@ -72,7 +78,7 @@ class TrainConfig(Settings):
         below=1,
     )
     lr_factors: dict[str, float] = setting(
-        {}, "Factor of the learning rate of {choices}: coefficients=0.1. Repeat it.",
+        {}, "Factor of the learning rate of {choices}: coefficients=0.1. Repeat it. [1; muon's embeddings: 4]",
         panel="Training", flag="--lr-factor", choices=PARTS, at_least=0,
     )  # fmt: skip
     clip_norm: float | None = setting(
@@ -129,19 +135,25 @@ class TrainConfig(Settings):
 
     def _fill_in_schedule(self) -> None:
         """Defaults that depend on the optimizer: T5's lr = 1/√max(step, 10000) for Adafactor."""
+        if self.optimizer is None:
+            self.optimizer = "adafactor" if self.steps > LONG_RUN else "muon"
         defaults = OPTIMIZER_DEFAULTS[self.optimizer]
         if self.schedule is None:
             self.schedule = defaults["schedule"]
-        decays_by_itself = self.schedule in ("linear", "cosine")
+        of_schedule = defaults if self.schedule == defaults["schedule"] else {}
         if self.warmup_steps is None:
-            self.warmup_steps = {"rsqrt": 10_000, "constant": 0}.get(self.schedule, min(1_000, self.steps // 10))
+            tenth = self.steps // 10
+            usual = {"rsqrt": 10_000, "constant": 0}.get(self.schedule, min(1_000, tenth))
+            self.warmup_steps = min(of_schedule["warmup_steps"], tenth) if "warmup_steps" in of_schedule else usual
         if self.lr is None:
             peak = defaults["lr"]
             self.lr = peak * max(self.warmup_steps, 1) ** 0.5 if self.schedule == "rsqrt" else peak
         if self.decay_fraction is None:
-            self.decay_fraction = 0.0 if decays_by_itself else 0.3
+            usual_decay = 0.0 if self.schedule in ("linear", "cosine") else 0.3
+            self.decay_fraction = of_schedule.get("decay_fraction", usual_decay)
         if self.weight_decay is None:
             self.weight_decay = defaults["weight_decay"]
+        self.lr_factors = {**defaults.get("lr_factors", {}), **self.lr_factors}
 
     def rate(self) -> Callable[[int], float]:
         """The learning rate of each step."""

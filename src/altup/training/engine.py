@@ -46,7 +46,7 @@ class Engine:
         alone = self.compiles and process_group.world_size == 1 and not config.activation_checkpointing
         self._graphs = Graphs(self.plain, self._forward_backward, self._update) if alone else None
         self.optimizer = build_optimizer(
-            config.optimizer,
+            str(config.optimizer),
             self.plain,
             lr=torch.zeros((), device=process_group.device),
             weight_decay=config.weight_decay or 0.0,

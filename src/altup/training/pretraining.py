@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from altup.core.errors import UserError, check_choice
 from altup.core.schema import setting
 from altup.core.text import number_of
-from altup.training.config import TrainConfig
+from altup.training.config import LONG_RUN, TrainConfig
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,7 @@ class PretrainConfig(TrainConfig):
     (hashes, objective, seed), which is filled in at the start and compared when a run goes on.
     """
 
+    optimizer: str | None = setting(None, shown=f"muon, above {LONG_RUN} steps adafactor, the paper's")
     data: str = setting("", "Folder made by `altup prepare`.", panel="Run", after="out", may_change=True)
     model: str = setting("t5", "Family: {choices}.", panel="Model", choices=OBJECTIVES)
     size: str | None = setting(None, "Shape: tiny, small (bert: light), base, large or xl.", panel="Model")
@@ -64,7 +65,9 @@ class PretrainConfig(TrainConfig):
     noise_density: float = setting(0.15, "Part of the tokens that is corrupted.", at_least=1e-6, below=1)
     mean_span: float = setting(3.0, "Mean length of a corrupted span.", at_least=1)
     eval_sequences: int = setting(1024, "Held-out sequences.", panel="Watching", after="eval_every", at_least=1)
-    eval_part: str = setting("all", "Part of the held-out text: {choices}.", choices=EVAL_PARTS)
+    eval_part: str = setting(
+        "all", "Half of them: {choices}.", panel="Watching", after="eval_sequences", choices=EVAL_PARTS
+    )
     batches: dict[str, Any] = setting({})
 
     def __post_init__(self) -> None:
