@@ -82,7 +82,7 @@ def test_yaml_1e_minus_3_is_a_number() -> None:
         ({"lr": "fast"}, "lr='fast' is of the wrong kind"),
         ({"lr": -1.0}, r"lr=-1.0 makes no sense"),
         ({"optimizer": "adamw", "beta2": 1.0}, r"beta2=1.0 makes no sense"),
-        ({"beta1": 0.9}, r"beta1=0.9 is for 'adamw' and 'adamw-rms'"),
+        ({"optimizer": "adafactor", "beta1": 0.9}, r"beta1=0.9 is for 'adamw', 'adamw-rms' and 'muon'"),
         ({"batch_size": 12, "micro_batch": 5}, r"micro_batch=5 does not divide batch_size=12; try [46]"),
         ({"optimizer": "sgd"}, "optimizer='sgd' is not known; choose one of 'adafactor'"),
         ({"schedule": "wavy"}, "schedule='wavy' is not known"),
