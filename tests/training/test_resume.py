@@ -46,7 +46,7 @@ def test_resumed_with_accumulation(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "whole", tmp_path / "cut", STEPS)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-rms"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-rms", "muon"])
 def test_resumed_with_other_optimizers(tmp_path: Path, optimizer: str) -> None:
     settings = {"optimizer": optimizer, "schedule": "cosine", "lr": 1e-2, "steps": 6, "clip_norm": 1.0}
     run(tmp_path / "whole", **settings)

@@ -128,7 +128,9 @@ class TrainConfig(Settings):
             )
         for name in ("beta1", "beta2"):
             if (beta := getattr(self, name)) is not None and self.optimizer == "adafactor":
-                raise UserError(f"{name}={beta} is for 'adamw', 'adamw-rms' and 'muon'; T5's Adafactor has no such number")
+                raise UserError(
+                    f"{name}={beta} is for 'adamw', 'adamw-rms' and 'muon'; T5's Adafactor has no such number"
+                )
         if self.precision is None:
             self.precision = "bf16" if _has_gpu() else "fp32"
         self.trackers = [tracker for tracker in self.trackers if tracker != "none"]
