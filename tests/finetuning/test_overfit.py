@@ -71,8 +71,9 @@ def overfit(name: str, shared: Path, tmp_path: Path, steps: int, count: int = CO
     text = [e.input + " " + e.target for line in lines for e in TASKS[name].write(line, True)]
     model = save_tiny(tmp_path / "model", [*text, *made_up_text()], 450, d_model=64, d_ff=128, d_kv=16)
     config = FinetuneConfig(
-        model=str(model), tasks=[name], data=str(tmp_path / "data"), steps=steps, batch_size=count // 2, inputs_length=160,
-        lr=0.02, decay_fraction=0.3, dropout=0.0, eval_every=steps, save_every=steps, log_every=50,
+        model=str(model), tasks=[name], data=str(tmp_path / "data"), steps=steps, batch_size=count // 2,
+        inputs_length=160, lr=0.02, decay_fraction=0.3, dropout=0.0, eval_every=steps, save_every=steps,
+        log_every=50,
     )  # fmt: skip
     outcome = finetune(config, tmp_path / "run")
     assert outcome.evaluation is not None
