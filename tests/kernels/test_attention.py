@@ -249,7 +249,7 @@ def compare(inputs, run=kernels, dropout=0.0, constant_beyond=None, **options):
             fold(g, inputs[0].shape[2], constant_beyond) for g in (gradients[3], exact_gradients[3])
         )
     errors = [distance(*all) for all in zip([out, *gradients], [exact, *exact_gradients], norms, strict=True)]
-    assert max(errors) < TOLERANCE[out.dtype], errors
+    assert all(error < TOLERANCE[out.dtype] for error in errors), errors  # max() would pass over NaN
 
 
 def segments(B, Q, K):
