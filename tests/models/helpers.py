@@ -15,6 +15,7 @@ from transformers import (
 from altup import AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.models.config import METHODS
 from altup.models.families import FAMILIES
+from altup.nn import coefficient_names
 
 VOCABULARY = 120
 SHAPE = {"vocab_size": VOCABULARY, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_heads": 3, "num_layers": 4}
@@ -34,8 +35,9 @@ def tiny_t5(method="dense", k=None, seed=0, **fields) -> AltUpT5ForConditionalGe
     config = AltUpT5Config.from_preset("tiny", method, k=k, experts=experts, **{**SHAPE, **fields})
     model = AltUpT5ForConditionalGeneration(config)
     with torch.no_grad():
+        coefficients = coefficient_names(model)
         for name, parameter in model.named_parameters():
-            if ".rule." in name or ".update." in name:
+            if name in coefficients:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
 

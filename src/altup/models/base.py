@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from altup.core.errors import UserError
 from altup.kernels.cross_entropy import TokenSums, head_sums, token_sums
 from altup.models.config import AltUpConfig
-from altup.nn import PartialExperts
+from altup.nn import PartialExperts, coefficient_names
 from altup.nn.layers import is_bare
 
 ALIGNED = 8  # numbers that fill 16 bytes in half precision
@@ -221,7 +221,7 @@ def refuse_widened(config: AltUpConfig, family: str) -> None:
 
 def refuse_widened_layers(model: PreTrainedModel) -> None:
     """UserError for a Hugging Face model that is to become ours and was widened by `altup.widen`."""
-    if any(".altup." in name for name, _ in model.named_parameters()):
+    if coefficient_names(model):
         raise UserError(
             f"{type(model).__name__} was widened by altup.widen, and its coefficients would be lost; give the "
             "original, or altup.narrow it first"
