@@ -13,7 +13,7 @@ import time
 import warnings
 from pathlib import Path
 
-from tests.training.verbs import server
+from tests.processes import server
 
 COMMAND = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 RANKS = range(2)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -18,16 +15,17 @@ from typer.testing import CliRunner
 from altup.bench.rows import read_rows
 from altup.cli.bench import command
 from altup.core.errors import UserError
+from tests.processes import run as altup
+from tests.processes import start
 
 app = typer.Typer()
 app.command()(command)
 
-COMMAND = [sys.executable, "-m", "altup", "bench"]
-NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 def bench(*arguments, code=0):
-    run = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=NO_GPU)
+    run = altup("bench", *arguments, **NO_GPU)
     assert run.returncode == code, run.stdout + run.stderr
     return run
 
@@ -103,18 +101,14 @@ def test_a_mistake_is_one_line_and_exit_code_2():
 
 def test_a_killed_run_keeps_its_rows(tmp_path):
     out = tmp_path / "rows.jsonl"
-    process = subprocess.Popen(
-        [*COMMAND, "head", "step", "--quick", "--repeat", "3", "--out", str(out)],
-        env=NO_GPU,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 60
+    arguments = ["bench", "head", "step", "--quick", "--repeat", "3", "--out", out]
+    running = start(tmp_path / "log", *arguments, environment=NO_GPU)
+    deadline = time.monotonic() + 120
     while not (out.exists() and '"ms"' in out.read_text()) and time.monotonic() < deadline:
-        assert process.poll() is None
+        assert running.process.is_alive(), running.text
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    running.signal(signal.SIGKILL)
+    running.wait()
     rows = read_rows(out)
     assert any(row.metric == "ms" for row, _ in rows)
 

@@ -19,8 +19,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from altup.cli.main import app
+from tests.processes import altup
 from tests.training.compare import records, weights
-from tests.training.verbs import altup
 
 STEPS = 2
 RUNS = {"dense": "Dense", "altup": "AltUp K=2", "recycled": "Recycled K=2"}

@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 from altup.training.checkpoints import damage
+from tests.processes import altup, prepare_text, run
 from tests.torchrun import COMMAND, environment, torchrun
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
-from tests.training.verbs import altup, prepare_text
 
 SMALL = [
     *("--size", "tiny", "--method", "altup", "--inputs-length", "32", "--set", "d_model=16", "--set", "d_ff=32"),
@@ -255,12 +255,8 @@ def test_generate_fills_in(trained: Path, tmp_path: Path) -> None:
 
 
 def test_generate_reads_lines(trained: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "altup", "generate", trained, "--max-new-tokens", "4", "--temperature", "1"],
-        input="one <extra_id_0> two\n\nthree\n",
-        capture_output=True,
-        text=True,
-    )
+    lines = "one <extra_id_0> two\n\nthree\n"
+    done = run("generate", trained, "--max-new-tokens", "4", "--temperature", "1", stdin=lines)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first.startswith("one ")

@@ -11,9 +11,9 @@ import yaml
 
 from altup import AltUpBertForMaskedLM, AltUpDecoderForCausalLM
 from altup.training import checkpoints
+from tests.processes import altup, prepare_text, start
 from tests.torchrun import train_together
 from tests.training.compare import assert_same_run, records
-from tests.training.verbs import altup, prepare_text, start
 
 STEPS = 24
 SMALL = [

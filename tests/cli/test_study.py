@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from altup.cli.main import app
 from altup.studies import paper
 from tests.cli.test_demo import Balanced
-from tests.training.verbs import altup
+from tests.processes import altup
 
 NAMES = (
     *("parameters-and-speed", "varying-k", "dense-scaling", "recycled", "block-selection", "sequence", "experts"),

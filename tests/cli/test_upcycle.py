@@ -1,27 +1,18 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from tests.models.helpers import batch, hugging_face_bert, hugging_face_llama, hugging_face_t5
-from tests.training.verbs import altup
-
-
-def run_altup(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "altup", *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
+from tests.processes import altup, run
 
 
 def test_folder_to_folder(tmp_path):
     original = hugging_face_t5()
     original.save_pretrained(tmp_path / "t5")
     original.save_pretrained(tmp_path / "run" / "final")
-    done = run_altup("upcycle", tmp_path / "run", "--method", "altup", "--k", 2, "--out", tmp_path / "wide")
+    done = run("upcycle", tmp_path / "run", "--method", "altup", "--k", 2, "--out", tmp_path / "wide")
     assert done.returncode == 0, done.stderr
     assert "largest difference" in done.stdout
     assert "no tokenizer found" in done.stdout.replace("\n", " ")
@@ -30,7 +21,7 @@ def test_folder_to_folder(tmp_path):
     assert wide.config.num_blocks == 2
     with torch.no_grad():
         torch.testing.assert_close(wide(**batch()).logits, original(**batch()).logits, rtol=0, atol=1e-5)
-    again = run_altup("upcycle", tmp_path / "t5", "--out", tmp_path / "wide")
+    again = run("upcycle", tmp_path / "t5", "--out", tmp_path / "wide")
     assert again.returncode == 2
     assert "is not empty" in again.stderr
 
@@ -54,7 +45,7 @@ def test_the_other_families(original, auto_class, tmp_path):
 
 
 def test_bad_input_is_one_clear_line(tmp_path):
-    done = run_altup("upcycle", tmp_path / "missing", "--out", tmp_path / "wide")
+    done = run("upcycle", tmp_path / "missing", "--out", tmp_path / "wide")
     assert done.returncode == 2
     assert "missing" in done.stderr
     assert "Traceback" not in done.stderr
@@ -64,6 +55,6 @@ def test_a_refusal_leaves_no_folder_of_its_own(tmp_path):
     hugging_face_t5().save_pretrained(tmp_path / "t5")
     (tmp_path / "mine").mkdir()
     for out in ("wide", "mine"):
-        done = run_altup("upcycle", tmp_path / "t5", "--out", tmp_path / out, "--method", "sum")
+        done = run("upcycle", tmp_path / "t5", "--out", tmp_path / out, "--method", "sum")
         assert done.returncode == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "t5"]

@@ -14,7 +14,7 @@ from altup import AltUpBertConfig, AltUpBertForMaskedLM, AltUpDecoderConfig, Alt
 from altup.core.errors import UserError
 from altup.data.tokenizer import save, train
 from altup.evaluation.generate import continue_text, fill_masks, fill_spans
-from tests.training.verbs import prepare_text
+from tests.processes import prepare_text
 
 
 @pytest.fixture(scope="module")

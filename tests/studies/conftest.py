@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from altup.studies.scale import Scale, find_scale, with_settings
-from tests.training.verbs import prepare_text
+from tests.processes import prepare_text
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ from altup.studies.jobs import StudyData, deciding_fields, speed_key
 from altup.studies.plan import KnownSpeed, resolve
 from altup.studies.scale import Scale, find_scale, with_settings
 from altup.studies.study import Study, read_study, shipped
+from tests.processes import prepare_text
 from tests.studies.samples import TEXT, TWO, plan
-from tests.training.verbs import prepare_text
 
 
 def test_a_run_is_keyed_by_what_it_computes(scale: Scale, data: Path, tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from altup.studies.run import StudyRun, find_device
 from altup.studies.scale import Scale, find_scale, with_settings
 from altup.studies.study import shipped
 from altup.training.pretraining import PretrainConfig
+from tests.processes import altup, start
 from tests.studies.samples import TEXT, TWO, study_run
 from tests.training.compare import records, weights
-from tests.training.verbs import altup, start
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from altup.studies.scale import find_scale, with_settings
 from altup.studies.speed import measure_speed
 from altup.studies.study import shipped
 from altup.training.pretraining import PretrainConfig
-from tests.training.verbs import prepare_text
+from tests.processes import prepare_text
 
 pytestmark = pytest.mark.gpu
 

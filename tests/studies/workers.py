@@ -9,9 +9,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Any
 
-from tests.training import verbs
+from tests import processes
 
-FORKSERVER = multiprocessing.get_context("forkserver")  # with what `verbs` has it import
+FORKSERVER = multiprocessing.get_context("forkserver")  # with what `processes` has it import
 
 
 class Forked:
@@ -50,4 +50,4 @@ def fork_workers(context: Any = FORKSERVER) -> Callable[[list[str], dict[str, st
 
 def _work(arguments: list[str], log: Path, environment: dict[str, str]) -> None:
     os.setsid()  # as `start_process` does
-    verbs._altup(arguments, log, environment)
+    processes._altup(arguments, (None, log, log), environment)

@@ -23,9 +23,9 @@ from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import assemble, to_tensors
 from altup.training.pretraining import PretrainConfig, build_model
 from altup.training.run_folder import RunFolder
+from tests.processes import prepare_text
 from tests.training.compare import assert_same_run
 from tests.training.tiny import SETTINGS, MadeUp, build, run, tiny_loop
-from tests.training.verbs import prepare_text
 
 pytestmark = pytest.mark.gpu
 

@@ -17,9 +17,9 @@ import pytest
 
 from altup.training import checkpoints
 from altup.training.preemption import GPU_LOCK
+from tests.processes import altup, prepare_text, start
 from tests.torchrun import COMMAND, environment, train_together
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
-from tests.training.verbs import altup, prepare_text, start
 
 STEPS = 24
 SMALL = [

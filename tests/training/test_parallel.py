@@ -16,10 +16,10 @@ from altup.nn import CoefficientModule
 from altup.training.parallel import ProcessGroup, check_share, distribute, leave
 from altup.training.prefetch import share
 from tests.models.helpers import batch, tiny_t5
+from tests.processes import fork_two, server
 from tests.torchrun import train_together
 from tests.training.compare import assert_same_run, records, weights
 from tests.training.tiny import build, run
-from tests.training.verbs import fork_two, server
 
 # At a higher lr this small model amplifies rounding: at 0.02 the losses part by 2e-5 after 30 steps.
 LONG = {

@@ -7,28 +7,39 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import altup as package
+
+ROOT = Path(package.__file__).parent
+# All of the package, whatever its modules are called, and what it imports late.
 server = multiprocessing.get_context("forkserver")
 server.set_forkserver_preload(
     [
-        *("altup.cli.main", "altup.data.batches", "altup.models.accounting", "altup.models.t5.model"),
-        *("altup.training.loop", "altup.training.model_card", "altup.training.pretraining"),
         *("matplotlib.figure", "matplotlib.backends.backend_agg", "torch.distributed.fsdp"),
+        *(
+            ".".join(("altup", *path.relative_to(ROOT).with_suffix("").parts))
+            for path in sorted(ROOT.rglob("*.py"))
+            if path.stem not in ("__init__", "__main__")
+        ),
     ]
 )
 
 
-def _altup(arguments: list[str], output: Path, environment: dict[str, str]) -> None:
+def _altup(arguments: list[str], files: tuple[Path | None, Path, Path], environment: dict[str, str]) -> None:
     os.environ.update(environment)
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    for number, file in enumerate(files):
+        if file is not None:
+            flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            os.dup2(os.open(file, flags), number)
+    sys.stdin = os.fdopen(0)  # multiprocessing has closed it
     import torch
 
     from altup.cli.main import main
@@ -71,15 +82,30 @@ class Running:
 
 def start(output: Path, *arguments: object, environment: dict[str, str] | None = None) -> Running:
     """Start `altup arguments…`."""
-    process = server.Process(target=_altup, args=([str(a) for a in arguments], output, environment or {}))
+    return _start((None, output, output), arguments, environment or {})
+
+
+def _start(
+    files: tuple[Path | None, Path, Path], arguments: tuple[object, ...], environment: dict[str, str]
+) -> Running:
+    process = server.Process(target=_altup, args=([str(a) for a in arguments], files, environment))
     process.start()
-    return Running(process, output)
+    return Running(process, files[1])
 
 
 def altup(output: Path, *arguments: object) -> tuple[int, str]:
     """Run `altup arguments…` to its end: exit code and everything it printed."""
     running = start(output, *arguments)
     return running.wait(), running.text
+
+
+def run(*arguments: object, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `altup arguments…` to its end, with what it wrote to stdout and stderr apart."""
+    with tempfile.TemporaryDirectory() as folder:
+        given, out, errors = (Path(folder) / name for name in ("stdin", "stdout", "stderr"))
+        given.write_text(stdin)
+        code = _start((given, out, errors), arguments, environment).wait()
+        return subprocess.CompletedProcess([*map(str, arguments)], code, out.read_text(), errors.read_text())
 
 
 def fork_two(function: Callable[..., None], *arguments: object) -> None:
