@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,4 +18,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def scale() -> Scale:
-    return with_settings(find_scale("smoke"), {"steps": 4, "eval_every": 2, "deterministic": True})
+    quick = replace(
+        find_scale("smoke"), speed={"rounds": 1, "steps": 1, "generate_batch": 1, "generate_tokens": 2}
+    )
+    return with_settings(quick, {"steps": 4, "eval_every": 2, "deterministic": True})

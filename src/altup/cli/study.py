@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from altup.training.preemption import STOPPED
 
 if TYPE_CHECKING:
     from altup.studies.report import StudyReport
-    from altup.studies.run import StudyRun
+    from altup.studies.run import StudyOutcome, StudyRun
 
 app = typer.Typer(
     help="The paper's tables and figures as studies, at any scale.", no_args_is_help=True, add_completion=False
@@ -118,51 +118,60 @@ def run_studies(
     ] = None,
 ) -> None:
     """Run studies. Stop with Ctrl-C and run the same command again to go on; what is finished is not repeated."""
-    from altup.core.errors import UserError, check_range, check_whole
+    from altup.core.errors import UserError
     from altup.core.schema import parse_pairs
-    from altup.core.text import number_of
     from altup.studies.run import StudyRun
     from altup.studies.scale import find_scale, read_seeds, with_settings
     from altup.studies.study import find_study, shipped
 
     if everything == bool(names):
         raise UserError("name studies (`altup study list` shows them), or give --all")
+    _check_numbers(jobs, time_limit, price)
+    chosen = list(shipped().values()) if everything else [find_study(name) for name in names or ()]
+    at = with_settings(find_scale(scale), parse_pairs("--set", set_ or []), minutes)
+    options = {"--scale": scale, "--set": set_, "--data": data, "--tasks": tasks, "--seeds": seeds}
+    command = _command(names, {**options, "--minutes": minutes, "--jobs": jobs}, speed, finetune)
+    studies = StudyRun(
+        chosen, at, out, results or out / "results", at.seeds if seeds is None else read_seeds(seeds),
+        data, tasks, tuple(only or ()), finetune, speed, command, dry=dry_run,
+    )  # fmt: skip
+    if dry_run:
+        _show_plan(studies, device, price)
+    else:
+        _tell(studies, studies.run(_say, jobs, time_limit))
+
+
+def _check_numbers(jobs: int | None, time_limit: float | None, price: float | None) -> None:
+    from altup.core.errors import UserError, check_range, check_whole
+
     if jobs is not None:
         check_whole("--jobs", jobs, 1)
     if time_limit is not None and not time_limit > 0:
         raise UserError(f"--time-limit {time_limit:g} makes no sense; give a number of seconds above 0")
     if price is not None:
         check_range("--price", price, 0, float("inf"))
-    chosen = list(shipped().values()) if everything else [find_study(name) for name in names or ()]
-    at = with_settings(find_scale(scale), parse_pairs("--set", set_ or []), minutes)
-    again = ["altup", "study", "run", *(names or ["--all"]), "--scale", scale]
-    given = {
-        "--set": set_,
-        "--data": data,
-        "--tasks": tasks,
-        "--seeds": seeds,
-        "--minutes": minutes,
-        "--jobs": jobs,
-    }
-    for flag, values in given.items():
+
+
+def _command(names: list[str] | None, options: dict[str, Any], speed: bool, finetune: bool) -> str:
+    """What a user would type to measure the same again."""
+    words = ["altup", "study", "run", *(names or ["--all"])]
+    for flag, values in options.items():
         for value in values if isinstance(values, list) else [values]:
-            again += [flag, str(value)] if value is not None else []
-    again += ["--no-speed"] * (not speed) + ["--no-finetune"] * (not finetune)
-    studies = StudyRun(
-        chosen, at, out, results or out / "results", at.seeds if seeds is None else read_seeds(seeds),
-        data, tasks, tuple(only or ()), finetune, speed, shlex.join(again), dry=dry_run,
-    )  # fmt: skip
-    if dry_run:
-        _show_plan(studies, device, price)
-        return
-    outcome = studies.run(_say, jobs, time_limit)
+            words += [flag, str(value)] if value is not None else []
+    return shlex.join([*words, *["--no-speed"] * (not speed), *["--no-finetune"] * (not finetune)])
+
+
+def _tell(studies: StudyRun, outcome: StudyOutcome) -> None:
+    """How it went; the exit code says it too."""
+    from altup.core.text import number_of
+
     _say(f"{number_of(outcome.finished, 'job')} finished now; {outcome.results} results are in {studies.results}")
     if outcome.left:
         _say(f"{number_of(len(outcome.left), 'job')} left; run the same command again to go on")
     if outcome.stopped:
         raise typer.Exit(STOPPED)
     if outcome.failed:
-        _say(f"{number_of(len(outcome.failed), 'job')} failed; their logs are in {out / 'logs'}")
+        _say(f"{number_of(len(outcome.failed), 'job')} failed; their logs are in {studies.out / 'logs'}")
         raise typer.Exit(1)
     _say(f"Look at them: altup study report --results {studies.results} --out report.html")
 

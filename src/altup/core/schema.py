@@ -134,7 +134,16 @@ class Settings:
 
 
 def describe_settings(cls: type[Any]) -> dict[str, Setting]:
-    """The fields of a `Settings` dataclass by name, in order."""
+    """The fields of a `Settings` dataclass by name, in order. Found once: configs are made by the thousand."""
+    if cls not in _DESCRIBED:
+        _DESCRIBED[cls] = _describe_settings(cls)
+    return _DESCRIBED[cls]
+
+
+_DESCRIBED: dict[Any, dict[str, Setting]] = {}
+
+
+def _describe_settings(cls: type[Any]) -> dict[str, Setting]:
     hints = typing.get_type_hints(cls)
     found = {}
     for field in dataclasses.fields(cls):

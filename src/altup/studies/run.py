@@ -158,19 +158,20 @@ class StudyRun:
         width = jobs or max(gpus, 1)
         begun, finished = time.monotonic(), 0
         alone = width <= max(gpus, 1)
+        plan = self.plan()
 
         def done(job: Job) -> None:
             nonlocal finished
             finished += 1
             record_job(job, self.out, self.results, alone)
-            collect(self.plan(), self.out, self.results, self.command)
+            collect(plan, self.out, self.results, self.command)
 
         queue = Queue(
             self.out, say, done, self.estimate(self.device), width, _devices(gpus),
             isolated=gpus > 0 or width > 1, until=begun + time_limit if time_limit else float("inf"),
         )  # fmt: skip
-        queue.run(self.plan().speed_first(), alone=True)
-        plan = self.plan()
+        queue.run(plan.speed_first(), alone=True)
+        plan = self.plan()  # now with the steps of equal-time runs
         for job in plan.training():
             record_job(job, self.out, self.results, alone=False)
         queue.run(self.todo(plan))
