@@ -53,7 +53,7 @@ def dense_latency(dense: Sequence[tuple[float, float]], score: float) -> float:
     low, high = min(s for _, s in points), max(s for _, s in points)
     raise OutsideDenseRangeError(
         f"score {score:.2f} is outside the dense range ({points[0][1]:.2f} for the fastest, {low:.2f} to "
-        f"{high:.2f} in all); measure a dense model beyond it, for nothing is extrapolated"
+        f"{high:.2f} in all); measure a dense model beyond it: nothing is extrapolated"
     )
 
 

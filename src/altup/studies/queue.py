@@ -91,10 +91,10 @@ def _speed(job: Job, out: Path) -> bool:
 class Queue:
     """Where jobs run. `isolated` jobs have a process each, on the devices in turn; the others run here.
 
-    Those that share a device train one after the other, and only start and compile at once.
+    Jobs that share a device start and compile at the same time, and train one after the other.
 
-    After `until` (a time of `time.monotonic`) nothing is started, nor anything that `estimate` sees ending later;
-    processes still running then are asked to save and stop. `done` is called with every job that finished.
+    A job is not started if `estimate` says that it would end after `until` (a time of `time.monotonic`). Processes
+    that still run then are asked to save and stop. `done` is called with every job that finished.
     """
 
     out: Path
@@ -130,7 +130,7 @@ class Queue:
     def _may_start(self, job: Job) -> bool:
         if any(need in self.failed for need in job.needs):
             self.failed.append(job.key)
-            self.say(f"left out: {job.title}, for its model failed")
+            self.say(f"left out: {job.title}, because its model failed")
             return False
         if self._is_too_late(job) or any(need in self.left for need in job.needs):
             self.left.append(job.key)

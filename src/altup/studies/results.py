@@ -228,7 +228,7 @@ def _models_of(studies: Sequence[Study], scale: Scale) -> Iterable[tuple[Place, 
 
 
 def origin() -> dict[str, str]:
-    """Where, with what and when a result is obtained; to the second, for of two on one day the newer counts."""
+    """Where, with what and when a result is obtained. The date has seconds: of two results the newer counts."""
     told = ", ".join(f"{name} {version}" for name, version in versions().items() if name != "GPU")
     return {"hardware": device_name(), "versions": told, "date": time.strftime("%Y-%m-%d %H:%M:%S")}
 

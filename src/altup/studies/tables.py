@@ -201,7 +201,7 @@ def speedup_table(study: Study, stats: Statistics) -> DataTable:
         columns,
         body,
         "(latency of the dense model that would reach the score − latency) / latency, the dense model "
-        "interpolated between those measured; where no two of them bracket the score there is no number, for "
+        "interpolated between those measured. Where no two of them bracket the score there is no number: "
         "nothing is extrapolated. “Printed numbers”: our arithmetic on the paper's scores and speeds of S, B, L.",
     )
 
