@@ -148,7 +148,12 @@ def test_other_settings_are_another_model(kept: dict[str, Record]) -> None:
 def test_a_scale_of_ones_own_is_known_to_those_who_read_its_results(tmp_path: Path) -> None:
     path = tmp_path / "longer.yaml"
     path.write_text("like: mini\npretrain: {steps: 9000}\n")
-    own = with_settings(find_scale(str(path)), {"batch_size": 64, "finetune.steps": 3}, minutes=2)
+    changes = {
+        "batch_size": 64,
+        "finetune.steps": 3,
+        "model_overrides": {"note": "x" * 300},
+    }  # a name of 300 letters
+    own = with_settings(find_scale(str(path)), changes, minutes=2)
     write_scale(tmp_path / "one", own)
     write_results(tmp_path / "one", [replace(r, scale=own.name) for r in RESULTS])
     merge(tmp_path / "one", tmp_path / "two")

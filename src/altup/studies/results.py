@@ -20,7 +20,7 @@ from typing import Any
 from altup.core.errors import UserError
 from altup.core.files import atomic_write
 from altup.core.hardware import device_name, versions
-from altup.studies.jobs import deciding_fields, file_name, model_key
+from altup.studies.jobs import deciding_fields, file_name, key_of, model_key
 from altup.studies.plan import resolve
 from altup.studies.scale import Scale, find_scale
 from altup.studies.study import METRICS, SCALES, Study
@@ -163,7 +163,9 @@ def read_scale(folders: Sequence[Path], name: str) -> Scale | None:
 
 
 def _scale_file(folder: Path, name: str) -> Path:
-    return folder / SCALE_RECORDS / f"{file_name(name)}.json"
+    """Names with many `--set` are longer than a file's may be."""
+    plain = file_name(name)
+    return folder / SCALE_RECORDS / f"{plain if len(plain) <= 100 else f'{plain[:80]}-{key_of(name)}'}.json"
 
 
 def merge(source: Path, target: Path) -> tuple[int, int]:
