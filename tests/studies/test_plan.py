@@ -11,7 +11,7 @@ import pytest
 
 from altup.finetuning.config import FinetuneConfig
 from altup.studies.jobs import StudyData, deciding_fields, speed_key
-from altup.studies.plan import KnownSpeed, resolve
+from altup.studies.plan import KnownSpeed, make_plan, resolve
 from altup.studies.scale import Scale, find_scale, with_settings
 from altup.studies.study import Study, read_study, shipped
 from tests.processes import prepare_text
@@ -136,3 +136,27 @@ def test_equal_time_gives_steps_by_speed(scale: Scale, data: Path) -> None:
     assert known.trials[1].seconds == pytest.approx(0.3)
     chosen = plan([study], scale, data, chosen_steps=lambda study, label, size: 11)
     assert [trial.pretrain.steps for trial in chosen.trials] == [11, 11, 11]
+
+
+# Keys as the first version made them: scale, study, row, size, seed, kind, column.
+KEYS = {
+    "smoke|varying-k|AltUp K=2|tiny|0|pretrain|": "8edf6e980e0c",
+    "mini|recycled|Dense|small|1|pretrain|": "8e4ef846b3ab",
+    "mini|recycled|Dense|small|1|finetune|glue": "50845f2dfc31",
+    "mini|bert|AltUp K=2|light|0|pretrain|": "41d755984ca9",
+    "paper|sequence|Sequence-AltUp|base|0|pretrain|": "96f0faaf3e4a",
+    "paper|varying-k|AltUp K=4|large|1|finetune|squad": "f44861e102e3",
+}
+
+
+@pytest.mark.parametrize("place", KEYS)
+def test_finished_runs_are_known_to_later_versions(place: str) -> None:
+    name, study, label, size, seed, kind, column = place.split("|")
+    found = make_plan(
+        [shipped()[study]], find_scale(name), StudyData.not_prepared(None), seeds=[int(seed)], only=[label],
+        speeds={}, chosen_steps=lambda *_: None, machine="",
+    )  # fmt: skip
+    trial = next(trial for trial in found.trials if trial.size == size)
+    job = trial.pretrain if kind == "pretrain" else trial.finetune[column]
+    assert job is not None
+    assert job.key == KEYS[place]

@@ -27,6 +27,8 @@ SPEED_FIELDS = (
     *("model", "size", "method", "k", "stride", "experts", "extra_layers", "model_overrides", "batch_size"),
     *("micro_batch", "inputs_length", "optimizer", "precision", "compile", "activation_checkpointing"),
 )
+# Defaults that have changed since the first keys were made: a key goes on leaving out what they were then.
+FIRST_DEFAULTS = {"optimizer": "adafactor"}
 # What a file of measured speeds holds of a model (`speed.Measured`).
 SPEED_RECORD = {"train", "forward", "generate", "forward_ms", "generate_ms", "peak_memory"}
 
@@ -146,6 +148,7 @@ def deciding_fields(config: TrainConfig) -> dict[str, Any]:
     """
     free = {*config.may_change(), "batches"}
     usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(config)}
+    usual |= {name: value for name, value in FIRST_DEFAULTS.items() if name in usual}
     values = asdict(config)
     return {name: value for name, value in values.items() if name not in free and value != usual[name]}
 
