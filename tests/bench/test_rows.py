@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from rich.console import Console
 
 from altup.bench.rows import Machine, Row, Sheet, read_rows
-from altup.bench.show import build_table
+from altup.bench.show import build_table, by_problem
 from altup.bench.timing import Spread
 from altup.core.errors import UserError
 
@@ -48,6 +49,18 @@ def test_a_stream_gets_the_same(tmp_path):
         assert float(record["p50"]) == 1.5
         assert record["torch"] == torch.__version__
         assert {"device", "triton", "transformers", "altup", "commit", "command", "date"} <= record.keys()
+
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+STORED = [path for path in sorted(RESULTS.glob("*.csv")) if path.read_text().startswith("case,provider")]
+
+
+def test_stored_rows_can_still_be_shown():
+    """The files of earlier versions that the documentation shows."""
+    assert len(STORED) >= 8
+    for path in STORED:
+        for name, rows in by_problem(row for row, _ in read_rows(path)).items():
+            assert build_table(name, rows).row_count == len({row.provider for row in rows})
 
 
 def test_foreign_files_are_refused_and_left_alone(tmp_path):
