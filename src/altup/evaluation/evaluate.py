@@ -73,7 +73,7 @@ def evaluate_model(
     wanted = find_tasks([*map(check_suite, suites), *tasks])
     named = {task.name for task in find_tasks(tasks)} if tasks else set()
     source, bad_input = open_tasks(data), BadInput(on_error)
-    # A suite may be there in part, which its score then says; a task that was asked for by name must be there.
+    # A suite may lack tasks, which its score then says; a task given by name must be there.
     present = [task for task in wanted if task.name in named or has_held_out(task, source)]
     if not present:
         raise UserError(f"none of the suite's tasks is in {data}; check --data")

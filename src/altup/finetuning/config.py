@@ -19,7 +19,7 @@ class FinetuneConfig(TrainConfig):
     files, each with a weight (`squad=2`) or none of them. `data` is a folder of task files; None is the hub.
     `pack` puts several examples into a row; models with strided or pooled sequences would mix them, and pad.
     A checkpoint is saved with every evaluation unless `save_every` says otherwise, so that the best can be kept.
-    `data` may be moved: what counts is `batches`, what the data says of itself, which is filled in at the start
+    `data` may be moved: what counts is `batches`, the description of the data, which is filled in at the start
     and compared when a run goes on.
     """
 

@@ -17,7 +17,7 @@ from altup.models.t5.config import AltUpT5Config
 
 __all__ = ["INPUTS", "TARGETS", "Accounting", "account", "list_layers"]
 
-# One pretraining example of T5: 568 raw tokens after span corruption. BERT is asked for 15 % of its tokens.
+# One pretraining example of T5: 568 raw tokens after span corruption. BERT predicts 15 % of its tokens.
 INPUTS, TARGETS, MASKED = 512, 114, 0.15
 
 Counts = dict[str, int]

@@ -108,7 +108,7 @@ class LayerStack:
     def run_layers(
         self, state: Blocks, inputs: Sequence[LayerInputs], output_hidden_states: bool | None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """The stack's output [batch, tokens, output_width] and, if asked for, what each layer was given and it."""
+        """The stack's output [batch, tokens, output_width] and, on request, every layer's input and that output."""
         hidden = []
         for index, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
             if output_hidden_states:

@@ -8,7 +8,7 @@ The words, from the question to the number:
 - a *trial* is a row at one size with one seed (`plan.py`);
 - a *job* is a piece of work: a pretraining run, a fine-tuning run, or a comparison of speed (`jobs.py`). Its *key*
   is a hash of everything that decides what is computed, so that trials share jobs and none runs twice;
-- a *record* is what a finished training job says of itself: config, curves, coefficients (`records.py`);
+- a *record* is what is stored of a finished training job: config, curves, coefficients (`records.py`);
 - a *result* is one number: one measure of one trial, a line of a study's CSV file (`results.py`);
 - a *claim* says that one row is better than another; its *verdict* is what results say of it (`statistics.py`).
 

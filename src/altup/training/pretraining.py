@@ -38,7 +38,7 @@ class PretrainConfig(TrainConfig):
 
     `model` is the family and decides what is learnt: t5 span corruption, bert masked and decoder causal language
     modelling. `size` unset is the family's own: `small`, for bert `light`. `model_overrides` sets any field of the
-    model's config beside the names. `data` may be moved: what counts is `batches`, what the data says of itself
+    model's config beside the names. `data` may be moved: what counts is `batches`, the description of the data
     (hashes, objective, seed), which is filled in at the start and compared when a run goes on.
     """
 

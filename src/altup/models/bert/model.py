@@ -254,8 +254,8 @@ class AltUpBertForMaskedLM(AltUpBertPreTrainedModel):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> AltUpMaskedLMOutput | tuple:
-        """`labels` [batch, tokens] holds the token that stood at a place, −100 where none is asked for. The loss
-        is the mean over those asked for, or their sum divided by `num_items_in_batch`.
+        """`labels` [batch, tokens] holds the original token of a place, −100 where none is predicted. The loss
+        is the mean over the predicted ones, or their sum divided by `num_items_in_batch`.
 
         `masked_positions` [batch, m] may list the places of all labels that count: with `return_logits=False` the
         head then runs at those places alone, a seventh of them in pretraining.
