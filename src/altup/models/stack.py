@@ -108,7 +108,7 @@ class LayerStack:
     def run_layers(
         self, state: Blocks, inputs: Sequence[LayerInputs], output_hidden_states: bool | None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """The stack's output [batch, tokens, output_width] and, on request, every layer's input and that output."""
+        """The stack's output [batch, tokens, output_width] and, on request, the inputs of all layers and it."""
         hidden = []
         for index, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
             if output_hidden_states:
