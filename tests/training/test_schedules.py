@@ -7,7 +7,7 @@ import math
 import pytest
 
 from altup.core.errors import UserError
-from altup.training.schedules import build_schedule
+from altup.training.config import build_schedule
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def choose_packing(place: str, config: FinetuneConfig, device: torch.device) -> 
 
     import altup.models  # noqa: F401  registers our configs
     from altup.kernels.attention import WIDTHS
-    from altup.kernels.availability import runs_triton
+    from altup.kernels.launch import runs_triton
 
     try:
         model = AutoConfig.from_pretrained(place, trust_remote_code=False)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.adafactor.reference import DECAY_POWER, LARGEST_RMS, SMALLEST_SQUARE, adafactor_reference
-from altup.kernels.availability import FUSED_DTYPES, IMPLEMENTATIONS, can_launch
+from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch
 
 __all__ = ["adafactor_reference", "adafactor_update", "runs_fused"]
 

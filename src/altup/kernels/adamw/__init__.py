@@ -11,7 +11,7 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.adamw.reference import adamw_reference
-from altup.kernels.availability import FUSED_DTYPES, IMPLEMENTATIONS, can_launch
+from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch
 
 __all__ = ["adamw_reference", "adamw_update", "runs_fused"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from altup.core.errors import UserError, check_choice
 from altup.kernels.altup_update.op import update
 from altup.kernels.altup_update.reference import altup_update_reference
-from altup.kernels.availability import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
+from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
 __all__ = ["FUSED_BLOCKS", "State", "altup_update", "altup_update_reference", "check_triton"]
 

@@ -18,7 +18,7 @@ from altup.core.errors import UserError, check_choice
 from altup.kernels.altup_update import FUSED_BLOCKS, State, check_triton
 from altup.kernels.altup_update_dynamic.op import mix
 from altup.kernels.altup_update_dynamic.reference import altup_update_dynamic_reference
-from altup.kernels.availability import FUSED_DTYPES, IMPLEMENTATIONS, runs_triton
+from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, runs_triton
 
 __all__ = ["altup_update_dynamic", "altup_update_dynamic_reference", "mix_blocks"]
 

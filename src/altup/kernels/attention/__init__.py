@@ -10,7 +10,7 @@ from altup.core.errors import UserError, check_choice, check_range
 from altup.kernels.attention.launch import WIDTHS
 from altup.kernels.attention.op import attend
 from altup.kernels.attention.reference import attention_reference, hidden_keys, keep_mask, lay_out
-from altup.kernels.availability import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
+from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
 __all__ = ["WIDTHS", "attention", "attention_reference", "keep_mask", "lay_out"]
 

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
-from altup.kernels.availability import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 from altup.kernels.cross_entropy.op import fused_head
 from altup.kernels.cross_entropy.reference import IGNORED, TokenSums, token_sums
+from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
 __all__ = ["IGNORED", "TokenSums", "head_sums", "token_sums"]
 

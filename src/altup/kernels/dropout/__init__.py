@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice, check_range
-from altup.kernels.availability import IMPLEMENTATIONS, can_launch, runs_triton
 from altup.kernels.dropout.op import keep_mask_op
 from altup.kernels.dropout.reference import keep_mask_reference, keep_scale
+from altup.kernels.launch import IMPLEMENTATIONS, can_launch, runs_triton
 
 __all__ = ["dropout", "keep_mask_reference"]
 

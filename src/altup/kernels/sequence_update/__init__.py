@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
-from altup.kernels.availability import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
+from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 from altup.kernels.sequence_update.op import sequence_update_op
 from altup.kernels.sequence_update.reference import sequence_update_reference
 
