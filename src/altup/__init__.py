@@ -1,4 +1,4 @@
-"""Wider transformers at the same speed: Alternating Updates (AltUp) for PyTorch and Hugging Face.
+"""Wider transformers for hardly more time: Alternating Updates (AltUp) for PyTorch and Hugging Face.
 
 The public names are loaded when they are first used, so `import altup` is quick and touches no GPU.
 """

@@ -38,7 +38,15 @@ EXPECTED = {
     "attention": {"plain eager", "sdpa memory-efficient", "flash without bias"},
     "head": {"plain eager", "matrix products"},
     "dropout": {"plain eager", "addition"},
-    "optimizer": {"adafactor", "adamw", "adamw-rms", "hf adafactor", "torch adamw fused", "forward and backward"},
+    "optimizer": {
+        "adafactor",
+        "adamw",
+        "adamw-rms",
+        "muon",
+        "hf adafactor",
+        "torch adamw fused",
+        "forward and backward",
+    },
     "generation": {"hf dense", "dense", "altup k2"},
     "data": {"span corruption", "tokenising"},
 }

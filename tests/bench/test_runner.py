@@ -10,7 +10,7 @@ import torch
 
 from altup.bench import timing
 from altup.bench.problem import Fact, Problem, Provider, Setup, Work, errors
-from altup.bench.runner import Runner
+from altup.bench.runner import Runner, fast_math
 
 SETUP = Setup(torch.device("cpu"), quick=True)
 X = torch.tensor([1.0, 2.0, 3.0])
@@ -89,6 +89,34 @@ class WrongGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, upstream):
         return 2.001 * ctx.saved_tensors[0] * upstream
+
+
+def test_without_a_baseline_the_fastest_peer_is_it():
+    def slow(x):
+        time.sleep(0.02)
+        return x**2
+
+    providers = [
+        Provider("ours", squares()),
+        Provider("slow peer", squares(slow), "peer"),
+        Provider("peer", squares(lambda x: (time.sleep(0.002), x**2)[1]), "peer"),
+        Provider("wrong peer", squares(lambda x: x**2 + 1), "peer"),
+    ]
+    rows = []
+    Runner(SETUP, rows.append, rounds=2).run([Problem("squares", {"d": 3}, providers, tolerances={"": 1e-6})])
+    notes = {row.provider: row.note for row in rows if row.metric == "speedup"}
+    assert notes == dict.fromkeys(("ours", "slow peer"), "over peer, the fastest peer")
+
+
+def test_fast_math_is_for_the_time_of_a_run():
+    def settings():
+        reduces = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+        return torch.get_float32_matmul_precision(), reduces
+
+    before = settings()
+    with fast_math():
+        assert settings() == ("high", True)
+    assert settings() == before
 
 
 def test_only_what_agrees_is_timed_and_the_rest_is_reported():

@@ -97,7 +97,7 @@ def no_facts(timings: Timings) -> Iterable[Fact]:
 
 @dataclass
 class Problem:
-    """Providers of one work at one size; ratios are to the provider `baseline`.
+    """Providers of one work at one size. Ratios are to the provider `baseline`; without one, to the fastest peer.
 
     `tolerances` are the largest errors allowed, by the name of what is compared; `""` stands for all others.
     """
@@ -105,9 +105,16 @@ class Problem:
     case: str
     sizes: dict[str, int | str]
     providers: list[Provider]
-    baseline: str
+    baseline: str | None = None
     tolerances: dict[str, float] = field(default_factory=lambda: {"": 0.0})
     derive: Callable[[Timings], Iterable[Fact]] = no_facts
+
+    def find_baseline(self, timings: Timings, mode: str) -> str | None:
+        """Whose time the others' are compared with; None where it was not measured."""
+        if self.baseline is not None:
+            return self.baseline if mode in timings.get(self.baseline, {}) else None
+        peers = [one.name for one in self.providers if one.kind == "peer" and mode in timings.get(one.name, {})]
+        return min(peers, key=lambda name: timings[name][mode].p50, default=None)
 
     def excess(self, errors: dict[str, float]) -> str | None:
         """The first error above its tolerance, in words; NaN is above any."""

@@ -33,7 +33,7 @@ VERBS = (
 
 app = typer.Typer(
     name="altup",
-    help="Wider transformers at the same speed: Alternating Updates for T5 and friends.",
+    help="Wider transformers for hardly more time: Alternating Updates for T5 and friends.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -41,7 +41,6 @@ def problems(setup: Setup) -> Iterator[Problem]:
             "attention",
             {"batch": batch, "heads": heads, "tokens": length, "d": d, "method": kind},
             providers,
-            baseline="sdpa memory-efficient",
             tolerances={"": 2e-2 if setup.dtype == torch.bfloat16 else 1e-4},
         )
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from altup.bench.cases import step
 from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work, distance
+from altup.core.hardware import ensure_bf16
 from altup.kernels.cuda_graph import record, warm_up
 from altup.training.optimizers import build_optimizer
 
@@ -32,18 +33,31 @@ def adamw_rms(model: nn.Module) -> Any:
     return build_optimizer("adamw-rms", model, lr=RATE)
 
 
+def muon(model: nn.Module) -> Any:
+    return build_optimizer("muon", model, lr=RATE)
+
+
 class RelativeReference:
     """`adamw-rms` by torch's AdamW: every parameter has a rate of its own, by its size."""
 
     def __init__(self, model: nn.Module) -> None:
         groups = [{"params": [p], "weight_decay": 0.0} for p in model.parameters()]
-        self.optimizer = torch.optim.AdamW(groups)
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups)
 
     def step(self) -> None:
         for group in self.optimizer.param_groups:
             (p,) = group["params"]
             group["lr"] = RATE * max(1e-3, float(p.detach().square().mean().sqrt()))
         self.optimizer.step()
+
+
+class MuonReference(RelativeReference):
+    """`muon` over matrices alone, by torch's Muon, which computes in bf16 everywhere."""
+
+    def __init__(self, model: nn.Module) -> None:
+        ensure_bf16(next(model.parameters()).device.type)
+        groups = [{"params": [p], "weight_decay": 0.0} for p in model.parameters()]
+        self.optimizer = torch.optim.Muon(groups, adjust_lr_fn="match_rms_adamw")
 
 
 def torch_adamw(model: nn.Module) -> Any:
@@ -67,12 +81,13 @@ def problems(setup: Setup) -> Iterator[Problem]:
             Provider("adafactor", partial(work, models, adafactor, hugging_face_adafactor)),
             Provider("adamw", partial(work, models, adamw, torch_adamw)),
             Provider("adamw-rms", partial(work, models, adamw_rms, RelativeReference)),
+            Provider("muon", partial(work, models, muon, MuonReference)),
             Provider("hf adafactor", partial(work, models, hugging_face_adafactor), "peer"),
             Provider("torch adamw fused", partial(work, models, torch_adamw), "peer"),
             Provider(STEP, partial(models.ours, "dense", compiled=setup.compiles), "floor", setup.compiles),
         ],
         baseline="torch adamw fused",
-        tolerances={"weights": 1e-3, **step.tolerances(setup)},
+        tolerances={"weights": 1e-3, "orthogonal weights": 5e-2, **step.tolerances(setup)},
         derive=share_of_step,
     )
 
@@ -97,7 +112,9 @@ def work(models: step.Models, build: Build, reference: Build | None = None) -> W
     optimizer = build(model)
 
     def compare() -> dict[str, float]:
-        return {} if reference is None else {"weights": agreement(build, reference, models.setup)}
+        # Muon's matrices are orthogonalized in bf16, by torch too.
+        name = "orthogonal weights" if reference is MuonReference else "weights"
+        return {} if reference is None else {name: agreement(build, reference, models.setup)}
 
     update = optimizer.step if reference is None else replayed(optimizer, models.setup.device)
     return Work(lambda i: update(), errors=compare, mode="update")

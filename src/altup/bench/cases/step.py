@@ -38,7 +38,6 @@ WIDENED = ("altup k2", "altup k4", "recycled k2")  # methods with a wide state
 WIDE_OUTPUT = ("altup k2", "altup k4")  # of these, those whose head and cross-attention read it whole
 FEW = ("dense", "altup k2", "recycled k2")  # of the sizes above base
 EAGER = ("dense", "altup k2")  # also timed without the compiler
-BASELINE = "hf sdpa compiled"
 PRODUCTS = "products of dense"
 # The reference works on this many sequences at a time: float64 takes four times the room of bf16.
 REFERENCE_ROWS = 4
@@ -60,10 +59,15 @@ def problems(setup: Setup) -> Iterator[Problem]:
 def problem(setup: Setup, models: Models) -> Problem:
     batch = models.batch
     few = models.size in ("large", "xl")
-    providers = [Provider(BASELINE, partial(models.hugging_face, "sdpa", compiled=True), "peer", compiled=True)]
+    providers = []
     if not few:
-        providers.insert(0, Provider("hf eager", partial(models.hugging_face, "eager"), "peer"))
-        providers.insert(1, Provider("hf sdpa", partial(models.hugging_face, "sdpa"), "peer"))
+        providers += [
+            Provider(f"hf {kind}", partial(models.hugging_face, kind), "peer") for kind in ("eager", "sdpa")
+        ]
+    providers += [
+        Provider(f"hf {kind} compiled", partial(models.hugging_face, kind, compiled=True), "peer", compiled=True)
+        for kind in ("eager", "sdpa")
+    ]
     methods = FEW if few else tuple(METHODS)
     for name in methods:
         if name in EAGER or not setup.compiles:
@@ -78,7 +82,6 @@ def problem(setup: Setup, models: Models) -> Problem:
         "step",
         {"size": models.size, "batch": batch.rows, "inputs": batch.inputs, "targets": batch.targets},
         providers,
-        baseline=BASELINE if setup.compiles else "hf sdpa",
         tolerances=tolerances(setup),
         derive=partial(compare_methods, models=models),
     )
