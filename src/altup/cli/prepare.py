@@ -36,7 +36,8 @@ def command(
         int, typer.Option(help="Pieces of the vocabulary to train; 100 sentinels come on top.")
     ] = 32000,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Take this one instead: a folder, a tokenizer.json, a name on the hub.")
+        str | None,
+        typer.Option(help="Take this one instead: a model's, by its run, folder or hub name; a tokenizer.json."),
     ] = None,
     validation: Annotated[
         list[str] | None, typer.Option(help="A source of validation text; may be repeated.")

@@ -18,6 +18,8 @@ def command(
 ) -> None:
     """Pretrain a model: t5 by span corruption, bert by masked and decoder by causal language modelling.
 
+    --from MODEL goes on from a trained one, which may be of any class of transformers, widened or not.
+
     Stop it with Ctrl-C or SIGTERM: it saves (exit code 75) and goes on with --resume.
 
     Several processes: torchrun --nproc-per-node 8 -m altup pretrain …
@@ -27,5 +29,5 @@ def command(
 
     resolved = PretrainConfig.resolve(RunFolder(out).saved_config(resume), config, settings)
     outcome = pretrain(resolved, out, resume, push_to_hub)
-    example = example_command(resolved.model, out)
+    example = example_command(RunFolder(out).read_config(PretrainConfig).kind, out)
     tell(outcome, "pretrain", out, f"the model is in {out / 'final'}. Try it:\n  {example}")

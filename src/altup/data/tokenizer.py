@@ -150,7 +150,8 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def take(name: str, folder: Path) -> None:
-    """Save an existing tokenizer to `folder`: a folder (of prepared data too), a tokenizer.json or a hub name."""
+    """Save an existing tokenizer to `folder`: that of a model, a run or prepared data by their folder, a
+    tokenizer.json, or one on the hub by its name."""
     import transformers
 
     name = find_tokenizer(name)
@@ -160,8 +161,7 @@ def take(name: str, folder: Path) -> None:
         if path.is_file():
             found = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **_guess_special(path))
         else:
-            prepared = path / "tokenizer"  # of a folder that `altup prepare` made
-            name = str(prepared) if (prepared / "tokenizer.json").is_file() else name
+            name = str(_tokenizer_folder(path)) if path.is_dir() else name
             found = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the library raises many types, for files and for the network
         raise UserError(
@@ -171,6 +171,14 @@ def take(name: str, folder: Path) -> None:
     found.save_pretrained(folder)
     if not (folder / "tokenizer.json").exists():
         raise UserError(f"tokenizer {name!r} has no fast form (tokenizer.json); convert it or choose another")
+
+
+def _tokenizer_folder(path: Path) -> Path:
+    """Where the tokenizer of a model folder, of prepared data or of a run lies; a run has the same in every
+    checkpoint."""
+    newest_first = sorted((path / "checkpoints").glob("step-*"), reverse=True)
+    places = [path, path / "tokenizer", path / "final", *newest_first]
+    return next((place for place in places if (place / "tokenizer.json").is_file()), path)
 
 
 def _guess_special(path: Path) -> dict[str, str]:

@@ -28,7 +28,7 @@ SPEED_FIELDS = (
     *("micro_batch", "inputs_length", "optimizer", "precision", "compile", "activation_checkpointing"),
 )
 # Defaults that have changed since the first keys were made: a key goes on leaving out what they were then.
-FIRST_DEFAULTS = {"optimizer": "adafactor"}
+FIRST_DEFAULTS = {"optimizer": "adafactor", "model": "t5", "method": "dense", "dropout": 0.0}
 # What a file of measured speeds holds of a model (`speed.Measured`).
 SPEED_RECORD = {"train", "forward", "generate", "forward_ms", "generate_ms", "peak_memory"}
 
@@ -148,7 +148,7 @@ def deciding_fields(config: TrainConfig) -> dict[str, Any]:
     """
     free = {*config.may_change(), "batches"}
     usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(config)}
-    usual |= {name: value for name, value in FIRST_DEFAULTS.items() if name in usual}
+    usual |= {name: value for name, value in FIRST_DEFAULTS.items() if usual.get(name, "") is None}
     values = asdict(config)
     return {name: value for name, value in values.items() if name not in free and value != usual[name]}
 
@@ -164,7 +164,7 @@ def speed_key(config: PretrainConfig, vocabulary: int, machine: str) -> str:
 
 def describe_model(config: PretrainConfig, changes: dict[str, Any]) -> str:
     """`small altup K=2 +4 layers`, then what else was changed."""
-    parts = [*([config.model] if config.model != "t5" else []), str(config.size), config.method]
+    parts = [*([config.kind] if config.kind != "t5" else []), str(config.size), str(config.method)]
     if config.k and config.k > 1:
         parts.append(f"K={config.k}")
     if config.extra_layers:
@@ -210,7 +210,7 @@ def objective_of(config: PretrainConfig, vocabulary: Vocabulary) -> Objective:
     from altup.data.objectives import build_objective
     from altup.training.pretraining import OBJECTIVES
 
-    name = OBJECTIVES[config.model]
+    name = OBJECTIVES[config.kind]
     return build_objective(name, vocabulary, config.inputs_length, config.noise_density, config.mean_span)
 
 
@@ -221,4 +221,4 @@ def fresh_model(config: PretrainConfig, vocabulary: Vocabulary) -> nn.Module:
     from altup.training.pretraining import build_model
 
     torch.manual_seed(config.seed)
-    return build_model(config.model, config.model_config(vocabulary), None)
+    return build_model(config.kind, config.model_config(vocabulary), None)

@@ -149,7 +149,7 @@ class TrainConfig(Settings):
             usual = {"rsqrt": 10_000, "constant": 0}.get(self.schedule, min(1_000, tenth))
             self.warmup_steps = min(of_schedule["warmup_steps"], tenth) if "warmup_steps" in of_schedule else usual
         if self.lr is None:
-            peak = defaults["lr"]
+            peak = self.default_lr()
             self.lr = peak * max(self.warmup_steps, 1) ** 0.5 if self.schedule == "rsqrt" else peak
         if self.decay_fraction is None:
             usual_decay = 0.0 if self.schedule in ("linear", "cosine") else 0.3
@@ -157,6 +157,10 @@ class TrainConfig(Settings):
         if self.weight_decay is None:
             self.weight_decay = defaults["weight_decay"]
         self.lr_factors = {**defaults.get("lr_factors", {}), **self.lr_factors}
+
+    def default_lr(self) -> float:
+        """The highest rate, unless one is given."""
+        return OPTIMIZER_DEFAULTS[str(self.optimizer)]["lr"]
 
     def rate(self) -> Callable[[int], float]:
         """The learning rate of each step."""

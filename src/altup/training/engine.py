@@ -44,6 +44,7 @@ class Engine:
         self.plain = unwrap(self.model)
         # Exchanges between processes and recomputed layers do not go into a graph.
         alone = self.compiles and process_group.world_size == 1 and not config.activation_checkpointing
+        alone = alone and getattr(self.plain, "records_graphs", True)
         self._graphs = Graphs(self.plain, self._forward_backward, self._update) if alone else None
         self.optimizer = build_optimizer(
             str(config.optimizer),

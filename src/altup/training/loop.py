@@ -52,8 +52,9 @@ class Loop:
     gives the callback that measures it on held-out data, called on every rank; the checkpoint with the highest
     `score` of what it returns is the best, and so is, each for itself, the one with the highest value of every
     name in `also_best`. They are forgotten where a run goes on with another `yardstick`, which says what is
-    measured. `flops` is the cost of one training example, for the share of the device's peak. `afterwards` writes
-    what belongs to the folder of a run that has ended, on the first rank.
+    measured. `measures_start` evaluates before the first step too. `flops` is the cost of one training example, for
+    the share of the device's peak. `afterwards` writes what belongs to the folder of a run that has ended, on the
+    first rank.
     """
 
     config: TrainConfig
@@ -69,6 +70,7 @@ class Loop:
     also_best: Sequence[str] = ()
     yardstick: str = ""
     afterwards: Callable[[TrainOutcome], None] | None = None
+    measures_start: bool = False
 
     def run(self, resume: bool = False) -> TrainOutcome:
         """Train to the end, or until a signal asks to stop."""
@@ -131,6 +133,9 @@ class _Training:
         assert config.micro_batch is not None
         data = prefetch(self.loop.batches, range(first, config.steps), config.micro_batch, process_group)
         turn = GpuTurn()
+        before = None
+        if self.evaluate and self.loop.measures_start and first == 0:
+            before = self.evaluate(self.engine.plain, 0)
         self.clock.lap()
         try:
             for step, batch in enumerate(data, start=first):
@@ -140,6 +145,8 @@ class _Training:
                     self._save()
                     return False
                 self.engine.step(step, batch, max(tokens, 1.0))
+                if step == 0 and before:  # now, because a run that fails in its first step leaves no record
+                    self.reporter.record({"step": 0, "split": "validation", **before})
                 if step == first and process_group.world_size == 1:  # this step has compiled
                     with self.clock.paused():
                         turn.wait(lambda: self.stop.requested, self.reporter.say)

@@ -27,10 +27,16 @@ def write_card(
     verb: str,
     example: str,
     model: str = "t5",
+    widened: bool = False,
 ) -> None:
     """README.md and the curves, in the run's folder. `example` is a command that uses the model, of the family
-    `model`."""
+    `model`; `widened` says that `altup.widen` made it."""
     auto_class = family(model).auto_class.__name__
+    imports = "from altup import load_widened\nfrom transformers import AutoTokenizer"
+    load = "load_widened"
+    if not widened:
+        imports = f"import altup.models\nfrom transformers import {auto_class}, AutoTokenizer"
+        load = f"{auto_class}.from_pretrained"
     records = read_records(folder.metrics)
     plotted = draw_curves(records, folder.path / CURVES)
     held_out = [r for r in records if r["split"] == "validation"]
@@ -42,8 +48,8 @@ def write_card(
         _scores([r for r in held_out if r.get("score") is not None], folder),
         f"![Loss and accuracy]({CURVES})\n" if plotted else "",
         "## Use\n",
-        f"```python\nimport altup.models\nfrom transformers import {auto_class}, AutoTokenizer\n\n"
-        f'model = {auto_class}.from_pretrained("{folder.final}")\n'
+        f"```python\n{imports}\n\n"
+        f'model = {load}("{folder.final}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{folder.final}")\n```\n',
         f"```sh\n{example}\n{resume_command(verb, folder.path)}  # go on, if it was stopped\n```\n",
         "## Config\n",

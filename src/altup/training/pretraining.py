@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from altup.models.accounting import Accounting
     from altup.models.config import AltUpConfig
     from altup.models.families import Family
+    from altup.training.from_model import StartingModel
     from altup.training.loop import TrainOutcome
     from altup.training.parallel import ProcessGroup
 
 FROM_THE_DATA = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
 OBJECTIVES = {"t5": "span-corruption", "bert": "masked", "decoder": "causal"}
 EVAL_PARTS = ("all", "tuning", "reporting")
+GENTLER = 0.1  # of a fresh model's highest rate, for one that is trained already; not yet tuned
 MODEL_NAMES = ("size", "method", "k", "stride", "experts", "extra_layers")
 
 
@@ -40,14 +42,21 @@ class PretrainConfig(TrainConfig):
     modelling. `size` unset is the family's own: `small`, for bert `light`. `model_overrides` sets any field of the
     model's config beside the names. `data` may be moved: what counts is `batches`, the description of the data
     (hashes, objective, seed), which is filled in at the start and compared when a run goes on.
+
+    With `from_model` the run goes on from a trained model, which decides all of this itself: `model` then says
+    which family learns as it does. `from_seal`, filled in at the start, tells its weights from others.
     """
 
     optimizer: str | None = setting(None, shown=f"muon, above {LONG_RUN} steps adafactor, the paper's")
     data: str = setting("", "Folder made by `altup prepare`.", panel="Run", after="out", may_change=True)
-    model: str = setting("t5", "Family: {choices}.", panel="Model", choices=OBJECTIVES)
+    from_model: str | None = setting(
+        None, "Go on from this model: a run, a model folder or a name on the hub.", panel="Model", flag="--from"
+    )
+    from_seal: str | None = setting(None)
+    model: str | None = setting(None, "Family: {choices}.", panel="Model", choices=OBJECTIVES, shown="t5")
     size: str | None = setting(None, "Shape: tiny, small (bert: light), base, large or xl.", panel="Model")
-    method: str = setting(
-        "dense", "dense (default), altup, sameup, recycled, sum, dense-wide, sequence-altup, stride-and-skip, "
+    method: str | None = setting(
+        None, "dense (default), altup, sameup, recycled, sum, dense-wide, sequence-altup, stride-and-skip, "
         "average-pooling, moe; join several with '+'.", panel="Model",
     )  # fmt: skip
     k: int | None = setting(None, "Blocks of a widened representation.", panel="Model")
@@ -57,7 +66,9 @@ class PretrainConfig(TrainConfig):
     model_overrides: dict[str, Any] = setting(
         {}, "Any field of the model's config: --set d_ff=1024.", panel="Model", flag="--set"
     )
-    dropout: float = setting(0.0, "Dropout.", panel="Model", at_least=0, below=1)
+    dropout: float | None = setting(
+        None, "Dropout.", panel="Model", at_least=0, below=1, shown="0; with --from the model's own"
+    )
     z_loss: float = setting(1e-4, "Weight of the squared log-sum-exp of the logits in the loss.", at_least=0)
     inputs_length: int = setting(
         512, "Input tokens of an example.", panel="Training", after="micro_batch", at_least=4
@@ -74,8 +85,31 @@ class PretrainConfig(TrainConfig):
         super().__post_init__()
         if not self.data:
             raise UserError("data is not set; give the folder that `altup prepare` made (--data DIR)")
+        if self.from_model is not None:
+            self._refuse_names()
+            return
+        self.model, self.method = self.model or "t5", self.method or "dense"
+        self.dropout = 0.0 if self.dropout is None else self.dropout
         self.size = self.size or _family(self.model).default_size
         self._check_model()
+
+    def default_lr(self) -> float:
+        return super().default_lr() * (1.0 if self.from_model is None else GENTLER)
+
+    def _refuse_names(self) -> None:
+        """A model that is given decides its shape and method."""
+        for name in (*MODEL_NAMES, "model_overrides"):
+            if value := getattr(self, name):
+                raise UserError(f"{name}={value!r}: the model of --from {self.from_model} decides; leave it out")
+
+    @property
+    def kind(self) -> str:
+        """The family that learns as the model does; of a model that is given it is known once this was found."""
+        if self.model is None:
+            raise UserError(
+                f"the model of --from {self.from_model} is known by itself; give its run or its folder"
+            )
+        return self.model
 
     @classmethod
     def merge(cls, weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +126,7 @@ class PretrainConfig(TrainConfig):
         """Refuse an impossible model before data is read."""
         from altup.models.config import AltUpConfig
 
-        config_class = _family(self.model).config_class
+        config_class = _family(self.kind).config_class
         known = {f.name for f in fields(config_class)} - FROM_THE_DATA
         ours = {
             name for cls in config_class.__mro__ if issubclass(cls, AltUpConfig) for name in cls.__annotations__
@@ -103,7 +137,7 @@ class PretrainConfig(TrainConfig):
         self._from_preset()
 
     def _from_preset(self, **of_the_data: int) -> AltUpConfig:
-        config_class = _family(self.model).config_class
+        config_class = _family(self.kind).config_class
         names = {name: getattr(self, name) for name in MODEL_NAMES}
         own = {**of_the_data, "dropout_rate": self.dropout, "z_loss": self.z_loss}
         if self.model != "t5":
@@ -155,6 +189,7 @@ def pretrain(
     from altup.data.objectives import build_objective
     from altup.data.shards import TOKENIZER, TokenStream, verify
     from altup.models.accounting import account
+    from altup.training.from_model import find_start
     from altup.training.loop import Loop
     from altup.training.metrics import held_out_loss
     from altup.training.model_card import create_repository, upload, write_card
@@ -168,26 +203,32 @@ def pretrain(
         if process_group.is_first and push_to_hub:
             create_repository(push_to_hub)
         text, unseen = TokenStream(data, "train"), TokenStream(data, "validation")
-        vocabulary = text.vocabulary
-        name = OBJECTIVES[config.model]
+        vocabulary, tokenizer = text.vocabulary, AutoTokenizer.from_pretrained(data / TOKENIZER)
+        start = find_start(config, folder) if config.from_model else None
+        if start:
+            start.check_data(data, tokenizer, vocabulary, config.inputs_length)
+            config = replace(config, model=start.kind, from_seal=start.seal)
+        name = OBJECTIVES[config.kind]
         objective = build_objective(name, vocabulary, config.inputs_length, config.noise_density, config.mean_span)
         batches = ShardBatches(text, objective, config.batch_size, config.seed)
         validation = HeldOut(unseen, objective, config.eval_sequences, part=config.eval_part)
         config = replace(config, batches={**batches.describe(), "validation": validation.describe()})
-        model_config = config.model_config(vocabulary)
-        cost = account(model_config, config.inputs_length, objective.targets)
+        model_config = start.config if start else config.model_config(vocabulary)
+        ours = start is None or start.ours
+        cost = account(model_config, config.inputs_length, objective.targets) if ours else None
         if process_group.is_first:
-            _introduce(config, cost, batches, process_group)
+            _introduce(config, start, cost, batches, process_group)
 
         def afterwards(outcome: TrainOutcome) -> None:
             write_card(
                 folder,
                 config,
-                title=f"{config.method} {config.size}",
-                data=_describe(config, cost, name, outcome.step, text),
+                title=f"{Path(start.name).name}, trained further" if start else f"{config.method} {config.size}",
+                data=_describe(config, start, cost, name, outcome.step, text),
                 verb="pretrain",
-                example=example_command(config.model, folder.path),
-                model=config.model,
+                example=example_command(config.kind, folder.path),
+                model=config.kind,
+                widened=start is not None and start.widened,
             )
 
         outcome = Loop(
@@ -195,26 +236,41 @@ def pretrain(
             folder=folder,
             process_group=process_group,
             batches=batches,
-            build_model=functools.partial(build_model, config.model, model_config),
+            build_model=functools.partial(start.build, config.z_loss)
+            if start
+            else functools.partial(build_model, config.kind, model_config),
             make_evaluate=lambda engine: held_out_loss(
                 validation, config.micro_batch or config.batch_size, process_group, engine.autocast
             ),
-            tokenizer=AutoTokenizer.from_pretrained(data / TOKENIZER),
-            flops=cost.flops_train,
+            tokenizer=tokenizer,
+            flops=cost.flops_train if cost else None,
             afterwards=afterwards,
+            measures_start=start is not None,
         ).run(resume)
         if process_group.is_first and push_to_hub and outcome.finished:
             upload(folder, push_to_hub)
     return outcome
 
 
-def _describe(config: PretrainConfig, cost: Accounting, objective: str, steps: int, text: TokenStream) -> str:
+def _describe(
+    config: PretrainConfig,
+    start: StartingModel | None,
+    cost: Accounting | None,
+    objective: str,
+    steps: int,
+    text: TokenStream,
+) -> str:
     """What was trained on what, for the model card."""
     learnt = "span corruption" if objective == "span-corruption" else f"{objective} language modelling"
-    title = _family(config.model).title
+    parameters = f"{cost.total:,} parameters" if cost else "transformers' own class"
+    if start:
+        origin = f"`{start.name}` (weights {str(start.seal)[:16]}…)"
+        what = f"{start.title} ({parameters}), which began as {origin}, trained further"
+    else:
+        title = _family(config.kind).title
+        what = f"{title} of size {config.size} ({parameters}, method {config.method}), pretrained"
     return (
-        f"{title} of size {config.size} ({cost.total:,} parameters, method {config.method}), "
-        f"pretrained by {learnt} for {number_of(steps, 'step')} at batch {config.batch_size} on "
+        f"{what} by {learnt} for {number_of(steps, 'step')} at batch {config.batch_size} on "
         f"{len(text):,} tokens (SHA-256 of the shards {text.sha256[:16]}…)."
     )
 
@@ -226,7 +282,11 @@ def example_command(model: str, run: Path) -> str:
 
 
 def _introduce(
-    config: PretrainConfig, cost: Accounting, batches: ShardBatches, process_group: ProcessGroup
+    config: PretrainConfig,
+    start: StartingModel | None,
+    cost: Accounting | None,
+    batches: ShardBatches,
+    process_group: ProcessGroup,
 ) -> None:
     """The run that is about to start, on one line."""
     epochs = config.steps * config.batch_size / batches.sequences_per_epoch
@@ -235,8 +295,9 @@ def _introduce(
         if process_group.world_size > 1
         else process_group.device.type
     )
+    what = f"{start.title}, from {start.name}" if start else f"{config.method} {config.size} {config.kind}"
     print(
-        f"{config.method} {config.size} {config.model}: {cost.total:,} parameters; "
+        f"{what}{f': {cost.total:,} parameters' if cost else ''}; "
         f"{number_of(config.steps, 'step')} of {number_of(config.batch_size, 'sequence')}, "
         f"{epochs:.2f} epochs; {config.precision} on {where}",
         file=sys.stderr,

@@ -54,7 +54,7 @@ class Reporter:
         if not speaks:
             return
         trackers = [tracker(name, folder.path, step, asdict(config)) for name in config.trackers]
-        cut_after(folder.metrics, step)
+        cut_after(folder.metrics, step or -1)  # a run that begins again may have measured its start
         self._records = JsonLines(folder.metrics)
         self._console = Console(config.steps, step)
         self._sinks += [self._records, self._console, *more, *trackers]

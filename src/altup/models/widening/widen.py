@@ -105,17 +105,23 @@ def narrow(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def load_widened(
-    place: str | Path, model_class: type[PreTrainedModel] | None = None, **options: Any
+    place: str | Path,
+    model_class: type[PreTrainedModel] | None = None,
+    *,
+    config: PreTrainedConfig | None = None,
+    **options: Any,
 ) -> PreTrainedModel:
     """The widened model that `save_pretrained` wrote to a folder, or that was pushed to the hub.
 
     `options` are those of `from_pretrained` (`dtype`, `device_map`, …). The class is the one named in the config;
-    give `model_class` where that is not a class of transformers.
+    give `model_class` where that is not a class of transformers, and `config` where its fields (dropout, say) are
+    to differ from those saved.
     """
     if model_class is not None and not issubclass(model_class, PreTrainedModel):
         raise UserError(f"model_class={model_class!r} is no model of transformers; an Auto class is not needed")
     try:
-        config = AutoConfig.from_pretrained(place) if model_class is None else _config_of(model_class, place)
+        if config is None:
+            config = AutoConfig.from_pretrained(place) if model_class is None else _config_of(model_class, place)
     except (OSError, ValueError) as error:
         raise UserError(f"{str(place)!r} is no model folder that can be read: {error}") from error
     saved = getattr(config, "altup", None)

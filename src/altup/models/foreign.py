@@ -1,0 +1,128 @@
+"""Other people's language models, as Transformers has them or widened by `altup.widen`: found, loaded and trained.
+
+A model's kind is the family of ours that learns as it does: `t5` (an encoder and a decoder), `bert` (masked) or
+`decoder` (causal).
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import ModelOutput
+from transformers.models.auto import modeling_auto
+
+from altup.core.errors import UserError
+from altup.kernels.cross_entropy import IGNORED, token_sums
+from altup.models.base import loss_fields, refuse_lost_weights
+from altup.models.families import family, family_name
+from altup.models.widening import load_widened
+
+CLASSES = {
+    "t5": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    "bert": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    "decoder": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+}
+
+
+def read_config(place: str | Path) -> PreTrainedConfig:
+    """The config of a model folder or of a model on the hub."""
+    try:
+        return AutoConfig.from_pretrained(place, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{str(place)!r} holds no model that can be read: {error}") from error
+
+
+def kind_of(config: PreTrainedConfig, place: str | Path) -> str:
+    """The kind of the model that `config` belongs to; UserError for one that is no language model."""
+    if ours := family_name(config.model_type):
+        return ours
+    name = (config.architectures or ["a nameless model"])[0]
+    for kind, classes in CLASSES.items():
+        if name in classes.values():
+            return kind
+    raise UserError(
+        f"{str(place)!r} holds a {name}, which is no causal, masked or sequence-to-sequence language model of "
+        "transformers; give one that has such a head"
+    )
+
+
+def is_widened(config: PreTrainedConfig) -> bool:
+    """Whether `altup.widen` widened the model, which `load_widened` alone reads."""
+    return isinstance(getattr(config, "altup", None), dict)
+
+
+def load_language_model(place: str | Path, config: PreTrainedConfig, dtype: torch.dtype | None = None) -> Any:
+    """The model at `place`, of our classes, of Transformers' or widened, with the fields of `config`."""
+    options: dict[str, Any] = {"config": config, **({} if dtype is None else {"dtype": dtype})}
+    if is_widened(config):
+        return load_widened(place, **options)
+    found = family(kind_of(config, place))
+    ours = config.model_type == found.config_class.model_type
+    loader: Any = found.model_class if ours else found.auto_class
+    try:
+        model, info = loader.from_pretrained(
+            place, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **options
+        )
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{str(place)!r}: the weights cannot be read as safetensors: {error}") from error
+    refuse_lost_weights(str(place), info)
+    return model
+
+
+class TokenSumsModel:
+    """Mixed into a model's own class, so that it answers as ours do: sums over the tokens that count.
+
+    loss_sum = Σ −log p(label) + z_loss·(log Σ exp logits)², in float32. The weights' names and what `save_pretrained`
+    writes stay as they are. `masked_positions` is not needed: these heads answer everywhere.
+    """
+
+    config: PreTrainedConfig
+    z_loss: float
+    records_graphs = False  # what others do in a step, such as asking the GPU for a number, need not fit a graph
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        masked_positions: Tensor | None = None,
+        return_logits: bool = True,
+    ) -> ModelOutput:
+        """input_ids: [batch, tokens]. `labels` are those of a decoder or of masked tokens; `shift_labels[t]` is the
+        token after `input_ids[t]`."""
+        inputs: dict[str, Any] = {"input_ids": input_ids}
+        if self.config.is_encoder_decoder and labels is not None:
+            inputs |= {"decoder_input_ids": shift_right(labels, self.config), "use_cache": False}
+        elif shift_labels is not None:
+            labels = shift_labels
+            inputs["use_cache"] = False
+        logits = super().forward(**inputs).logits  # type: ignore[misc]
+        fields = {} if labels is None else loss_fields(token_sums(logits, labels, self.z_loss))
+        return ModelOutput(**({"logits": logits} if return_logits else {}), **fields)
+
+
+def shift_right(labels: Tensor, config: Any) -> Tensor:
+    """What a decoder reads to answer with `labels` [batch, tokens]: its start token, then all but the last one."""
+    start = config.decoder_start_token_id
+    inputs = labels.new_full(labels.shape, config.pad_token_id if start is None else start)
+    inputs[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, config.pad_token_id or 0)
+    return inputs
+
+
+@functools.cache
+def _with_sums(base: Any) -> type[PreTrainedModel]:
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    return type(base.__name__, (TokenSumsModel, base), names)
+
+
+def answer_in_sums(model: PreTrainedModel, z_loss: float) -> PreTrainedModel:
+    """`model`, changed in place to answer as the training loop needs it: see `TokenSumsModel`."""
+    model.__class__ = _with_sums(type(model))  # type: ignore[arg-type]
+    model.z_loss = z_loss  # type: ignore[assignment]
+    return model

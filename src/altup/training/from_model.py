@@ -1,0 +1,182 @@
+"""A pretraining run that goes on from a model: which one, whether the data fit it, and how it is loaded.
+
+Weights are read when the loop asks for them; all else is known from the model's config and tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import nn
+
+from altup.core.errors import UserError
+from altup.core.files import sha256_of
+from altup.core.schema import read_yaml
+from altup.models.config import AltUpConfig
+from altup.models.foreign import answer_in_sums, is_widened, kind_of, load_language_model, read_config
+from altup.models.upcycling import TOKENIZER_FILES
+from altup.training import checkpoints
+from altup.training.run_folder import RunFolder, find_model
+
+if TYPE_CHECKING:
+    from altup.data.tokenizer import Vocabulary
+    from altup.training.pretraining import PretrainConfig
+
+# What configs call dropout, theirs and ours; a model has some of them.
+DROPOUT_FIELDS = (
+    *("dropout_rate", "attention_dropout", "dropout", "activation_dropout", "hidden_dropout", "ffn_dropout"),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "embd_pdrop", "resid_pdrop", "attn_pdrop"),
+)
+
+
+@dataclass(frozen=True)
+class StartingModel:
+    """A model to go on from.
+
+    - `place`: its folder or its name on the hub; of a run that resumes, the checkpoint.
+    - `config`: its config, with the run's dropout and z-loss.
+    - `kind`: which of our families learns as it does, and so the objective.
+    - `seal`: what tells its weights from others: their hash, or the hub's commit.
+    """
+
+    name: str
+    place: str
+    config: Any
+    kind: str
+    seal: str | None
+
+    @property
+    def ours(self) -> bool:
+        return isinstance(self.config, AltUpConfig)
+
+    @property
+    def widened(self) -> bool:
+        return is_widened(self.config)
+
+    @property
+    def title(self) -> str:
+        """`LlamaForCausalLM, recycled, K=2`: the class, and how it is widened."""
+        title = (self.config.architectures or [self.config.model_type])[0]
+        if self.widened:
+            return f"{title}, widened: {self.config.altup['method']}, K={self.config.altup['num_blocks']}"
+        if self.ours and self.config.num_blocks > 1:
+            return f"{title}, {self.config.widening}, K={self.config.num_blocks}"
+        return title
+
+    def build(self, z_loss: float, checkpoint: Path | None) -> nn.Module:
+        """The model with float32 weights, or a checkpoint's."""
+        config = self.config if checkpoint is None else read_config(checkpoint)
+        model = load_language_model(self.place if checkpoint is None else checkpoint, config, torch.float32)
+        return model if self.ours else answer_in_sums(model, z_loss)
+
+    def check_data(self, data: Path, tokenizer: Any, vocabulary: Vocabulary, inputs_length: int) -> None:
+        """Refuse data that were made with another tokenizer, or that the model cannot read."""
+        again = f"`altup prepare SOURCE --tokenizer {shlex.quote(self.name)} --out DIR`"
+        own = _load_tokenizer(self.place)
+        if token_hash(own) != token_hash(tokenizer):
+            raise UserError(
+                f"{data} was prepared with another tokenizer ({len(tokenizer):,} tokens) than that of {self.name} "
+                f"({len(own):,} tokens), so its ids mean other words; prepare the text with {again}"
+            )
+        rows = self.config.get_text_config().vocab_size
+        if vocabulary.size > rows:
+            raise UserError(
+                f"{data} has token ids up to {vocabulary.size - 1:,}, the embeddings of {self.name} only {rows:,} "
+                "rows; enlarge them (resize_token_embeddings), save the model and give that"
+            )
+        if self.kind == "t5" and not vocabulary.sentinels:
+            raise UserError(
+                f"the tokenizer of {self.name} has no sentinels (<extra_id_0>, <extra_id_1>, …), which stand for "
+                "what span corruption hides; add them (tokenizer.add_tokens, model.resize_token_embeddings), save "
+                f"both, and prepare the text again with {again}"
+            )
+        longest = getattr(self.config, "max_position_embeddings", None)
+        if longest and self.config.model_type in ("roberta", "xlm-roberta", "camembert"):
+            longest -= self.config.pad_token_id + 1  # their positions are counted from behind the padding's
+        if longest and inputs_length > longest:
+            raise UserError(
+                f"inputs_length={inputs_length} is more than the {longest} positions of {self.name}; give at most "
+                f"--inputs-length {longest}"
+            )
+
+
+def find_start(config: PretrainConfig, folder: RunFolder) -> StartingModel:
+    """The model that `config.from_model` means, with the run's settings.
+
+    A run that resumes needs it no more: its checkpoint holds the model, and the original may be gone. Where it is
+    still there, it must be the one that the run began with.
+    """
+    name = config.from_model
+    assert name is not None
+    checkpoint = checkpoints.newest_whole(folder.checkpoints) if folder.started else None
+    saved = read_yaml(folder.config) if folder.started else {}
+    try:
+        place = find_model(name)
+    except UserError:
+        if checkpoint is None:
+            raise
+        place = ""
+    known = saved.get("from_seal") if saved.get("from_model") == name else None
+    read = str(checkpoint or place)
+    model = read_config(read)
+    seal = known
+    if place and (Path(place).exists() or known is None):
+        seal = seal_of(place)
+    if known is not None and seal != known:
+        raise UserError(
+            f"{name} holds other weights than those that the run in {folder.path} began with; put them back, or "
+            "rename that folder: the run's checkpoints hold all that it needs to resume"
+        )
+    kind = kind_of(model, name)
+    if config.model not in (None, kind):
+        raise UserError(f"model={config.model!r}: {name} is of the kind {kind!r}; leave it out, the model decides")
+    if checkpoint is None:
+        _adjust(model, config)
+    return StartingModel(name, read, model, kind, seal)
+
+
+def _adjust(model: Any, config: PretrainConfig) -> None:
+    """Put the run's dropout and z-loss into a model's config; None leaves its dropout as it is."""
+    if isinstance(model, AltUpConfig):
+        model.z_loss = config.z_loss
+    if config.dropout is None:
+        return
+    names = [name for name in DROPOUT_FIELDS if getattr(model, name, None) is not None]
+    if not names:
+        raise UserError(
+            f"dropout={config.dropout}: the config of {config.from_model} has no field for it; leave it out"
+        )
+    for name in names:
+        setattr(model, name, config.dropout)
+
+
+def seal_of(place: str) -> str | None:
+    """The hash of a folder's weights, or the commit of a model on the hub."""
+    if not Path(place).is_dir():
+        return getattr(read_config(place), "_commit_hash", None)
+    weights = sorted(p for p in Path(place).glob("*.safetensors") if p.name != checkpoints.OPTIMIZER_FILE)
+    if not weights:
+        raise UserError(f"{place} holds no weights as safetensors; save the model with save_pretrained")
+    return hashlib.sha256("".join(map(sha256_of, weights)).encode()).hexdigest()
+
+
+def token_hash(tokenizer: Any) -> str:
+    """What tells two vocabularies apart: every token with its id."""
+    pairs = sorted((index, token) for token, index in tokenizer.get_vocab().items())
+    return hashlib.sha256(repr(pairs).encode()).hexdigest()
+
+
+def _load_tokenizer(place: str) -> Any:
+    remedy = "save the model's tokenizer beside it (tokenizer.save_pretrained)"
+    if Path(place).is_dir() and not any((Path(place) / name).exists() for name in TOKENIZER_FILES):
+        raise UserError(f"{place} has no tokenizer, so it cannot be told whether the data fit; {remedy}")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"the tokenizer of {place} cannot be read ({error}); {remedy}") from error

@@ -1,0 +1,206 @@
+"""`pretrain` from a model: ours, Transformers' own and widened ones go through the same loop and resume exactly."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import yaml
+from transformers import AutoTokenizer
+
+from altup import load_widened, upcycle, widen
+from altup.core.errors import UserError
+from altup.data.batches import HeldOut
+from altup.data.objectives import build_objective
+from altup.data.shards import TokenStream
+from altup.models.foreign import kind_of
+from altup.training.pretraining import OBJECTIVES, PretrainConfig, pretrain
+from tests.training.compare import assert_same_run, records
+from tests.processes import prepare_text
+
+STEPS = 4
+SMALL: dict[str, Any] = {
+    "inputs_length": 32, "batch_size": 4, "steps": STEPS, "log_every": 1, "eval_every": 2, "eval_sequences": 6,
+    "save_every": 2, "keep_last": 9, "deterministic": True, "precision": "fp32",
+}  # fmt: skip
+WIDTHS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_text(tmp_path_factory.mktemp("data"))
+
+
+def tokenizer_of(data: Path) -> Any:
+    return AutoTokenizer.from_pretrained(data / "tokenizer")
+
+
+def save(model: Any, folder: Path, data: Path) -> Path:
+    model.save_pretrained(folder)
+    tokenizer_of(data).save_pretrained(folder)
+    return folder
+
+
+def make(name: str, folder: Path, data: Path) -> Path:
+    """A tiny model of a kind, in a folder or as a run."""
+    torch.manual_seed(0)
+    rows = {"vocab_size": 768, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+    shape = {**WIDTHS, **rows, "max_position_embeddings": 64}
+    if name == "run":
+        fields = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_layers": 1}
+        config = PretrainConfig(
+            data=str(data), **{**SMALL, "steps": 2}, model="decoder", size="tiny", method="altup", k=2,
+            model_overrides=fields,
+        )  # fmt: skip
+        assert pretrain(config, folder).finished
+        return folder
+    if name in ("upcycled", "t5"):
+        config = transformers.T5Config(
+            **rows, d_model=16, d_ff=32, d_kv=8, num_heads=2, num_layers=2, decoder_start_token_id=0,
+            feed_forward_proj="gated-gelu", tie_word_embeddings=False, dropout_rate=0.1,
+        )  # fmt: skip
+        model = transformers.T5ForConditionalGeneration(config)
+        return save(model if name == "t5" else upcycle(model, "recycled", 2), folder, data)
+    if name == "bert":
+        return save(transformers.BertForMaskedLM(transformers.BertConfig(**shape)), folder, data)
+    if name == "gpt2":
+        config = transformers.GPT2Config(**rows, n_embd=16, n_layer=2, n_head=2, n_positions=64)
+        return save(transformers.GPT2LMHeadModel(config), folder, data)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, tie_word_embeddings=True))
+    if name.startswith("widened"):
+        model = widen(model, name.removeprefix("widened-"), 2)
+    return save(model, folder, data)
+
+
+def go_on(place: Path, data: Path, out: Path, resume: bool = False, **settings: Any):
+    config = PretrainConfig(data=str(data), from_model=str(place), **{**SMALL, **settings})
+    return pretrain(config, out, resume)
+
+
+def own_loss(place: Path, data: Path, **settings: Any) -> float:
+    """A model's held-out loss, from its logits and nothing else of ours but the examples."""
+    config = transformers.AutoConfig.from_pretrained(place)
+    kind = kind_of(config, place)
+    auto = {"t5": "Seq2SeqLM", "bert": "MaskedLM", "decoder": "CausalLM"}[kind]
+    loader: Any = getattr(transformers, f"AutoModelFor{auto}").from_pretrained
+    model: Any = (load_widened if hasattr(config, "altup") else loader)(place).eval()
+    stream = TokenStream(data, "validation")
+    held_out = HeldOut(stream, build_objective(OBJECTIVES[kind], stream.vocabulary, 32), 6)
+    batch = {name: torch.from_numpy(a).long() for name, a in held_out.examples(0, 6).items()}
+    labels = batch.get("shift_labels", batch["labels"] if "labels" in batch else None)
+    given = {"labels": labels} if kind == "t5" else {}
+    with torch.no_grad():
+        logits = model(input_ids=batch["input_ids"], **given).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), labels.flatten()).item()
+
+
+@pytest.mark.parametrize("name", ["run", "upcycled", "widened-recycled", "widened-altup", "gpt2", "bert", "t5"])
+def test_it_starts_as_the_model_it_is_given_and_resumes_exactly(name: str, data: Path, tmp_path: Path) -> None:
+    model = make(name, tmp_path / "model", data)
+    assert go_on(model, data, tmp_path / "run").finished
+    held_out = [r for r in records(tmp_path / "run") if r["split"] == "validation"]
+    assert [r["step"] for r in held_out] == [0, 2, 4]
+    place = model / "final" if name == "run" else model
+    assert held_out[0]["loss"] == pytest.approx(own_loss(place, data), rel=2e-6)
+    assert held_out[-1]["loss"] < held_out[0]["loss"]
+    final = tmp_path / "run" / "final"
+    assert own_loss(final, data) == pytest.approx(held_out[-1]["loss"], rel=2e-6)
+
+    cut = tmp_path / "cut"
+    shutil.copytree(tmp_path / "run", cut)
+    shutil.rmtree(cut / "final")
+    shutil.rmtree(cut / "checkpoints" / f"step-{STEPS}")
+    model.rename(tmp_path / "gone")  # the checkpoint holds all that is needed
+    saved = PretrainConfig.resolve(cut / "config.yaml", None, {})
+    assert pretrain(saved, cut, resume=True).finished
+    assert_same_run(tmp_path / "run", cut, STEPS)
+
+
+def test_with_a_rate_of_zero_nothing_changes(data: Path, tmp_path: Path) -> None:
+    model = make("gpt2", tmp_path / "model", data)
+    go_on(model, data, tmp_path / "run", lr=0.0, steps=2)
+    losses = {r["loss"] for r in records(tmp_path / "run") if r["split"] == "validation"}
+    assert len(losses) == 1
+
+
+def test_the_run_says_where_it_came_from(data: Path, tmp_path: Path) -> None:
+    model = make("widened-recycled", tmp_path / "model", data)
+    go_on(model, data, tmp_path / "run", steps=2)
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (config["from_model"], config["model"], config["method"]) == (str(model), "decoder", None)
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert f"LlamaForCausalLM, widened: recycled, K=2" in card
+    assert f"`{model}` (weights {config['from_seal'][:16]}…)" in card
+    names: dict[str, Any] = {}
+    exec(card.split("```python\n")[1].split("```")[0], names)
+    assert names["model"].config.altup["method"] == "recycled"
+
+
+def test_a_resumed_run_refuses_other_weights_in_the_same_folder(data: Path, tmp_path: Path) -> None:
+    model = make("gpt2", tmp_path / "model", data)
+    go_on(model, data, tmp_path / "run", steps=2)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    with pytest.raises(UserError, match="holds other weights than those"):
+        go_on(model, data, tmp_path / "run", steps=2, resume=True)
+
+
+def test_the_model_decides_what_it_is(data: Path, tmp_path: Path) -> None:
+    model = make("gpt2", tmp_path / "model", data)
+    for wrong in ({"size": "small"}, {"method": "altup"}, {"k": 2}, {"model_overrides": {"d_ff": 4}}):
+        with pytest.raises(UserError, match=f"{next(iter(wrong))}=.* decides; leave it out"):
+            go_on(model, data, tmp_path / "run", **wrong)
+    with pytest.raises(UserError, match="model='t5': .* is of the kind 'decoder'"):
+        go_on(model, data, tmp_path / "run", model="t5")
+    assert not (tmp_path / "run").exists()
+
+
+def test_dropout_is_the_model_s_own_unless_given(data: Path, tmp_path: Path) -> None:
+    model = make("gpt2", tmp_path / "model", data)
+    for dropout, expected in ((None, 0.1), (0.0, 0.0)):
+        out = tmp_path / str(dropout)
+        go_on(model, data, out, steps=1, dropout=dropout)
+        config = transformers.AutoConfig.from_pretrained(out / "final")
+        assert {config.resid_pdrop, config.embd_pdrop, config.attn_pdrop} == {expected}
+
+
+def test_data_of_another_tokenizer_are_refused(data: Path, tmp_path: Path) -> None:
+    model = make("gpt2", tmp_path / "model", data)
+    other = tokenizer_of(data)
+    other.add_tokens(["another"])
+    other.save_pretrained(model)
+    with pytest.raises(UserError, match=r"prepared with another tokenizer \(700 .* --tokenizer .*model --out"):
+        go_on(model, data, tmp_path / "run")
+    for file in model.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(UserError, match="has no tokenizer"):
+        go_on(model, data, tmp_path / "run")
+
+
+def test_ids_and_lengths_beyond_the_tables_are_refused(data: Path, tmp_path: Path) -> None:
+    model = make("gpt2", tmp_path / "model", data)
+    with pytest.raises(UserError, match="more than the 64 positions"):
+        go_on(model, data, tmp_path / "run", inputs_length=65)
+    small = transformers.GPT2LMHeadModel.from_pretrained(model)
+    small.resize_token_embeddings(500)
+    small.save_pretrained(model)
+    with pytest.raises(UserError, match="only 500 rows; enlarge them"):
+        go_on(model, data, tmp_path / "run")
+
+
+def test_a_model_without_a_language_head_is_refused(data: Path, tmp_path: Path) -> None:
+    save(transformers.BertModel(transformers.BertConfig(**WIDTHS, vocab_size=768)), tmp_path / "model", data)
+    with pytest.raises(UserError, match="holds a BertModel, which is no causal, masked or"):
+        go_on(tmp_path / "model", data, tmp_path / "run")
+
+
+def test_the_highest_rate_is_a_tenth_of_a_fresh_model_s() -> None:
+    for optimizer in ("muon", "adamw", "adamw-rms", "adafactor"):
+        fresh = PretrainConfig(data="x", optimizer=optimizer)
+        further = PretrainConfig(data="x", optimizer=optimizer, from_model="y")
+        assert further.lr == pytest.approx(fresh.lr / 10)  # type: ignore[operator]
+    assert PretrainConfig(data="x", from_model="y", lr=0.06).lr == 0.06
