@@ -1,4 +1,4 @@
-"""`pretrain` from a model: ours, Transformers' own and widened ones go through the same loop and resume exactly."""
+"""`pretrain` from a model: ours, Transformers' own and widened ones go through one loop and resume exactly."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from altup.data.batches import HeldOut
 from altup.data.objectives import build_objective
 from altup.data.shards import TokenStream
 from altup.models.foreign import kind_of
+from altup.training.prefetch import label_name
 from altup.training.pretraining import OBJECTIVES, PretrainConfig, pretrain
-from tests.training.compare import assert_same_run, records
 from tests.processes import prepare_text
+from tests.training.compare import assert_same_run, records
 
 STEPS = 4
 SMALL: dict[str, Any] = {
@@ -91,7 +92,7 @@ def own_loss(place: Path, data: Path, **settings: Any) -> float:
     stream = TokenStream(data, "validation")
     held_out = HeldOut(stream, build_objective(OBJECTIVES[kind], stream.vocabulary, 32), 6)
     batch = {name: torch.from_numpy(a).long() for name, a in held_out.examples(0, 6).items()}
-    labels = batch.get("shift_labels", batch["labels"] if "labels" in batch else None)
+    labels = batch[label_name(batch)]
     given = {"labels": labels} if kind == "t5" else {}
     with torch.no_grad():
         logits = model(input_ids=batch["input_ids"], **given).logits
@@ -133,7 +134,7 @@ def test_the_run_says_where_it_came_from(data: Path, tmp_path: Path) -> None:
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (config["from_model"], config["model"], config["method"]) == (str(model), "decoder", None)
     card = (tmp_path / "run" / "README.md").read_text()
-    assert f"LlamaForCausalLM, widened: recycled, K=2" in card
+    assert "LlamaForCausalLM, widened: recycled, K=2" in card
     assert f"`{model}` (weights {config['from_seal'][:16]}…)" in card
     names: dict[str, Any] = {}
     exec(card.split("```python\n")[1].split("```")[0], names)
@@ -154,7 +155,7 @@ def test_the_model_decides_what_it_is(data: Path, tmp_path: Path) -> None:
     for wrong in ({"size": "small"}, {"method": "altup"}, {"k": 2}, {"model_overrides": {"d_ff": 4}}):
         with pytest.raises(UserError, match=f"{next(iter(wrong))}=.* decides; leave it out"):
             go_on(model, data, tmp_path / "run", **wrong)
-    with pytest.raises(UserError, match="model='t5': .* is of the kind 'decoder'"):
+    with pytest.raises(UserError, match=r"model='t5': .* is of the kind 'decoder'"):
         go_on(model, data, tmp_path / "run", model="t5")
     assert not (tmp_path / "run").exists()
 

@@ -78,8 +78,8 @@ def load_language_model(place: str | Path, config: PreTrainedConfig, dtype: torc
 class TokenSumsModel:
     """Mixed into a model's own class, so that it answers as ours do: sums over the tokens that count.
 
-    loss_sum = Σ −log p(label) + z_loss·(log Σ exp logits)², in float32. The weights' names and what `save_pretrained`
-    writes stay as they are. `masked_positions` is not needed: these heads answer everywhere.
+    loss_sum = Σ −log p(label) + z_loss·(log Σ exp logits)², in float32. The names of weights stay, and what is saved.
+    `masked_positions` is not needed: these heads answer everywhere.
     """
 
     config: PreTrainedConfig
@@ -94,8 +94,8 @@ class TokenSumsModel:
         masked_positions: Tensor | None = None,
         return_logits: bool = True,
     ) -> ModelOutput:
-        """input_ids: [batch, tokens]. `labels` are those of a decoder or of masked tokens; `shift_labels[t]` is the
-        token after `input_ids[t]`."""
+        """input_ids: [batch, tokens]. `labels` are those of a decoder or of masked tokens; `shift_labels[t]` is
+        the token after `input_ids[t]`."""
         inputs: dict[str, Any] = {"input_ids": input_ids}
         if self.config.is_encoder_decoder and labels is not None:
             inputs |= {"decoder_input_ids": shift_right(labels, self.config), "use_cache": False}

@@ -52,9 +52,9 @@ class Loop:
     gives the callback that measures it on held-out data, called on every rank; the checkpoint with the highest
     `score` of what it returns is the best, and so is, each for itself, the one with the highest value of every
     name in `also_best`. They are forgotten where a run goes on with another `yardstick`, which says what is
-    measured. `measures_start` evaluates before the first step too. `flops` is the cost of one training example, for
-    the share of the device's peak. `afterwards` writes what belongs to the folder of a run that has ended, on the
-    first rank.
+    measured. `measures_start` evaluates before the first step too. `flops` is the cost of one training example,
+    for the share of the device's peak. `afterwards` writes what belongs to the folder of a run that has ended, on
+    the first rank.
     """
 
     config: TrainConfig
