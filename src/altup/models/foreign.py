@@ -78,7 +78,7 @@ def load_language_model(place: str | Path, config: PreTrainedConfig, dtype: torc
 class TokenSumsModel:
     """Mixed into a model's own class, so that it answers as ours do: sums over the tokens that count.
 
-    loss_sum = Σ −log p(label) + z_loss·(log Σ exp logits)², in float32. The names of weights stay, and what is saved.
+    loss_sum = Σ −log p(label) + z_loss·(log Σ exp logits)², in float32. Names of weights and what is saved stay.
     `masked_positions` is not needed: these heads answer everywhere.
     """
 
