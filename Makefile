@@ -15,16 +15,20 @@ setup: $(READY)  ## make .venv with the pinned dependencies
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "altup needs Python 3.11 or newer; set PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: $(READY)  ## train dense, AltUp and Recycled-AltUp side by side on this machine (a few minutes, CPU)
 	$(BIN)/altup demo
 
-test: $(READY) lint  ## lint, type check and the default test suite
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) -m interpreter tests/kernels
+# mypy needs one core for half a minute: it runs beside the tests, and is told after them.
+test: $(READY)  ## lint, type check and the default test suite
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@$(BIN)/mypy >$(VENV)/mypy.log 2>&1 & mypy=$$!; failed=0; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal || failed=1; \
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m interpreter tests/kernels || failed=1; \
+	wait $$mypy || failed=1; echo mypy; cat $(VENV)/mypy.log; exit $$failed
 
 test-slow: $(READY)  ## the checks that take minutes: kills, over-fitting, full disks
 	$(BIN)/python -m pytest -m slow
