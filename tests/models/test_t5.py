@@ -84,6 +84,16 @@ def test_conversion_refuses_what_does_not_fit():
         from_hugging_face(first_version)
 
 
+@torch.no_grad()
+def test_labels_alone_are_shifted_as_hugging_face_shifts_them():
+    """Teacher forcing: the decoder reads the labels behind the start token."""
+    theirs = hugging_face_t5()
+    data = {name: value for name, value in batch().items() if not name.startswith("decoder")}
+    ours = from_hugging_face(theirs)(**data)
+    torch.testing.assert_close(ours.logits, theirs(**data).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.loss, theirs(**data).loss)
+
+
 @pytest.mark.parametrize("method", ALL_METHODS)
 class TestEveryMethod:
     @torch.no_grad()
