@@ -11,7 +11,14 @@ import pytest
 
 from altup.core.errors import UserError
 from altup.data.tasks import Example, Task, find_task
-from altup.evaluation.metrics import METRICS, compute_metrics, normalise, normalise_trivia, parse_score
+from altup.evaluation.metrics import (
+    METRICS,
+    compute_metrics,
+    normalise,
+    normalise_trivia,
+    parse_score,
+    predicted_label,
+)
 from altup.evaluation.scores import score_suites, score_task
 
 
@@ -139,11 +146,38 @@ def test_numbers_in_predictions(text: str, value: float) -> None:
         ("", "the man", False, False),
         ("the", "the man", False, False),
         ("his", "his coat", True, False),
+        # Larry's father is not Larry, and not any father; of two with an apostrophe the words decide.
+        ("father", "Larry's father", True, False),
+        ("Larry", "Larry's father", True, False),
+        ("Larry", "Larry's father", False, True),
+        ("Emma's mother", "mother", True, False),
+        ("Larry's", "Larry's father", True, True),
+        ("the Larry's father", "larry's father", True, True),
+        ("Amy's parents", "Larry's father", True, False),
+        ("'", "Larry's father", False, True),
     ],
 )
 def test_wsc_compares_leniently(prediction: str, candidate: str, label: bool, right: bool) -> None:
     examples = [Example("wsc: x", candidate, (candidate, label))]
     assert measure("referent_accuracy", "wsc", [prediction], examples) == 100 * right
+
+
+@pytest.mark.parametrize(
+    ("name", "prediction", "label"),
+    [
+        ("cola", " acceptable", {"label": 1}),
+        ("cola", "unacceptable", {"label": 0}),
+        ("cola", "maybe", {"label": None}),
+        ("stsb", "3.8", {"label": 3.8}),
+        ("stsb", "much", {"label": None}),
+        ("wsc", "man", {"label": 1}),
+        ("wsc", "the woman", {"label": 0}),
+        ("wsc", "the", {"label": None}),
+        ("squad", "the man", {}),
+    ],
+)
+def test_the_label_that_a_prediction_says(name: str, prediction: str, label: dict[str, Any]) -> None:
+    assert predicted_label(find_task(name), prediction, Example("x", "the man", ("the man", False))) == label
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,17 @@
-"""`altup evaluate`: scores of a model on tasks and suites."""
+"""`altup evaluate`: scores of a model on tasks and suites, or its predictions for records without labels."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from altup.core.text import number_of
+
 if TYPE_CHECKING:
+    from altup.evaluation.predict import Predictions
     from altup.evaluation.scores import TaskScore
 
 Tasks = Annotated[
@@ -38,44 +42,68 @@ def command(
     precision: Annotated[
         str | None, typer.Option(help="bf16 or fp32.", show_default="bf16 on GPUs, else fp32")
     ] = None,
+    predict_only: Annotated[
+        bool, typer.Option("--predict-only", help="Predict records, which need no labels, and score nothing.")
+    ] = False,
+    split: Annotated[
+        str | None, typer.Option(help="The split that --predict-only reads.", show_default="test")
+    ] = None,
     on_error: Annotated[str, typer.Option(help="Bad records: stop, or skip and count them.")] = "stop",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Decode the held-out examples greedily, score them, and keep every prediction as JSON lines.
 
-    Scores of other tasks that the same model has in the folder are kept.
+    Scores of other tasks that the same model has in the folder are kept. With --predict-only nothing is scored, so
+    a test set's records, which have no labels, can be answered.
     """
     from rich.console import Console
     from rich.progress import Progress
 
-    from altup.evaluation.evaluate import evaluate_model
+    from altup.core.errors import UserError
+    from altup.evaluation.evaluate import Evaluation, evaluate_model
+    from altup.evaluation.predict import Predictions, predict_model
 
+    if split is not None and not predict_only:
+        raise UserError(f"--split {split} goes with --predict-only; scores are those of the held-out split")
+    found: Evaluation | Predictions
     with Progress(console=Console(stderr=True), transient=True) as bar:
         line = bar.add_task("decoding", total=None)
-        found = evaluate_model(
-            model,
-            task or (),
-            suite or (),
-            data=data,
-            out=out,
-            limit=limit,
-            inputs_length=inputs_length,
-            targets_length=targets_length,
-            batch_size=batch_size,
-            precision=precision,
-            on_error=on_error,
-            say=lambda text: typer.secho(text, err=True, fg="yellow"),
-            progress=lambda done, total: bar.update(line, completed=done, total=total),
-        )
+        options: dict[str, Any] = {
+            "data": data,
+            "out": out,
+            "limit": limit,
+            "inputs_length": inputs_length,
+            "targets_length": targets_length,
+            "batch_size": batch_size,
+            "precision": precision,
+            "on_error": on_error,
+            "progress": lambda done, total: bar.update(line, completed=done, total=total),
+        }
+        if predict_only:
+            found = predict_model(model, task or (), suite or (), split=split or "test", **options)
+        else:
+            say = functools.partial(typer.secho, err=True, fg="yellow")
+            found = evaluate_model(model, task or (), suite or (), say=say, **options)
     if as_json:
         import json
 
         typer.echo(json.dumps(found.summary, indent=2, ensure_ascii=False))
         return
-    Console().print(score_table(found.scores, found.model))
+    if isinstance(found, Predictions):
+        tell_predictions(found)
+    else:
+        Console().print(score_table(found.scores, found.model))
     if left_out := found.bad_input.summary():
         typer.secho(f"left out: {left_out}", err=True, fg="yellow")
-    typer.echo(f"predictions and scores are in {found.folder}")
+    typer.echo(f"predictions {'' if predict_only else 'and scores '}are in {found.folder}")
+
+
+def tell_predictions(found: Predictions) -> None:
+    for split in found.splits:
+        notes = [f"{split.unknown:,} are no label"] if split.unknown else []
+        notes += [f"{split.cut:,} inputs were cut"] if split.cut else []
+        told = f" ({'; '.join(notes)})" if notes else ""
+        typer.echo(f"{split.task}, {split.split}: {number_of(split.examples, 'prediction')}{told}")
 
 
 def score_table(scores: list[TaskScore], title: str) -> Any:

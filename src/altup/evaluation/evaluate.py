@@ -63,20 +63,9 @@ def evaluate_model(
     by default in the run, the lengths those of the run's fine-tuning. Scores that the same weights have in `out`
     are kept. `progress` reports how many of all examples are decoded.
     """
-    check_whole("batch_size", batch_size, 1)
-    given = {"limit": (limit, 1), "inputs_length": (inputs_length, 2), "targets_length": (targets_length, 2)}
-    for name, (number, least) in given.items():
-        if number is not None:
-            check_whole(name, number, least)
-    if precision is not None:
-        check_choice("precision", precision, ("bf16", "fp32"))
-    wanted = find_tasks([*map(check_suite, suites), *tasks])
-    named = {task.name for task in find_tasks(tasks)} if tasks else set()
+    check_numbers(batch_size, limit, inputs_length, targets_length, precision)
     source, bad_input = open_tasks(data), BadInput(on_error)
-    # A suite may lack tasks, which its score then says; a task given by name must be there.
-    present = [task for task in wanted if task.name in named or has_held_out(task, source)]
-    if not present:
-        raise UserError(f"none of the suite's tasks is in {data}; check --data")
+    present = choose_tasks(tasks, suites, lambda task: has_held_out(task, source))
     found = find_model_place(model)
     held_out = load_held_out(present, source, bad_input, limit)
     out = out or found.scores
@@ -87,13 +76,6 @@ def evaluate_model(
     for note in (replaced, *other_limits(before, limit, [task.name for task in present])):
         if note:
             say(note)
-    done, total = 0, sum(map(len, held_out))
-
-    def count(more: int) -> None:
-        nonlocal done
-        done += more
-        progress(done, total)
-
     scores = evaluate_tasks(
         loaded.model,
         loaded.tokenizer,
@@ -103,12 +85,50 @@ def evaluate_model(
         targets_length or found.targets_length,
         batch_size=batch_size,
         autocast=loaded.autocast,
-        progress=count,
+        progress=counter(progress, sum(map(len, held_out))),
     )
     scores = merge_scores(stored_scores(out, found.place, weights)[0], scores)  # read again: decoding is slow
     summary = summarise(scores, found.place, weights)
     write_scores(out, summary)
     return Evaluation(found.place, out, scores, summary, bad_input)
+
+
+def check_numbers(
+    batch_size: int,
+    limit: int | None,
+    inputs_length: int | None,
+    targets_length: int | None,
+    precision: str | None,
+) -> None:
+    check_whole("batch_size", batch_size, 1)
+    given = {"limit": (limit, 1), "inputs_length": (inputs_length, 2), "targets_length": (targets_length, 2)}
+    for name, (number, least) in given.items():
+        if number is not None:
+            check_whole(name, number, least)
+    if precision is not None:
+        check_choice("precision", precision, ("bf16", "fp32"))
+
+
+def choose_tasks(tasks: Sequence[str], suites: Sequence[str], has_data: Callable[[Task], bool]) -> list[Task]:
+    """The tasks given by name, which must be there, and those of suites, which may lack some."""
+    wanted = find_tasks([*map(check_suite, suites), *tasks])
+    named = {task.name for task in find_tasks(tasks)} if tasks else set()
+    present = [task for task in wanted if task.name in named or has_data(task)]
+    if not present:
+        raise UserError("none of the suite's tasks is in the data; check --data")
+    return present
+
+
+def counter(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    """A function that is told how many more are done, and reports how many are done of all."""
+    done = 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        progress(done, total)
+
+    return count
 
 
 @dataclass(frozen=True)

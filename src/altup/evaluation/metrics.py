@@ -125,13 +125,37 @@ def referent_accuracy(task: Task, predictions: Sequence[str], examples: Sequence
     right = 0
     for prediction, example in zip(predictions, examples, strict=True):
         candidate, label = example.references
-        words, wanted = _content_words(prediction), _content_words(candidate)
-        right += bool(words) and (words <= wanted or wanted <= words) == label
+        right += is_referent(prediction, candidate) == label
     return 100 * right / len(examples)
+
+
+def is_referent(prediction: str, candidate: str) -> bool | None:
+    """Whether a prediction means the candidate: all words of one are in the other. None if it says nothing.
+
+    With an apostrophe in one of them alone they differ: "father" is not "Larry's father".
+    """
+    words, wanted = _content_words(prediction), _content_words(candidate)
+    if not words:
+        return None
+    return ("'" in prediction) == ("'" in candidate) and (words <= wanted or wanted <= words)
 
 
 def _content_words(text: str) -> set[str]:
     return {word for word in text.lower().split() if word not in DETERMINERS}
+
+
+def predicted_label(task: Task, prediction: str, example: Example) -> dict[str, int | float | None]:
+    """`{"label": …}` as the task's data would have it, None where a prediction is no label; `{}` for free text."""
+    if task.labels:
+        text = prediction.strip()
+        return {"label": task.labels.index(text) if text in task.labels else None}
+    if "referent_accuracy" in task.metrics:
+        found = is_referent(prediction, example.references[0])
+        return {"label": None if found is None else int(found)}
+    if {"pearson", "spearman"} & set(task.metrics):
+        score = parse_score(prediction)
+        return {"label": None if score == UNKNOWN else score}
+    return {}
 
 
 def normalise(text: str, punctuation: str = string.punctuation, replacement: str = "") -> str:

@@ -17,7 +17,16 @@ from altup.core.errors import UserError
 from altup.data import tokenizer as vocabularies
 from altup.data.bad_input import BadInput
 from altup.data.tasks import Task, find_task
-from altup.data.tasks.examples import TaskFolder, TaskHub, load_examples, open_tasks, pad, read_examples, tokenise
+from altup.data.tasks.examples import (
+    TaskFolder,
+    TaskHub,
+    load_examples,
+    open_tasks,
+    pad,
+    read_examples,
+    read_inputs,
+    tokenise,
+)
 from altup.data.tasks.published import classification
 
 RECORDS = [{"sentence": f"Sentence {i}.", "label": i % 2, "idx": i} for i in range(5)]
@@ -69,6 +78,37 @@ def test_damage_stops_with_its_place_or_is_counted(tmp_path: Path, damage: bytes
     assert f"1 × {reason} (first: " in bad_input.summary()
 
 
+UNLABELLED = b'{"sentence": "Is it?", "label": -1, "idx": 7}\n{"sentence": "It is!"}\n'
+
+
+def test_records_without_labels_are_told_how_to_use(tmp_path: Path) -> None:
+    root = write_cola(tmp_path, LINES + UNLABELLED)
+    with pytest.raises(UserError, match=r"line 6: no label .*--predict-only"):
+        read(root)
+    texts, bad_input = read(root, "skip")
+    assert (len(texts), bad_input.state()["no label"]["count"]) == (5, 2)
+    alone = TaskFolder(write_cola(tmp_path / "alone", UNLABELLED))
+    with pytest.raises(UserError, match=r"no usable example; .*--predict-only"):
+        load_examples(find_task("cola"), "train", alone, BadInput("skip"))
+
+
+def test_what_is_asked_is_read_with_and_without_labels(tmp_path: Path) -> None:
+    task = find_task("cola")
+
+    def ask(content: bytes) -> list[tuple[dict[str, Any], str]]:
+        source = TaskFolder(write_cola(tmp_path, content, "test.jsonl"))
+        return [(place, example.input) for place, example in read_inputs(task, "test", source, BadInput("stop"))]
+
+    assert ask(LINES) == [({"idx": i}, f"cola sentence: Sentence {i}.") for i in range(5)]
+    assert ask(UNLABELLED) == [({"idx": 7}, "cola sentence: Is it?"), ({"idx": 1}, "cola sentence: It is!")]
+    for both, place in ((LINES + UNLABELLED, "line 6 has no label"), (UNLABELLED + LINES, "line 3 has a label")):
+        with pytest.raises(UserError, match=f"{place}, and .*line 1 has"):
+            ask(both)
+    task = Task(name="x", write=task.write, metrics=(), folder="glue/cola")
+    with pytest.raises(UserError, match="task x does not say which fields hold its answers"):
+        ask(UNLABELLED)
+
+
 def test_a_torn_archive_is_told(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 1 << 60, 20_000)
     lines = "".join(json.dumps({"sentence": str(n), "label": 0}) + "\n" for n in noise).encode()
@@ -94,6 +134,10 @@ def test_one_validation_file_counts_as_mnli_matched(tmp_path: Path) -> None:
     (folder / "validation.jsonl").write_text("{}\n")
     source, mnli = TaskFolder(tmp_path), find_task("mnli")
     assert [source.has(mnli, split) for split in mnli.held_out] == [True, False]
+    (folder / "validation.jsonl").rename(folder / "test.jsonl")
+    assert mnli.test_splits() == ("test_matched", "test_mismatched")
+    assert [source.has(mnli, split) for split in mnli.test_splits()] == [True, False]
+    assert find_task("cola").test_splits() == ("test",)
 
 
 def test_a_hugging_face_dataset_reads_as_the_folder_does(tmp_path: Path) -> None:
@@ -165,7 +209,25 @@ def test_real_wsc_marks_every_pronoun_and_trains_on_the_true_cases(shared: Path)
     assert len(load_examples(task, "train", source, BadInput("stop"))) == 259
     for split in ("train", "validation"):
         for example in load_examples(task, split, source, BadInput("stop"), training=False):
-            assert re.search(r"\*\w+\*", example.input)
+            assert re.search(r"\*\w+\*(?= |$)", example.input)
+
+
+def test_real_wsc_is_the_fixed_version(shared: Path) -> None:
+    """`wsc.fixed`: every referent is a part of its text; no other referent has changed."""
+    source, task = TaskFolder(shared / "data/tasks"), find_task("wsc")
+    changed = {}
+    for split in ("train", "validation"):
+        records = [record for _, record in source.records(task, split, BadInput("stop"))]
+        examples = load_examples(task, split, source, BadInput("stop"), training=False)
+        pairs = list(zip(records, examples, strict=True))
+        assert all(example.target in record["text"] for record, example in pairs)
+        assert all(
+            example.target == record["span1_text"]
+            for record, example in pairs
+            if record["span1_text"] in record["text"]
+        )
+        changed[split] = sum(example.target != record["span1_text"] for record, example in pairs)
+    assert changed == {"train": 88, "validation": 8}
 
 
 def made_up_text() -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from altup.data.tasks import SUITES, TASKS, Example, find_task
-from altup.data.tasks.published import mark_pronoun, space_punctuation
+from altup.data.tasks.published import as_in_text, mark_pronoun, space_punctuation
 from altup.data.tasks.task import BadRecordError
 
 PAIR = {"sentence1": "It rains.", "sentence2": "It is wet."}
@@ -194,7 +194,7 @@ def test_record_trains_on_each_answer_and_is_evaluated_once() -> None:
 def test_similarity_is_rounded_to_fifths(score: float, text: str) -> None:
     (example,) = find_task("stsb").write({**PAIR, "label": score}, True)
     assert example.target == text
-    assert example.references == (score,)
+    assert example.references == (float(text),)  # T5 reads both sides of the correlation from text
 
 
 def test_multirc_groups_the_answers_of_a_question() -> None:
@@ -218,15 +218,34 @@ def test_wsc_trains_on_true_cases_only() -> None:
 @pytest.mark.parametrize(
     ("text", "pronoun", "index", "marked"),
     [
-        ('John laughed. "Good for him," he said.', "him", 4, 'John laughed. "Good for *him*," he said.'),
+        ('John laughed. "Good for him," he said.', "him", 4, 'John laughed. "Good for *him* ," he said.'),
         ("They want to use it , now", "it", 3, "They want to use *it* , now"),  # a neighbour of the word given
         ("He saw that he was he", "he", 3, "He saw that *he* was he"),
         ("the hen saw He", "he", 3, "the hen saw *He*"),
-        ("so (she)", "she", 1, "so (*she*)"),
+        ("so (she)", "she", 1, "so (*she* )"),
     ],
 )
 def test_the_pronoun_is_marked(text: str, pronoun: str, index: int, marked: str) -> None:
     assert mark_pronoun(text, pronoun, index) == marked
+
+
+@pytest.mark.parametrize(
+    ("span", "text", "fixed"),
+    [
+        ("The worm", "The fish ate the worm . It was tasty.", "the worm"),
+        ("the lawyer", "The lawyer asked the witness a question.", "The lawyer"),
+        ("wide\nopen door", "She saw the wide open door .", "wide open door"),
+        ("the door.", "She saw the door , and left.", "the door"),
+        ("The art", "The start was the art of it.", "the art"),  # whole words
+        ("Ann and Bo", "Ann , and then Bo , left.", "Ann and Bo"),  # words between: nothing to be done
+        ("the worm", "The fish ate the worm .", "the worm"),
+    ],
+)
+def test_a_referent_is_written_as_its_text_has_it(span: str, text: str, fixed: str) -> None:
+    assert as_in_text(span, text) == fixed
+    record = {"text": f"{text} So he said.", "span1_text": span, "span2_text": "he", "span2_index": 9, "label": 1}
+    (example,) = find_task("wsc").write(record, True)
+    assert (example.target, example.references) == (fixed, (fixed, True))
 
 
 def test_punctuation_is_spaced_and_unicode_left_alone() -> None:
@@ -236,6 +255,22 @@ def test_punctuation_is_spaced_and_unicode_left_alone() -> None:
 def test_trivia_answers_need_no_other_names() -> None:
     record = {"question": "Q", "answer": {"value": "A", "aliases": []}}
     assert find_task("trivia_qa").write(record, True)[0].references == ("A",)
+
+
+@pytest.mark.parametrize(("name", "record", "text", "target"), [*GOLDEN, ("record", RECORD, RECORD_INPUT, "Oslo")])
+def test_what_a_record_asks_does_not_depend_on_its_label(
+    name: str, record: dict[str, Any], text: str, target: str
+) -> None:
+    task = find_task(name)
+    blanks = {"label": (-1, -1.0, None), "answers": ([], {"text": [], "answer_start": []}, None)}
+    blanks["answer"] = ({"value": "<unk>", "aliases": [], "type": ""}, None)
+    assert not task.is_unlabelled(record)
+    for field in task.answer_fields:
+        for blank in blanks[field]:
+            assert task.is_unlabelled({**record, field: blank})
+        assert task.is_unlabelled({key: value for key, value in record.items() if key != field})
+    (example,) = task.write({**record, **task.answer_fields}, False)
+    assert example.input == text
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,9 @@ def test_no_task_at_all() -> None:
 def test_own_task_from_a_file_and_a_folder(tmp_path: Path) -> None:
     (tmp_path / "validation.jsonl").write_text('{"input": "1 + 1", "target": "2"}\n')
     assert find_task(str(tmp_path)).files == {"validation": tmp_path / "validation.jsonl"}
-    assert set(find_task(str(tmp_path / "validation.jsonl")).files) == {"train", "validation"}
+    assert set(find_task(str(tmp_path / "validation.jsonl")).files) == {"train", "validation", "test"}
+    (tmp_path / "test.jsonl").write_text('{"input": "1 + 2"}\n')
+    assert find_task(str(tmp_path)).files["test"] == tmp_path / "test.jsonl"
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"train\.jsonl"):
         find_task(str(tmp_path / "empty"))

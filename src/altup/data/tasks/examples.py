@@ -19,8 +19,10 @@ from altup.data.text_files import damage_reported, read_json_lines
 
 TEXTS = 1_000  # texts tokenised at a time, which bounds the memory of their token lists
 KINDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-# A folder may hold a single validation file for MNLI; it then counts as the matched split.
-STANDS_FOR = {"validation_matched": "validation"}
+# A folder may hold a single validation or test file for MNLI; it then counts as the matched split.
+STANDS_FOR = {"validation_matched": "validation", "test_matched": "test"}
+UNLABELLED = "no label"
+IDS = ("idx", "id", "question_id")  # what the published sets call a record's name
 
 
 class TaskSource(Protocol):
@@ -146,22 +148,53 @@ def read_examples(
     """The examples of a split; bad records go to `bad_input`. `training` is true for `train` by default."""
     training = split == "train" if training is None else training
     for where, record in source_of(task, source).records(task, split, bad_input):
-        try:
-            examples = task.write(record, training)
-        except BadRecordError as error:
-            bad_input.report(error.reason, where, str(error))
+        if task.is_unlabelled(record):
+            bad_input.report(UNLABELLED, where, "altup evaluate --predict-only answers such records")
             continue
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            # A user's own task that does not check its records.
-            bad_input.report("unreadable record", where, f"{task.name}: {type(error).__name__}: {error}")
-            continue
-        for example in examples:
+        for example in _write(task, record, training, where, bad_input):
             if task.labels and example.target not in task.labels:
                 known = ", ".join(task.labels)
                 bad_input.report("label outside its set", where, f"{example.target!r}; known are {known}")
                 continue
             if bad_input.accept(example.input, where) and bad_input.accept(example.target, where):
                 yield example
+
+
+def _write(task: Task, record: Record, training: bool, where: str, bad_input: BadInput) -> list[Example]:
+    try:
+        return task.write(record, training)
+    except BadRecordError as error:
+        bad_input.report(error.reason, where, str(error))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        # A user's own task that does not check its records.
+        bad_input.report("unreadable record", where, f"{task.name}: {type(error).__name__}: {error}")
+    return []
+
+
+def read_inputs(
+    task: Task, split: str, source: TaskSource, bad_input: BadInput
+) -> Iterator[tuple[dict[str, Any], Example]]:
+    """What a split asks: each record's id (`{"idx": 7}`) and its example, whose answer is a stand-in.
+
+    Labels, if there are any, are not read; but either all records have one or none has.
+    """
+    if not task.answer_fields:
+        raise UserError(
+            f"task {task.name} does not say which fields hold its answers; "
+            "declare them: Task(…, answer_fields={'label': 0})"
+        )
+    first: tuple[str, bool] | None = None
+    for number, (where, record) in enumerate(source_of(task, source).records(task, split, bad_input)):
+        unlabelled = task.is_unlabelled(record)
+        first = first or (where, unlabelled)
+        if unlabelled != first[1]:
+            has, had = ("no", "one") if unlabelled else ("a", "none")
+            raise UserError(f"{where} has {has} label, and {first[0]} has {had}; predict them as two sets")
+        name = next((name for name in IDS if record.get(name) is not None), None)
+        place = {name: record[name]} if name else {"idx": number}
+        for example in _write(task, {**record, **task.answer_fields}, False, where, bad_input):
+            if bad_input.accept(example.input, where):
+                yield place, example
 
 
 def load_examples(
@@ -175,7 +208,9 @@ def load_examples(
     """The first `limit` examples of a split, which must have one."""
     found = list(islice(read_examples(task, split, source, bad_input, training), limit))
     if not found:
-        raise UserError(f"task {task.name}, split {split}: no usable example; check its files")
+        unlabelled = UNLABELLED in bad_input.state()
+        what_to_do = "predict records without labels with --predict-only" if unlabelled else "check its files"
+        raise UserError(f"task {task.name}, split {split}: no usable example; {what_to_do}")
     return found
 
 

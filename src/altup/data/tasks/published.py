@@ -34,13 +34,14 @@ def classification(prefix: str, keys: tuple[str, ...], labels: tuple[str, ...]) 
 
 
 def similarity(prefix: str, keys: tuple[str, ...]) -> Write:
-    """STS-B: the score from 0 to 5 as text, rounded to the nearest 0.2; evaluation compares with the score."""
+    """STS-B: the score from 0 to 5 as text, rounded to the nearest 0.2; evaluation compares with this number."""
 
     def write(record: Record, training: bool) -> list[Example]:
         score = value_of(record, "label")
         if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 5:
             raise BadRecordError("label outside its set", f"label={score!r}; scores go from 0 to 5")
-        return [Example(keyed(prefix, keys, record), f"{round(score * 5) / 5:.1f}", (float(score),))]
+        rounded = round(score * 5) / 5
+        return [Example(keyed(prefix, keys, record), f"{rounded:.1f}", (rounded,))]
 
     return write
 
@@ -79,20 +80,42 @@ def wsc(record: Record, training: bool) -> list[Example]:
     label = label_of(record, ("False", "True"))
     if training and label == "False":
         return []
-    candidate = text_of(record, "span1_text")
-    text = mark_pronoun(text_of(record, "text"), text_of(record, "span2_text"), value_of(record, "span2_index"))
-    return [Example(f"wsc: {text}", candidate, (candidate, label == "True"))]
+    text = text_of(record, "text")
+    candidate = as_in_text(text_of(record, "span1_text"), text)
+    marked = mark_pronoun(text, text_of(record, "span2_text"), value_of(record, "span2_index"))
+    return [Example(f"wsc: {marked}", candidate, (candidate, label == "True"))]
+
+
+def as_in_text(span: str, text: str) -> str:
+    """A span as its text has it: some are published in another case, with line ends, or with a full stop behind.
+
+    That makes `wsc` the set `wsc.fixed`, which T5 uses. A span whose words are not in the text stays as it is.
+    """
+    if span in text:
+        return span
+    found = whole_words(span.rstrip(".").split()).search(text)
+    return found[0] if found else span
+
+
+def whole_words(words: list[str]) -> re.Pattern[str]:
+    """Finds these words, one after the other, in any case."""
+    joined = r"\s+".join(map(re.escape, words))
+    return re.compile(rf"(?<!\w){joined}(?!\w)", re.IGNORECASE)
 
 
 def mark_pronoun(text: str, pronoun: str, index: int) -> str:
-    """Put asterisks around the pronoun, word `index` of the text; a few published records are off by a word."""
+    """Put asterisks around the pronoun, word `index` of the text; a few published records are off by a word.
+
+    Punctuation that follows at once gets a space before it, which nearly all records have there anyway.
+    """
     words = text.split(" ")
-    whole = re.compile(rf"(?<!\w){re.escape(pronoun)}(?!\w)", re.IGNORECASE)
+    whole = whole_words(pronoun.split())
     places = [i for i, word in enumerate(words) if whole.search(word)]
     if not places or not isinstance(index, int):
         raise BadRecordError("pronoun not in its text", f"span2_text={pronoun!r}, span2_index={index!r}")
     place = min(places, key=lambda i: abs(i - index))
-    words[place] = whole.sub(lambda match: f"*{match[0]}*", words[place], count=1)
+    before, said, behind = re.split(f"({whole.pattern})", words[place], maxsplit=1, flags=re.IGNORECASE)
+    words[place] = f"{before}*{said}* {behind}".strip()
     return " ".join(words).strip()
 
 
@@ -137,6 +160,7 @@ def _suite_task(
     usual: dict[str, Any] = {
         "write": classification(name, keys, labels),
         "layout": keyed_layout(name, keys),
+        "answer_fields": {"label": 0},
         "published": dict(zip(("train", "validation"), sizes, strict=True)),
     }
     return Task(
@@ -235,6 +259,7 @@ SUPER_GLUE = (
         description="which entity stands at @placeholder?",
         keys=("query", "entities", "passage"),
         write=record,
+        answer_fields={"answers": ["?"]},
     ),
     _suite_task(
         *("super_glue", "rte", ("accuracy",), (2_490, 277), "does the premise entail the hypothesis?"),
@@ -260,6 +285,7 @@ QUESTION_ANSWERING = (
         metrics=("exact_match", "f1_words"),
         description="the answer is a part of the context",
         layout="question: {question} context: {context}, spaces around punctuation",
+        answer_fields={"answers": {"text": ["?"]}},
         targets_length=97,
         folder="squad/v1.1",
         hub=("rajpurkar/squad", None),
@@ -271,6 +297,7 @@ QUESTION_ANSWERING = (
         metrics=("trivia_exact_match", "trivia_f1_words"),
         description="questions of quizzes, from memory",
         layout="trivia_qa question: {question}",
+        answer_fields={"answer": {"value": "?", "aliases": []}},
         inputs_length=128,
         targets_length=32,
         folder="trivia_qa/unfiltered.nocontext",

@@ -44,7 +44,8 @@ def find_task(name: str) -> Task:
     """A task by its full name, its name without the suite where that is unique, or a user's file or folder.
 
     `my.jsonl` (also .gz, .zst) is a task whose lines hold `input` and `target`; a folder holds `train.jsonl` and
-    `validation.jsonl` of this kind. `my.py` is a Python file that registers a task, `my.py:news` one of several.
+    `validation.jsonl` of this kind, and maybe `test.jsonl`, whose lines need no `target`. `my.py` is a Python file
+    that registers a task, `my.py:news` one of several.
     """
     if name in TASKS:
         return TASKS[name]
@@ -113,14 +114,14 @@ def own_task(path: Path) -> Task:
     if path.is_dir():
         files = {
             split: file
-            for split in ("train", "validation")
+            for split in ("train", "validation", "test")
             for kind in KINDS
             if (file := path / f"{split}.jsonl{kind}").exists()
         }
         if not files:
             raise UserError(f"task {str(path)!r}: the folder has no train.jsonl or validation.jsonl (.gz, .zst)")
     elif path.exists():
-        files = {"train": path, "validation": path}
+        files = dict.fromkeys(("train", "validation", "test"), path)
     else:
         raise UserError(f"task {str(path)!r}: no such file")
     name = path.name.partition(".jsonl")[0] or str(path)
@@ -130,6 +131,7 @@ def own_task(path: Path) -> Task:
         metrics=("exact_text",),
         description=f"from {path}",
         layout="{input}",
+        answer_fields={"target": "?"},
         files=files,
     )
     return _named(task)

@@ -39,6 +39,8 @@ class Task:
     - `write(record, training)` gives the examples of a record: none (left out), one, or several;
     - `metrics` are names in `altup.evaluation.metrics`, `labels` the targets of a classification in the order of
       their numbers;
+    - `answer_fields` are the fields that hold a record's answer, each with a stand-in for it where an answer is
+      to be predicted;
     - `folder` is where its files lie below a data folder, `hub` its (name, config) as a Hugging Face dataset;
     - `layout` shows an input, with the record's fields in braces;
     - `inputs_length` and `targets_length` are its own limits in tokens, where it has any;
@@ -52,6 +54,7 @@ class Task:
     description: str = ""
     layout: str = ""
     labels: tuple[str, ...] = ()
+    answer_fields: Mapping[str, Any] = field(default_factory=dict)
     inputs_length: int | None = None
     targets_length: int | None = None
     folder: str = ""
@@ -68,9 +71,26 @@ class Task:
     def short_name(self) -> str:
         return self.name.rpartition("/")[2]
 
+    def test_splits(self) -> tuple[str, ...]:
+        """`test`, or MNLI's two, as those that it is scored on."""
+        ends = [split.removeprefix("validation") for split in self.held_out if split.startswith("validation")]
+        return tuple(f"test{end}" for end in ends or [""])
+
+    def is_unlabelled(self, record: Record) -> bool:
+        return bool(self.answer_fields) and all(is_blank(record.get(name)) for name in self.answer_fields)
+
     def lengths(self, inputs: int = INPUTS_LENGTH, targets: int = TARGETS_LENGTH) -> tuple[int, int]:
         """The most tokens of an input and of a target: what a run asks for, or the task's own where it is less."""
         return min(inputs, self.inputs_length or inputs), min(targets, self.targets_length or targets)
+
+
+def is_blank(value: Any) -> bool:
+    """Whether a field holds no answer: nothing, or −1, `<unk>` or no texts, as in Hugging Face's test sets."""
+    if isinstance(value, Mapping):
+        return all(map(is_blank, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_blank, value))
+    return value is None or value in ("", "<unk>", -1)
 
 
 def text_of(record: Record, name: str) -> str:
