@@ -75,7 +75,7 @@ def test_a_test_set_is_answered_and_nothing_is_scored(home: Path, model: Path) -
 
 
 def test_predictions_are_those_that_an_evaluation_scores(home: Path, model: Path) -> None:
-    """With another limit on other splits; and scores that are there stay as they are."""
+    """Whether they have labels or not; and scores that are there stay as they are."""
     run(model, "--task", "cola")
     scores = Path("out/scores.json").read_bytes()
     scored = [json.loads(line) for line in Path("out/glue/cola.validation.jsonl").read_text().splitlines()]
@@ -89,7 +89,9 @@ def test_predictions_are_those_that_an_evaluation_scores(home: Path, model: Path
 def test_a_suite_is_answered_as_far_as_it_is_there(home: Path, model: Path) -> None:
     found = json.loads(run(model, "--predict-only", "--suite", "glue", "--json"))
     assert [(split["task"], split["split"]) for split in found["predictions"]] == [
-        *(("glue/cola", "test"), ("glue/mnli", "test_matched"), ("glue/mnli", "test_mismatched")),
+        ("glue/cola", "test"),
+        ("glue/mnli", "test_matched"),
+        ("glue/mnli", "test_mismatched"),
     ]
     assert all(Path(split["file"]).is_file() for split in found["predictions"])
 
