@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +41,12 @@ def test_one_model_as_json() -> None:
         assert object_[whole] == sum(object_[parts].values())
 
 
-def test_xl_is_not_built() -> None:
-    start = time.perf_counter()
+def test_xl_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: object) -> None:
+        raise AssertionError("a module is built")
+
+    monkeypatch.setattr("torch.nn.Module.__init__", build)
     assert count("--size", "xl", "--method", "altup+moe")["total"] > 3e9
-    assert time.perf_counter() - start < 0.5  # its weights alone would take longer to allocate
 
 
 def test_the_papers_tables_fit_a_terminal_and_agree() -> None:

@@ -193,6 +193,7 @@ def test_read_ahead_keeps_the_order_and_passes_errors_on(stream: TokenStream) ->
         next(results)
 
 
+@pytest.mark.slow  # for a quiet machine
 def test_it_is_fast(stream: TokenStream) -> None:
     """568-token sequences from shards a second of CPU time; a quarter of what 2 cores must give together."""
     batches = ShardBatches(stream, build_objective("span-corruption", stream.vocabulary), 256)

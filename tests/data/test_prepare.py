@@ -300,6 +300,7 @@ def test_progress_never_goes_back(corpus: Path, prepared: Path, tmp_path: Path) 
     assert counts[-1, 0] == 1.0
 
 
+@pytest.mark.slow  # for a quiet machine
 def test_tokenising_is_fast(prepared: Path, prose: list[str]) -> None:
     """Half of the megabyte that a core must do in a second of CPU time."""
     from altup.data.tokenizer_pool import encode
