@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from altup.studies.comparison import NOT_RUN, compare, show_pair
+from altup.studies.comparison import NOT_RUN, compare, paper_differences, show_pair
 from altup.studies.results import Result
 from altup.studies.statistics import Statistics, choose_results
 from altup.studies.study import shipped
@@ -40,6 +40,13 @@ def test_a_table_has_the_papers_rows_and_ours() -> None:
     assert "+2.50 ± 1.12 %, 95 % interval −4.4" in claims[0]
     assert claims[0].endswith("(small; 2 seeds) – **not visible**")
     assert claims[1].endswith("0.00 % (small; 1 seed against 2) – **one seed, no verdict**")
+
+
+def test_the_papers_own_differences_stand_beside_ours() -> None:
+    """AltUp K=2 over dense in the paper's table of small: 61.86 against 61.21 %."""
+    differences = paper_differences(shipped()["varying-k"])
+    assert differences["AltUp K=2", "Dense", "accuracy"]["small"] == pytest.approx(0.65)
+    assert all(d > 0 for d in differences["AltUp K=4", "AltUp K=2", "accuracy"].values())
 
 
 def test_parameters_are_counted_where_nothing_was_run() -> None:
