@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from altup.core.pretrained import load_tokenizer
 from altup.data.bad_input import BadInput
-from altup.evaluation.loading import load_tokenizer
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.mixture import Mixture, load_data
 from altup.finetuning.packing import IGNORED

@@ -39,7 +39,6 @@ def save_tiny(
     shape = {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2}
     shape |= {"vocab_size": rows or vocabulary.padded_size, "dropout_rate": 0.0, **fields}
     torch.manual_seed(0)
-    AltUpT5ForConditionalGeneration(AltUpT5Config.from_preset("tiny", method, k=2, **shape)).save_pretrained(
-        folder
-    )
+    config = AltUpT5Config.from_preset("tiny", method, k=None if method == "dense" else 2, **shape)
+    AltUpT5ForConditionalGeneration(config).save_pretrained(folder)
     return folder

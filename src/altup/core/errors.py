@@ -30,10 +30,12 @@ def check_choice(field: str, value: object, choices: Iterable[object]) -> None:
         raise UserError(f"{field}={value!r} is not known; {told} one of {', '.join(map(repr, choices))}")
 
 
-def check_whole(field: str, value: object, least: int) -> None:
-    """`value` must be a whole number that is at least `least`."""
+def check_whole(field: str, value: object, least: int, most: int | None = None) -> None:
+    """`value` must be a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{field}={value!r} makes no sense; give a whole number of at least {least}")
+    if most is not None and value > most:
+        raise UserError(f"{field}={value!r} makes no sense; the most is {most:,}")
 
 
 def check_range(field: str, value: object, low: float, high: float) -> None:

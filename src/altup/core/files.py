@@ -1,4 +1,4 @@
-"""Files that survive a kill: atomic writes, flushing to the disk, hashes and locks.
+"""Files that survive a kill: atomic writes, flushing to the disk, hashes and locks; and files from anyone.
 
 A file is written under another name, flushed and renamed: a kill at any instant leaves the old one or the new one.
 Locks end with the process that holds them. They use `flock` itself, not the `filelock` package: that one cannot
@@ -10,15 +10,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from altup.core.errors import UserError
 
 TEMPORARY = ".tmp"  # suffix of a file that is being written
 PAUSE = 0.1  # seconds between two attempts at a lock
+FILE_NAME = re.compile(r"[\w-][\w.-]{0,199}")
 
 
 def atomic_write(path: Path, content: str | bytes | memoryview | Callable[[Path], object]) -> None:
@@ -69,6 +73,35 @@ def sha256_of(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_file_name(name: str, source: str) -> str:
+    """A name that was read from a file and becomes part of a path, if it can lead nowhere else."""
+    if not FILE_NAME.fullmatch(name):
+        raise UserError(
+            f"{source}: {name!r} cannot be a file's name; only letters, digits, '.', '_' and '-' may stand in it, "
+            "and no '.' at its beginning"
+        )
+    return name
+
+
+def check_regular(path: Path) -> Path:
+    """A path that may be opened: a pipe or a device could block or never end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(f"{path} is a pipe, a socket or a device; give a file")
+    return path
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file; UserError for a file that holds none."""
+    try:
+        return json.loads(check_regular(path).read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise UserError(f"{path} is not valid JSON: it is nested too deeply") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
 
 
 class Lock:

@@ -20,6 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from altup.core.errors import UserError, check_whole
 from altup.core.files import sha256_of
 from altup.core.hub import find_tokenizer
+from altup.core.pretrained import load_tokenizer
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 SENTINELS = [f"<extra_id_{i}>" for i in range(100)]
@@ -162,10 +163,10 @@ def take(name: str, folder: Path) -> None:
             found = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **_guess_special(path))
         else:
             name = str(_tokenizer_folder(path)) if path.is_dir() else name
-            found = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            found = load_tokenizer(name)
     except Exception as error:  # the library raises many types, for files and for the network
         raise UserError(
-            f"tokenizer {name!r} cannot be loaded ({type(error).__name__}: {str(error).splitlines()[0]}); "
+            f"tokenizer {name!r} cannot be loaded ({(str(error).splitlines() or [type(error).__name__])[0]}); "
             "give a folder, a tokenizer.json, or a name on the Hugging Face hub"
         ) from error
     found.save_pretrained(folder)

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 
 import altup.models  # noqa: F401  registers our models with the Auto classes
 from altup.core.errors import UserError
 from altup.core.hardware import ensure_bf16
+from altup.core.pretrained import load_config, load_model, load_tokenizer
 from altup.core.schema import read_yaml
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.evaluation.decoding import round_weights
@@ -51,13 +51,9 @@ def load_any(path: Path) -> LoadedModel:
     """The model of a run or of a model folder, of any family."""
     transformers.utils.logging.disable_progress_bar()
     folder, device = newest_model(path), _device()
-    try:
-        family = family_name(transformers.AutoConfig.from_pretrained(folder).model_type) or "t5"
-        auto_class = FAMILIES[family].auto_class
-        model = auto_class.from_pretrained(folder).to(device).eval()
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"{folder} holds no whole model with a tokenizer: {error}") from None
+    family = family_name(load_config(folder).model_type) or "t5"
+    model = load_model(FAMILIES[family].auto_class, folder).to(device).eval()
+    tokenizer = load_tokenizer(folder)
     if model.dtype == torch.bfloat16:
         ensure_bf16(device)
     return LoadedModel(family, model, tokenizer)
@@ -65,13 +61,6 @@ def load_any(path: Path) -> LoadedModel:
 
 def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def load_tokenizer(place: str) -> Any:
-    try:
-        return transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{place!r}: no tokenizer beside the model ({error})") from None
 
 
 def check_vocabulary(model: Any, tokenizer: Any) -> Any:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from altup.core.errors import UserError
 from altup.core.text import number_of
 from altup.finetuning.config import FinetuneConfig
 
@@ -29,8 +28,9 @@ def finetune(
     config: FinetuneConfig, out: str | Path, resume: bool = False, push_to_hub: str | None = None
 ) -> TrainOutcome:
     """Train as `config` says in the folder `out`, under `torchrun` with the other processes."""
+    from altup.core.pretrained import load_tokenizer
     from altup.data.bad_input import BadInput
-    from altup.evaluation.loading import check_vocabulary, load_tokenizer
+    from altup.evaluation.loading import check_vocabulary
     from altup.evaluation.scores import suites_of
     from altup.finetuning.mixture import describe_held_out, load_data
     from altup.training.loop import Loop
@@ -96,6 +96,7 @@ def build_model(config: FinetuneConfig, place: str, checkpoint: Path | None = No
     import torch
     from transformers.utils import logging
 
+    from altup.core.pretrained import load_model
     from altup.models.t5.config import AltUpT5Config
     from altup.models.t5.convert import from_hugging_face
     from altup.models.t5.model import AltUpT5ForConditionalGeneration
@@ -103,7 +104,8 @@ def build_model(config: FinetuneConfig, place: str, checkpoint: Path | None = No
 
     logging.disable_progress_bar()
     if checkpoint is not None:
-        return AltUpT5ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
+        resumed: torch.nn.Module = load_model(AltUpT5ForConditionalGeneration, checkpoint, dtype=torch.float32)
+        return resumed
     found: Any = load_pretrained(place, only=T5S)
     if not isinstance(found, AltUpT5ForConditionalGeneration):
         found = from_hugging_face(found)
@@ -119,16 +121,12 @@ def choose_packing(place: str, config: FinetuneConfig, device: torch.device) -> 
 
     Wide rows have more shapes, and a deterministic run compiles its layers for each.
     """
-    from transformers import AutoConfig
-
     import altup.models  # noqa: F401  registers our configs
+    from altup.core.pretrained import load_config
     from altup.kernels.attention import WIDTHS
     from altup.kernels.launch import runs_triton
 
-    try:
-        model = AutoConfig.from_pretrained(place, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{place!r} holds no model that can be read: {error}") from None
+    model = load_config(place)
     if getattr(model, "sequence", "none") != "none":
         return None
     by_kernels = runs_triton(device) and config.precision == "bf16" and getattr(model, "d_kv", None) in WIDTHS

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from altup.core.errors import UserError
+from altup.core.pretrained import WHERE, load_config
 from altup.kernels.cross_entropy import TokenSums, head_sums, token_sums
 from altup.models.config import AltUpConfig
 from altup.nn import PartialExperts, coefficient_names
@@ -121,9 +122,8 @@ class AltUpPreTrainedModel(PreTrainedModel):
         model, info = loaded
         wrong = [str(key[0]) for key in info["mismatched_keys"]] + sorted(info["missing_keys"])
         if wrong and not ignore_mismatched_sizes:
-            where = {k: kwargs[k] for k in ("subfolder", "revision", "token", "cache_dir") if k in kwargs}
-            config_class: Any = cls.config_class
-            stored = config_class.from_pretrained(place, **where).to_dict()
+            where = {name: kwargs[name] for name in WHERE if name in kwargs}
+            stored = load_config(place, cls.config_class, **where).to_dict()
             differing = [
                 f"{field}={value!r} where the checkpoint has {stored[field]!r}"
                 for field, value in model.config.to_dict().items()
@@ -201,13 +201,6 @@ def empty_like(cls: Any, config: PreTrainedConfig, like: nn.Module) -> Any:
     """A model of the same dtype and device as `like`, in evaluation mode."""
     first: Tensor = next(like.parameters())
     return cls(config).to(first.device, first.dtype).eval()
-
-
-def refuse_lost_weights(place: str, info: dict[str, Any]) -> None:
-    """UserError if loading left initial weights; `info` is what `output_loading_info=True` gives."""
-    lost = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
-    if lost:
-        raise UserError(f"{place!r} is not whole: {len(lost)} weights are missing or misshapen, first {lost[0]}")
 
 
 def refuse_widened(config: AltUpConfig, family: str) -> None:

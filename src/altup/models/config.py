@@ -8,9 +8,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from transformers import PreTrainedConfig
 
 from altup.core.errors import UserError, check_choice, check_range, check_whole, did_you_mean
+from altup.core.pretrained import MOST_LAYERS
 
 WIDENINGS = ("none", "altup", "recycled", "sum", "wide")
 SEQUENCES = ("none", "altup", "skip", "pool")
+# No model is larger in any direction. Beyond this, counting and building it would not end.
+MOST = {
+    "vocab_size": 10**8,
+    "d_model": 10**6,
+    "d_kv": 10**6,
+    "d_ff": 10**8,
+    "num_heads": 10**5,
+    "num_layers": MOST_LAYERS,
+    "num_decoder_layers": MOST_LAYERS,
+    "num_blocks": 1_000,
+    "experts": 10**6,
+    "expert_hidden": 10**6,
+}
 SELECTIONS = ("alternating", "same")
 COEFFICIENTS = ("static", "dynamic")
 
@@ -112,11 +126,11 @@ class AltUpConfig(PreTrainedConfig):
             if hint := did_you_mean(name, own, alike=0.85):
                 raise UserError(f"{name}={kwargs[name]!r}: there is no such field; {hint}")
         super().__post_init__(**kwargs)
-        check_whole("num_blocks", self.num_blocks, 1)
+        check_whole("num_blocks", self.num_blocks, 1, MOST["num_blocks"])
         if self.selects_blocks and self.num_blocks > 1 and self.selection is None:
             self.selection = "alternating"
         self.validate_choices()
-        check_whole("extra_layers", extra_layers, 0)
+        check_whole("extra_layers", extra_layers, 0, MOST_LAYERS)
         check_whole("num_layers", self.num_layers, 1)
         self._complete()
         for depth in self.DEPTHS:
@@ -199,9 +213,9 @@ class AltUpConfig(PreTrainedConfig):
                 f"stride={self.stride} needs sequence to be one of {', '.join(map(repr, SEQUENCES[1:]))}; "
                 "set it, or stride to 1"
             )
-        check_whole("experts", self.experts, 0)
+        check_whole("experts", self.experts, 0, MOST["experts"])
         if self.experts:
-            check_whole("expert_hidden", self.expert_hidden, 1)
+            check_whole("expert_hidden", self.expert_hidden, 1, MOST["expert_hidden"])
             check_whole("expert_top_k", self.expert_top_k, 1)
             if self.expert_top_k > self.experts:
                 raise UserError(f"expert_top_k={self.expert_top_k} is more than experts={self.experts}; lower one")
@@ -219,8 +233,8 @@ class AltUpConfig(PreTrainedConfig):
 
     def _validate_shape(self) -> None:
         """What every family's shape must be."""
-        for field in ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers"):
-            check_whole(field, getattr(self, field), 1)
+        for field in ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads", *self.DEPTHS):
+            check_whole(field, getattr(self, field), 1, MOST[field])
         check_range("layer_norm_epsilon", getattr(self, "layer_norm_epsilon", None), 1e-30, 1)
         check_range("dropout_rate", getattr(self, "dropout_rate", None), 0, 1)
         check_range("z_loss", self.z_loss, 0, float("inf"))

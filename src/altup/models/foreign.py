@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 from transformers.models.auto import modeling_auto
 
 from altup.core.errors import UserError
+from altup.core.pretrained import load_model
 from altup.kernels.cross_entropy import IGNORED, token_sums
-from altup.models.base import loss_fields, refuse_lost_weights
+from altup.models.base import loss_fields
 from altup.models.families import family, family_name
 from altup.models.widening import load_widened
 
@@ -28,14 +28,6 @@ CLASSES = {
     "bert": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     "decoder": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 }
-
-
-def read_config(place: str | Path) -> PreTrainedConfig:
-    """The config of a model folder or of a model on the hub."""
-    try:
-        return AutoConfig.from_pretrained(place, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{str(place)!r} holds no model that can be read: {error}") from error
 
 
 def kind_of(config: PreTrainedConfig, place: str | Path) -> str:
@@ -65,14 +57,7 @@ def load_language_model(place: str | Path, config: PreTrainedConfig, dtype: torc
     found = family(kind_of(config, place))
     ours = config.model_type == found.config_class.model_type
     loader: Any = found.model_class if ours else found.auto_class
-    try:
-        model, info = loader.from_pretrained(
-            place, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **options
-        )
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{str(place)!r}: the weights cannot be read as safetensors: {error}") from error
-    refuse_lost_weights(str(place), info)
-    return model
+    return load_model(loader, place, **options)
 
 
 class TokenSumsModel:

@@ -9,19 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    BertForMaskedLM,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    T5ForConditionalGeneration,
-)
+from transformers import BertForMaskedLM, LlamaForCausalLM, PreTrainedModel, T5ForConditionalGeneration
 
 from altup.core.errors import UserError, check_choice, check_whole
 from altup.core.hub import find_pretrained
-from altup.models.base import empty_like, refuse_lost_weights
+from altup.core.pretrained import load_config, load_model, load_tokenizer
+from altup.models.base import empty_like
 from altup.models.bert import convert as bert
 from altup.models.config import preset_fields
 from altup.models.decoder import convert as decoder
@@ -98,10 +91,7 @@ def _as_dense(model: PreTrainedModel | str | Path) -> Any:
 def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
     """A Hugging Face T5, BERT or Llama, or a model of ours, from a folder or the hub; of the classes `only`."""
     place = find_pretrained(place)
-    try:
-        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{place!r} holds no model that can be read: {error}") from error
+    config = load_config(place)
     classes: dict[str, Any] = {cls.config_class.model_type: cls for cls in only or (*CONVERTERS, *OURS)}
     if config.model_type not in classes:
         raise UserError(f"{place!r} holds a {config.model_type!r} model; give one of {', '.join(classes)}")
@@ -109,13 +99,7 @@ def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
         raise UserError(
             f"{place!r} was widened by altup.widen, and only altup.load_widened reads it; give the original"
         )
-    try:
-        model, info = classes[config.model_type].from_pretrained(
-            place, use_safetensors=True, output_loading_info=True
-        )
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{place!r}: the weights cannot be read as safetensors: {error}") from error
-    refuse_lost_weights(place, info)
+    model: PreTrainedModel = load_model(classes[config.model_type], place)
     return model
 
 
@@ -177,7 +161,7 @@ def _copy_tokenizer(place: str, out: Path) -> bool:
     if Path(place).is_dir() and not any((Path(place) / name).exists() for name in TOKENIZER_FILES):
         return False
     try:
-        AutoTokenizer.from_pretrained(place).save_pretrained(out)
-    except (OSError, ValueError, KeyError):
+        load_tokenizer(place).save_pretrained(out)
+    except UserError:
         return False
     return True

@@ -71,8 +71,7 @@ def begin_with(config: PretrainConfig, start: dict[str, str], out: Path) -> None
 
     `pretrain(config, out, resume=True)` then goes on from it as from any other checkpoint.
     """
-    from transformers import AutoTokenizer
-
+    from altup.core.pretrained import load_tokenizer
     from altup.data.shards import TOKENIZER, TokenStream
     from altup.training import checkpoints
     from altup.training.engine import Engine
@@ -87,7 +86,7 @@ def begin_with(config: PretrainConfig, start: dict[str, str], out: Path) -> None
         set_coefficients(model, start)
         engine = Engine(model, config, group)
         state = checkpoints.TrainingState(meter=engine.meter.read(group))
-        tokenizer = AutoTokenizer.from_pretrained(f"{config.data}/{TOKENIZER}")
+        tokenizer = load_tokenizer(f"{config.data}/{TOKENIZER}")
         checkpoints.save_checkpoint(engine, folder.checkpoints, tokenizer, state)
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from torch import nn
 
 from altup.core.errors import UserError
 from altup.core.files import sha256_of
+from altup.core.pretrained import load_config, load_tokenizer
 from altup.core.schema import read_yaml
 from altup.models.config import AltUpConfig
-from altup.models.foreign import answer_in_sums, is_widened, kind_of, load_language_model, read_config
+from altup.models.foreign import answer_in_sums, is_widened, kind_of, load_language_model
 from altup.models.upcycling import TOKENIZER_FILES
 from altup.training import checkpoints
 from altup.training.run_folder import RunFolder, find_model
@@ -71,7 +71,7 @@ class StartingModel:
 
     def build(self, z_loss: float, checkpoint: Path | None) -> nn.Module:
         """The model with float32 weights, or a checkpoint's."""
-        config = self.config if checkpoint is None else read_config(checkpoint)
+        config = self.config if checkpoint is None else load_config(checkpoint)
         model = load_language_model(self.place if checkpoint is None else checkpoint, config, torch.float32)
         return model if self.ours else answer_in_sums(model, z_loss)
 
@@ -124,7 +124,7 @@ def find_start(config: PretrainConfig, folder: RunFolder) -> StartingModel:
         place = ""
     known = saved.get("from_seal") if saved.get("from_model") == name else None
     read = str(checkpoint or place)
-    model = read_config(read)
+    model = load_config(read)
     seal = known
     if place and (Path(place).exists() or known is None):
         seal = seal_of(place)
@@ -159,7 +159,7 @@ def _adjust(model: Any, config: PretrainConfig) -> None:
 def seal_of(place: str) -> str | None:
     """The hash of a folder's weights, or the commit of a model on the hub."""
     if not Path(place).is_dir():
-        return getattr(read_config(place), "_commit_hash", None)
+        return getattr(load_config(place), "_commit_hash", None)
     weights = sorted(p for p in Path(place).glob("*.safetensors") if p.name != checkpoints.OPTIMIZER_FILE)
     if not weights:
         raise UserError(f"{place} holds no weights as safetensors; save the model with save_pretrained")
@@ -177,6 +177,6 @@ def _load_tokenizer(place: str) -> Any:
     if Path(place).is_dir() and not any((Path(place) / name).exists() for name in TOKENIZER_FILES):
         raise UserError(f"{place} has no tokenizer, so it cannot be told whether the data fit; {remedy}")
     try:
-        return transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"the tokenizer of {place} cannot be read ({error}); {remedy}") from error
+        return load_tokenizer(place)
+    except UserError as error:
+        raise UserError(f"{error}; {remedy}") from error

@@ -173,18 +173,20 @@ def build_model(model: str, model_config: AltUpConfig, checkpoint: Path | None) 
     """A fresh model, or the one a checkpoint holds, with float32 weights."""
     import torch
 
+    from altup.core.pretrained import load_model
+
     model_class = _family(model).model_class
     if checkpoint is None:
         return model_class(model_config)
-    return model_class.from_pretrained(checkpoint, dtype=torch.float32)
+    resumed: torch.nn.Module = load_model(model_class, checkpoint, dtype=torch.float32)
+    return resumed
 
 
 def pretrain(
     config: PretrainConfig, out: str | Path, resume: bool = False, push_to_hub: str | None = None
 ) -> TrainOutcome:
     """Train as `config` says in the folder `out`, under `torchrun` with the other processes."""
-    from transformers import AutoTokenizer
-
+    from altup.core.pretrained import load_tokenizer
     from altup.data.batches import HeldOut, ShardBatches
     from altup.data.objectives import build_objective
     from altup.data.shards import TOKENIZER, TokenStream, verify
@@ -203,7 +205,7 @@ def pretrain(
         if process_group.is_first and push_to_hub:
             create_repository(push_to_hub)
         text, unseen = TokenStream(data, "train"), TokenStream(data, "validation")
-        vocabulary, tokenizer = text.vocabulary, AutoTokenizer.from_pretrained(data / TOKENIZER)
+        vocabulary, tokenizer = text.vocabulary, load_tokenizer(data / TOKENIZER)
         start = find_start(config, folder) if config.from_model else None
         if start:
             start.check_data(data, tokenizer, vocabulary, config.inputs_length)

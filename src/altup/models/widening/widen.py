@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from altup.core.errors import UserError
-from altup.models.base import refuse_lost_weights
+from altup.core.pretrained import WHERE, load_config, load_model
 from altup.models.config import AltUpConfig
 from altup.models.widening.layer import Place, UnfitError, first_argument, narrow_layer, widen_layer
 from altup.models.widening.parameters import (
@@ -119,11 +118,9 @@ def load_widened(
     """
     if model_class is not None and not issubclass(model_class, PreTrainedModel):
         raise UserError(f"model_class={model_class!r} is no model of transformers; an Auto class is not needed")
-    try:
-        if config is None:
-            config = AutoConfig.from_pretrained(place) if model_class is None else _config_of(model_class, place)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{str(place)!r} is no model folder that can be read: {error}") from error
+    if config is None:
+        where = {name: options[name] for name in WHERE if name in options}
+        config = load_config(place, model_class.config_class if model_class else None, **where)
     saved = getattr(config, "altup", None)
     if not isinstance(saved, dict):
         raise UserError(
@@ -151,13 +148,8 @@ def load_widened(
     # Hugging Face loads into what a class builds: for the time of loading, one that builds the model wide.
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     builder = type(cls.__name__, (cls,), {"__init__": build, **names})
-    fixed = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}  # told below
-    try:
-        model, info = builder.from_pretrained(place, config=config, **{**options, **fixed})  # type: ignore[attr-defined]
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{str(place)!r}: the weights cannot be read as safetensors: {error}") from error
+    model: PreTrainedModel = load_model(builder, place, config=config, **options)
     model.__class__ = cls
-    refuse_lost_weights(str(place), info)
     return model
 
 
@@ -317,10 +309,6 @@ def _undo(model: PreTrainedModel, plan: Plan) -> None:
         tie_again(model)
     if Plan.of(model) is not None:
         del model.config.altup
-
-
-def _config_of(model_class: type[PreTrainedModel], place: str | Path) -> PreTrainedConfig:
-    return model_class.config_class.from_pretrained(place)  # type: ignore[union-attr]
 
 
 def _named_class(config: PreTrainedConfig, place: str | Path) -> type[PreTrainedModel]:

@@ -1,0 +1,119 @@
+"""The one way to load a config, a tokenizer or a model, which may come from anyone.
+
+No Python of a model folder is run and no pickle is read, whatever its files ask for, and nobody is asked about it.
+A model whose weights are not all there is refused: Hugging Face would make up the missing ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from altup.core.errors import UserError, check_whole
+from altup.core.files import check_file_name, read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+MOST_LAYERS = 10_000  # more are no model, but would take hours to build
+SAFETENSORS = ".safetensors"
+INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+WHERE = ("subfolder", "revision", "token", "cache_dir")  # options that say where files lie
+ADVICE = "trust_remote_code"
+
+
+def load_config(place: str | Path, config_class: Any = None, **where: Any) -> PreTrainedConfig:
+    """The config of a model in a folder or on the hub; of `config_class` where its model type does not tell."""
+    from transformers import AutoConfig
+
+    try:
+        config = (config_class or AutoConfig).from_pretrained(place, trust_remote_code=False, **where)
+    except Exception as error:  # the library raises many types for files that hold anything
+        raise UserError(f"{str(place)!r} holds no model that can be read: {_reason(error)}") from error
+    _check_config(str(place), config)
+    return config
+
+
+def load_tokenizer(place: str | Path) -> Any:
+    """The tokenizer in a folder or on the hub."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+    except Exception as error:  # as above
+        raise UserError(f"{str(place)!r} holds no tokenizer that can be read: {_reason(error)}") from error
+
+
+def load_model(model_class: Any, place: str | Path, **options: Any) -> Any:
+    """The whole model in a folder or on the hub, from safetensors. `options` are those of `from_pretrained`."""
+    from safetensors import SafetensorError
+
+    where = {name: options[name] for name in WHERE if name in options}
+    if "config" not in options:
+        load_config(place, getattr(model_class, "config_class", None), **where)  # checked before it is built
+    _refuse_pickles(str(place), where)
+    fixed = {"use_safetensors": True, "trust_remote_code": False}
+    told = {"ignore_mismatched_sizes": True, "output_loading_info": True}  # weights of other shapes are told below
+    try:
+        model, info = model_class.from_pretrained(place, **{**options, **fixed, **told})
+    except UserError:
+        raise
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{str(place)!r}: the weights cannot be read as safetensors: {_reason(error)}") from error
+    lost = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
+    if lost:
+        raise UserError(
+            f"{str(place)!r} is not whole: {len(lost)} weights are missing or misshapen, first {lost[0]}"
+        )
+    return model
+
+
+def _check_config(place: str, config: PreTrainedConfig) -> None:
+    """Refuse what a config may ask for beside a model: code on the hub, a pickle, layers without end."""
+    attention = getattr(config, "_attn_implementation", None)
+    if isinstance(attention, str) and "/" in attention:
+        raise UserError(
+            f"{place!r}: attn_implementation={attention!r} is code on the hub, which altup does not run"
+        )
+    weights = getattr(config, "transformers_weights", None)
+    if weights is not None and not str(weights).endswith((SAFETENSORS, f"{SAFETENSORS}.index.json")):
+        raise UserError(f"{place!r}: transformers_weights={weights!r} is not a safetensors file; save it as one")
+    for field in ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"):
+        number = getattr(config, field, None)
+        if isinstance(number, int):
+            check_whole(f"{place}: {field}", number, 0, MOST_LAYERS)
+
+
+def _refuse_pickles(place: str, where: dict[str, Any]) -> None:
+    """An index may name files of any kind, and adapters may be pickles even where safetensors are asked for."""
+    if path := _find(place, INDEX, where):
+        index = read_json(path)
+        files = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(files, dict):
+            raise UserError(f"{path} is no index of weights (no 'weight_map'); restore it")
+        for file in {str(file) for file in files.values()}:
+            if not check_file_name(file, str(path)).endswith(SAFETENSORS):
+                raise UserError(f"{path} names {file!r}, and only safetensors are read; save the model as these")
+    if _find(place, ADAPTER, where):
+        raise UserError(f"{place!r} holds an adapter ({ADAPTER}); merge it into its model, and save that")
+
+
+def _find(place: str, file: str, where: dict[str, Any]) -> Path | None:
+    """A file of a folder, or of a repository in the cache or online."""
+    from transformers.utils import cached_file
+
+    problems = ("gated_repo", "missing_entries", "connection_errors")
+    found = cached_file(place, file, **{f"_raise_exceptions_for_{what}": False for what in problems}, **where)
+    return Path(found) if found else None
+
+
+def _reason(error: Exception) -> str:
+    """What a library says, without its advice to run foreign code."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if ADVICE in str(error):
+        return "it needs Python code that comes with it, and altup runs none"
+    return str(error).strip() or type(error).__name__

@@ -1,0 +1,199 @@
+"""Model folders from anyone: none of their Python is run, no pickle is read, and nothing is made up."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import altup
+from altup import load_widened
+from altup.cli.main import app
+from altup.core.errors import UserError
+from altup.core.pretrained import load_config, load_model, load_tokenizer
+from altup.data.tokenizer import take
+from altup.evaluation.loading import load_any, load_t5
+from altup.models.t5.model import AltUpT5ForConditionalGeneration
+from altup.models.upcycling import load_pretrained, upcycle_to_folder
+from tests.evaluation.tiny import save_tiny
+
+SOURCE = Path(altup.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"), method="dense")
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path) -> Path:
+    """A folder of one's own to damage."""
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickle that is read fails the test."""
+
+    def read(*_: Any, **__: Any) -> None:
+        pytest.fail("a pickle was read")
+
+    monkeypatch.setattr(torch, "load", read)
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+LOADERS: dict[str, Callable[[Path], Any]] = {
+    "generate": load_any,
+    "evaluate": lambda folder: load_t5(str(folder)),
+    "upcycle": lambda folder: load_pretrained(str(folder)),
+    "resume": lambda folder: load_model(AltUpT5ForConditionalGeneration, folder, dtype=torch.float32),
+}
+
+
+# --- foreign code ---
+
+
+@pytest.fixture
+def foreign(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose config and tokenizer want its Python to be run, and a user who says yes to everything."""
+    code = f"open({str(tmp_path / 'was-run')!r}, 'w')\nclass Config: pass\nclass Tokens: pass\n"
+    (model / "foreign.py").write_text(code)
+    tokens = ["foreign.Tokens", "foreign.Tokens"]
+    change(model / "tokenizer_config.json", tokenizer_class="Tokens", auto_map={"AutoTokenizer": tokens})
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    return model
+
+
+@pytest.mark.parametrize("verb", ["generate", "evaluate", "prepare"])
+def test_no_code_of_a_tokenizer_is_run(foreign: Path, tmp_path: Path, verb: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"input": "a", "target": "b"}\n')
+    (tmp_path / "a.txt").write_text("Some text.\n")
+    arguments = {
+        "generate": [foreign, "--prompt", "x"],
+        "evaluate": [foreign, "--task", tmp_path / "a.jsonl"],
+        "prepare": [tmp_path / "a.txt", "--out", tmp_path / "data", "--tokenizer", foreign],
+    }
+    done = CliRunner().invoke(app, [verb, *map(str, arguments[verb])], input="y\n")
+    assert isinstance(done.exception, UserError)
+    assert "Python code that comes with it, and altup runs none" in str(done.exception)
+    assert "trust_remote_code" not in str(done.exception)
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_upcycling_leaves_such_a_tokenizer_behind(foreign: Path, tmp_path: Path) -> None:
+    told = upcycle_to_folder(str(foreign), tmp_path / "wide", "recycled", 2, 0, lambda text: None)
+    assert not told.has_tokenizer
+    assert not (tmp_path / "was-run").exists()
+
+
+@pytest.mark.parametrize("load", [load_config, load_widened, lambda folder: take(str(folder), folder / "copy")])
+def test_no_code_of_a_config_is_run(foreign: Path, tmp_path: Path, load: Callable[[Path], Any]) -> None:
+    change(foreign / "config.json", model_type="foreign", auto_map={"AutoConfig": "foreign.Config"})
+    with pytest.raises(UserError, match="altup runs none"):
+        load(foreign)
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_no_kernel_of_the_hub_is_fetched(model: Path) -> None:
+    change(model / "config.json", attn_implementation="someone/attention")
+    with pytest.raises(UserError, match="'someone/attention' is code on the hub"):
+        load_any(model)
+
+
+def test_nothing_goes_around_the_loader() -> None:
+    """The model card shows a user what to type, and our models extend Hugging Face's function."""
+    allowed = {"core/pretrained.py", "models/base.py", "training/model_card.py"}
+    found = {
+        path.relative_to(SOURCE).as_posix()
+        for path in SOURCE.rglob("*.py")
+        if any(word in path.read_text() for word in ("from_pretrained(", "torch.load(", "trust_remote_code"))
+    }
+    assert found == allowed
+    assert (SOURCE / "models" / "base.py").read_text().count(".from_pretrained(") == 1  # super()
+
+
+# --- pickles ---
+
+
+@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
+@pytest.mark.parametrize("kind", ["alone", "index", "config", "adapter"])
+def test_no_pickle_is_read(model: Path, unread: None, load: Callable[[Path], Any], kind: str) -> None:
+    weights = model / "model.safetensors"
+    tensors = load_file(weights)
+    torch.save(tensors, model / "pytorch_model.bin")
+    if kind == "adapter":
+        (model / "pytorch_model.bin").rename(model / "adapter_model.bin")
+        (model / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "x"}')
+        expected = "holds an adapter"
+    else:
+        weights.unlink()
+        expected = "safetensors"
+    if kind == "index":
+        index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "pytorch_model.bin")}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    if kind == "config":
+        (model / "pytorch_model.bin").rename(model / "adapter_model.bin")
+        change(model / "config.json", transformers_weights="adapter_model.bin")
+    with pytest.raises(UserError, match=expected):
+        load(model)
+
+
+@pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": {"a": "../../x.safetensors"}}', "[" * 100_000, "{"])
+def test_an_index_that_is_none(model: Path, index: str) -> None:
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(UserError, match=r"index\.json"):
+        load_any(model)
+
+
+def test_a_model_in_several_files_is_read(model: Path) -> None:
+    whole = load_model(AltUpT5ForConditionalGeneration, model)
+    (model / "model.safetensors").unlink()
+    whole.save_pretrained(model, max_shard_size="20KB")
+    assert len(list(model.glob("*.safetensors"))) > 1
+    again = load_model(AltUpT5ForConditionalGeneration, model).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.state_dict().items())
+
+
+# --- folders that are not whole ---
+
+
+@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
+def test_missing_weights_are_not_made_up(model: Path, load: Callable[[Path], Any]) -> None:
+    tensors = load_file(model / "model.safetensors")
+    lost = next(name for name in tensors if "encoder" in name and "norm" not in name)
+    del tensors[lost]
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="not whole: 1 weights are missing or misshapen"):
+        load(model)
+
+
+@pytest.mark.parametrize("config", ["[]", "{}", "null", "[" * 100_000, '{"model_type": 3}', "\x00"])
+def test_a_config_that_is_none(model: Path, config: str) -> None:
+    (model / "config.json").write_text(config)
+    with pytest.raises(UserError, match="holds no model that can be read"):
+        load_any(model)
+
+
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000, "{", '{"model": 3}'])
+def test_a_tokenizer_that_is_none(model: Path, text: str) -> None:
+    (model / "tokenizer.json").write_text(text)
+    with pytest.raises(UserError, match="holds no tokenizer that can be read"):
+        load_tokenizer(model)
+
+
+@pytest.mark.parametrize("kind", ["altup_t5", "t5"])
+def test_layers_without_end(model: Path, kind: str) -> None:
+    change(model / "config.json", model_type=kind, num_layers=10**9)
+    with pytest.raises(UserError, match=r"num_\w*layers=1000000000 makes no sense"):
+        load_any(model)
