@@ -19,6 +19,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from altup.cli.main import app
+from altup.core.errors import UserError
 from tests.processes import altup
 from tests.training.compare import records, weights
 
@@ -255,3 +256,23 @@ def test_a_real_browser_shows_it(done: tuple[Path, Any], report: str, tmp_path: 
         pixels = imread(picture)
         assert tuple((pixels[3, 3, :3] * 255).round().astype(int)) == background
         assert len({tuple(c) for c in pixels[::7, ::7, :3].reshape(-1, 3)}) > 20
+
+
+@pytest.mark.parametrize("name", ["report.html", "notes.txt"])
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    result = demo(tmp_path)
+    assert isinstance(result.exception, UserError)
+    assert name in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_report_of_one_s_own_beside_a_demo_is_left_alone(done: tuple[Path, Result], tmp_path: Path) -> None:
+    out = shutil.copytree(done[0], tmp_path / "out")
+    (out / "report.html").write_text("mine")
+    assert "report.html is not of a demo" in str(demo(out).exception)
+    assert (out / "report.html").read_text() == "mine"
+    (out / "report.html").unlink()
+    (out / "speed.json").write_text("[]")
+    assert "speed.json is not of a demo" in str(demo(out).exception)

@@ -220,3 +220,9 @@ def test_without_validation_text_the_next_step_is_to_have_some(options: list[str
     assert result.exit_code == 0
     assert "No validation text" in result.output
     assert "Next:" not in result.output
+
+
+@pytest.mark.parametrize("flag", ["--max-document-mb", "--max-unpack-ratio", "--max-unpacked-mb", "--sample-mb"])
+def test_a_limit_of_nothing_is_named(tmp_path: Path, flag: str) -> None:
+    result = CliRunner().invoke(app, ["--embedded", "--out", str(tmp_path / "data"), flag, "0"])
+    assert f"{flag}=0 makes no sense" in str(result.exception)

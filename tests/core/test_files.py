@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import threading
@@ -11,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from altup.core.errors import UserError
-from altup.core.files import Lock, atomic_write, locked, rename_folder, sha256_of
+from altup.core.files import (
+    Lock,
+    atomic_write,
+    check_file_name,
+    check_relative_path,
+    locked,
+    read_json,
+    rename_folder,
+    sha256_of,
+)
 
 # Forks children that kill themselves at the n-th file operation of an atomic write, for every n.
 SWEEP = """
@@ -132,3 +142,33 @@ def test_a_lock_is_exclusive_and_ends_with_its_process(tmp_path: Path, place: st
     finally:
         holder.kill()
         holder.wait()
+
+
+@pytest.mark.parametrize("name", ["varying-k", "model-00001-of-00002.safetensors", "étude_2", "-", "0abdd949773b"])
+def test_names_that_stay_where_they_are(name: str) -> None:
+    assert check_file_name(name, "here") == name
+    assert check_relative_path(f"tokenizer/{name}", "here") == f"tokenizer/{name}"
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".git", "a/b", "/etc/passwd", "a\\b", "a b", "a\n", "~", "x" * 300]
+)
+def test_names_that_may_lead_elsewhere(name: str) -> None:
+    with pytest.raises(UserError, match="here: .* cannot be a file's name"):
+        check_file_name(name, "here")
+    with pytest.raises(UserError):
+        check_relative_path(f"tokenizer/{name.replace('a/b', 'a/../b')}", "here")
+
+
+def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        for read in (read_json, sha256_of):
+            with pytest.raises(UserError, match="a pipe, a socket or a device"):
+                read(path)
+
+
+def test_json_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 1_000_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_json(tmp_path / "deep.json")

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from altup.core import schema
 from altup.core.errors import UserError
 from altup.core.schema import (
     Settings,
     describe_settings,
     differences,
     parse_pairs,
+    parse_yaml,
     read_yaml,
     refuse_unknown,
     setting,
@@ -140,3 +143,58 @@ def test_files_that_are_no_mapping(tmp_path: Path) -> None:
         read_yaml(tmp_path)
     path.write_text("# nothing\n")
     assert read_yaml(path) == {}
+
+
+def aliases(levels: int, width: int = 10, merged: bool = False) -> str:
+    """A few lines that stand for width^levels values; as merge keys they multiply while they are read."""
+    lines = ["a0: &a0 {x: 1}" if merged else "a0: &a0 [x]"]
+    for level in range(1, levels):
+        inner = ", ".join([f"*a{level - 1}"] * width)
+        lines.append(
+            f"a{level}: &a{level} {{<<: [{inner}], y{level}: 1}}" if merged else f"a{level}: &a{level} [{inner}]"
+        )
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        aliases(12),
+        aliases(12, merged=True),
+        "a: &a [*a]",
+        "a: " + "[" * 5_000,
+        "a: " + "9" * 5_000,
+        "a: 2024-13-45",
+        "a: " + "x" * 5_000_000,
+    ],
+    ids=["aliases", "merge keys", "itself", "deep", "digits", "no date", "long"],
+)
+def test_small_files_that_have_no_end(tmp_path: Path, text: str) -> None:
+    """A sentence at once, by a file and by an option."""
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"run\.yaml: not valid YAML") as told:
+        read_yaml(path)
+    assert len(str(told.value)) < 2_000
+    value = text.removeprefix("a: ")
+    if "\n" not in value:
+        with pytest.raises(UserError, match="--set a=.*this is not a value"):
+            parse_pairs("--set", [f"a={value}"])
+
+
+def test_aliases_that_a_config_of_ours_may_have() -> None:
+    shared = [1, 2]
+    assert parse_yaml(yaml.safe_dump({"a": shared, "b": shared}), "run.yaml") == {"a": shared, "b": shared}
+
+
+def test_a_long_value_is_shown_in_part() -> None:
+    with pytest.raises(UserError, match="steps=.*… is of the wrong kind") as told:
+        Base(steps=["x"] * 50_000)  # type: ignore[arg-type]
+    assert len(str(told.value)) < 500
+
+
+def test_yaml_is_read_in_one_place() -> None:
+    source = Path(schema.__file__).parents[1]
+    found = [path.name for path in source.rglob("*.py") if "import yaml" in path.read_text()]
+    assert found == ["schema.py"]
+    assert "safe_load(" not in Path(schema.__file__).read_text()

@@ -98,3 +98,16 @@ def test_folders_that_are_not_prepared_data(folder: Path, tmp_path: Path) -> Non
 def test_large_vocabularies_get_wider_tokens() -> None:
     assert token_type(1 << 16) == np.dtype("<u2")
     assert token_type((1 << 16) + 1) == np.dtype("<u4")
+
+
+@pytest.mark.parametrize("name", ["../elsewhere.bin", "/dev/zero"])
+def test_names_in_a_manifest_lead_nowhere_else(folder: Path, name: str) -> None:
+    path = folder / MANIFEST
+    content = json.loads(path.read_text())
+    content["segments"][0]["shards"]["train"]["file"] = name
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="cannot be a file's name"):
+        TokenStream(folder)
+    path.write_text("[" * 100_000)
+    with pytest.raises(UserError, match="nested too deeply"):
+        TokenStream(folder)

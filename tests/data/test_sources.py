@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +117,11 @@ def test_preparing_goes_on_in_the_middle_of_a_dataset(prepared: Path, prose: lis
         assert np.array_equal(made.read(0, len(made)), expected.read(0, len(expected)))
         (out / "train-00004.bin").unlink()
         prepare(out, chosen, workers=2)
+
+
+def test_a_pipe_and_no_name_at_all_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(UserError, match="a pipe, a socket or a device"):
+        open_source(str(tmp_path / "pipe.txt"))
+    with pytest.raises(UserError, match="source '' names nothing"):
+        open_source("")

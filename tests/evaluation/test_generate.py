@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from altup import AltUpBertConfig, AltUpBertForMaskedLM, AltUpDecoderConfig, AltUpDecoderForCausalLM
 from altup.core.errors import UserError
 from altup.data.tokenizer import save, train
-from altup.evaluation.generate import continue_text, fill_masks, fill_spans
+from altup.evaluation.generate import answer_prompts, continue_text, fill_masks, fill_spans
 from tests.processes import prepare_text
 
 
@@ -146,3 +146,16 @@ def test_a_tokenizer_without_a_mask_is_refused():
 
     with pytest.raises(ValueError, match="neither a mask token nor <extra_id_0>"):
         fill_masks(None, Bare(), ["a"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"temperature": 1e-300}, "temperature=1e-300 is almost 0"),
+        ({"seed": 2**64}, "seed=18446744073709551616 makes no sense"),
+        ({"prompts": ["a \udcff"]}, "is not UTF-8"),
+    ],
+)
+def test_what_cannot_be_answered(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        answer_prompts(tmp_path, **{"prompts": ["a"], **options})

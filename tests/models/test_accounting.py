@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from altup.core.errors import UserError
 from altup.models import AltUpBertConfig, AltUpT5Config, AltUpT5ForConditionalGeneration
-from altup.models.accounting import account
+from altup.models.accounting import account, refuse_too_large
 from altup.models.base import ALIGNED
 from altup.models.config import METHODS, AltUpConfig
 from altup.models.families import family as family_of
@@ -223,3 +223,9 @@ def test_shorter_sequences_cost_less_in_the_order_of_the_papers_speeds() -> None
 def test_lengths_that_make_no_sense(inputs: int, targets: int, name: str) -> None:
     with pytest.raises(UserError, match=name):
         account(AltUpT5Config.from_preset("tiny"), inputs, targets)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_built() -> None:
+    refuse_too_large(AltUpT5Config.from_preset("base"))
+    with pytest.raises(UserError, match=r"parameters: [\d,]+ GiB of weights, where this machine has"):
+        refuse_too_large(AltUpT5Config.from_preset("base", num_layers=10_000, d_model=100_000))

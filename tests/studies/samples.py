@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from altup.studies.jobs import StudyData
+from altup.studies.jobs import StudyData, file_name
 from altup.studies.plan import Plan, make_plan
 from altup.studies.results import Record, Result
 from altup.studies.run import StudyRun
@@ -22,7 +22,8 @@ TWO = read_study("two", TEXT, "two")
 def result(label: str, value: float, seed: str = "0", metric: str = "accuracy", **changes: Any) -> Result:
     fields = {
         "study": "varying-k", "label": label, "size": "small", "seed": seed, "scale": "mini", "data": "text",
-        "metric": metric, "value": value, "unit": "%", "step": "2000", "run": f"{label}-{seed}-{metric}",
+        "metric": metric, "value": value, "unit": "%", "step": "2000",
+        "run": file_name(f"{label}-{seed}-{metric}"),
         "hardware": "H200", "versions": "torch", "date": "2025-01-01", "command": "altup study run",
     }  # fmt: skip
     return Result(**{**fields, **changes})

@@ -11,6 +11,7 @@ import pytest
 from altup.core.errors import UserError
 from altup.studies.jobs import deciding_fields
 from altup.studies.plan import resolve
+from altup.studies.report import StudyReport
 from altup.studies.results import (
     Record,
     Result,
@@ -25,7 +26,7 @@ from altup.studies.results import (
 )
 from altup.studies.scale import Scale, find_scale, with_settings
 from altup.studies.statistics import choose_results
-from altup.studies.study import shipped
+from altup.studies.study import find_study, shipped
 from tests.studies.samples import SEEDS, record, result
 
 STUDIES = list(shipped().values())
@@ -169,3 +170,31 @@ def test_a_scale_of_ones_own_is_known_to_those_who_read_its_results(tmp_path: Pa
     next((tmp_path / "two" / "scales").glob("*.json")).write_text("{}")
     with pytest.raises(UserError, match="not a whole scale"):
         read_scale([tmp_path / "two"], own.name)
+
+
+NAMES = ["../../x", "/tmp/x", "a/b", ".hidden", "..", "", "a\x00b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("column", ["study", "run"])
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, column: str, name: str) -> None:
+    """By everything that reads results: a merge would write there, a report would read there."""
+    source = tmp_path / "a" / "source"
+    write_results(source, SEEDS)
+    path = source / "varying-k.csv"
+    kept = {"study": "varying-k", "run": "dense-0-accuracy"}[column]
+    path.write_text(path.read_text().replace(kept, name))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=r"cannot be a file's name|damaged"):
+        merge(source, tmp_path / "a" / "target")
+    with pytest.raises(UserError, match=r"cannot be a file's name|damaged"):
+        StudyReport([source]).write(tmp_path / "report.html")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_study_of_one_s_own_has_such_a_name_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'two words' cannot be a file's name"):
+        find_study(str(tmp_path / "two words.yaml"))
+    with pytest.raises(UserError, match="cannot be a file's name"):
+        write_results(tmp_path, [result("Dense", 1.0, study="../x")])
+    assert not list(tmp_path.iterdir())

@@ -378,3 +378,9 @@ def test_the_training_code_knows_no_pickle():
         text = file.read_text()
         for word in ("torch.load(", "torch.save(", "import pickle", "import dill", "import joblib"):
             assert word not in text, f"{word} in {file}"
+
+
+@pytest.mark.parametrize("name", ["../../x", "/dev/zero", "a/../../b"])
+def test_names_in_a_manifest_lead_nowhere_else(tmp_path, name):
+    (tmp_path / MANIFEST).write_text(json.dumps({name: {"bytes": 0, "sha256": ""}}))
+    assert damage(tmp_path) == f"{MANIFEST} is damaged"

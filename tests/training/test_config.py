@@ -112,3 +112,23 @@ def test_what_may_change_when_a_run_goes_on() -> None:
     assert first.difference(TrainConfig(steps=100, lr=0.5, seed=3)) == {"lr": (1.0, 0.5), "seed": (0, 3)}
     open_end = {"schedule": "constant", "decay_fraction": 0.0}
     assert not TrainConfig(steps=100, **open_end).difference(TrainConfig(steps=200, **open_end))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"inputs_length": 10**11},
+        {"batch_size": 10**12, "micro_batch": 7},
+        {"seed": 2**64},
+        {"k": 1_000_000, "method": "altup"},
+        {"extra_layers": 10**9},
+        {"experts": 10**12, "method": "moe"},
+        {"model_overrides": {"num_layers": 10**9}},
+        {"model_overrides": {"num_decoder_layers": 10**9}},
+        {"model_overrides": {"d_ff": 10**15}},
+    ],
+    ids=str,
+)
+def test_numbers_that_nothing_could_be_built_with(values: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="makes no sense"):
+        PretrainConfig(data="x", **values)

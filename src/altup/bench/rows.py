@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import altup
 from altup.core.errors import UserError
-from altup.core.files import flush
+from altup.core.files import check_regular, flush, parse_json
 from altup.core.hardware import installed
 
 OK, DISAGREES, FAILED, SKIPPED = "ok", "disagrees", "failed", "skipped"
@@ -145,7 +145,7 @@ class _Line:
 def read_rows(path: Path) -> list[tuple[Row, Machine]]:
     """Rows that a `Sheet` wrote."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = check_regular(path).read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a file written by --out") from None
     except UnicodeDecodeError:
@@ -157,7 +157,7 @@ def read_rows(path: Path) -> list[tuple[Row, Machine]]:
                 raise ValueError(f"its columns are {table.fieldnames}")
             records = [{name: _value(name, cell) for name, cell in record.items()} for record in table]
         else:
-            records = [json.loads(line) for line in text.splitlines() if line]
+            records = [parse_json(line) for line in text.splitlines() if line]
         names = {field.name for field in fields(Row)}
         found = [
             (

@@ -31,6 +31,7 @@ def command(
     from altup.studies.demo import STEPS, Demo
 
     demo = Demo(out, STEPS if steps is None else steps, seed)
+    demo.refuse_foreign()
     begun = time.monotonic()
     try:
         finished = _train(demo)

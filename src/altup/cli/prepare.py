@@ -64,7 +64,7 @@ def command(
 
     Run the same command again to go on after an interruption. The result does not depend on the number of workers.
     """
-    from altup.core.errors import UserError
+    from altup.core.errors import UserError, check_whole
     from altup.data.bad_input import MEBIBYTE, Limits
     from altup.data.prepare import Recipe, prepare
     from altup.data.shards import Manifest
@@ -72,6 +72,13 @@ def command(
 
     if validation and validation_fraction is not None:
         raise UserError("--validation and --validation-fraction exclude each other; give one of them")
+    for flag, number in {
+        "--max-document-mb": max_document_mb,
+        "--max-unpack-ratio": max_unpack_ratio,
+        "--max-unpacked-mb": max_unpacked_mb,
+        "--sample-mb": sample_mb,
+    }.items():
+        check_whole(flag, number, 1)
     names = [*(sources or []), *(["embedded"] if embedded else [])]
     recipe = Recipe(
         sources=[open_source(name, field) for name in names],

@@ -6,14 +6,16 @@ import difflib
 import errno
 from collections.abc import Iterable
 
+MOST_SEED = 2**63 - 1  # what every generator of random numbers takes
+
 
 class UserError(ValueError):
     """Bad input, with a message that names what is wrong and what to do."""
 
 
 def may_not_write(error: BaseException) -> bool:
-    """Whether permissions or a read-only disk prevent writing, so that free space would not help."""
-    return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    """Whether free space would not help: no permission, a read-only disk, a file in a folder's place."""
+    return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
 def did_you_mean(name: object, known: Iterable[object], alike: float = 0.6) -> str:

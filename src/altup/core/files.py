@@ -71,7 +71,7 @@ def files_below(folder: Path) -> list[Path]:
 
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
+    with check_regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -85,6 +85,13 @@ def check_file_name(name: str, source: str) -> str:
     return name
 
 
+def check_relative_path(path: str, source: str) -> str:
+    """A path that was read from a file, if it stays below the folder that it is in."""
+    for name in path.split("/"):
+        check_file_name(name, source)
+    return path
+
+
 def check_regular(path: Path) -> Path:
     """A path that may be opened: a pipe or a device could block or never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -92,16 +99,17 @@ def check_regular(path: Path) -> Path:
     return path
 
 
-def read_json(path: Path) -> Any:
-    """The value in a JSON file; UserError for a file that holds none."""
+def parse_json(text: str | bytes) -> Any:
+    """As `json.loads`, with a ValueError for text that is nested too deeply."""
     try:
-        return json.loads(check_regular(path).read_bytes())
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        return json.loads(text)
     except RecursionError:
-        raise UserError(f"{path} is not valid JSON: it is nested too deeply") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file; OSError or ValueError where it cannot be read or holds none."""
+    return parse_json(check_regular(path).read_bytes())
 
 
 class Lock:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError, check_whole
-from altup.core.files import check_file_name, read_json
+from altup.core.files import check_file_name, check_regular, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -27,6 +27,7 @@ def load_config(place: str | Path, config_class: Any = None, **where: Any) -> Pr
     """The config of a model in a folder or on the hub; of `config_class` where its model type does not tell."""
     from transformers import AutoConfig
 
+    _refuse_pipes(place)
     try:
         config = (config_class or AutoConfig).from_pretrained(place, trust_remote_code=False, **where)
     except Exception as error:  # the library raises many types for files that hold anything
@@ -39,6 +40,7 @@ def load_tokenizer(place: str | Path) -> Any:
     """The tokenizer in a folder or on the hub."""
     from transformers import AutoTokenizer
 
+    _refuse_pipes(place)
     try:
         return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     except Exception as error:  # as above
@@ -69,6 +71,13 @@ def load_model(model_class: Any, place: str | Path, **options: Any) -> Any:
     return model
 
 
+def _refuse_pipes(place: str | Path) -> None:
+    """A folder's files must have an end."""
+    if Path(place).is_dir():
+        for path in Path(place).iterdir():
+            check_regular(path)
+
+
 def _check_config(place: str, config: PreTrainedConfig) -> None:
     """Refuse what a config may ask for beside a model: code on the hub, a pickle, layers without end."""
     attention = getattr(config, "_attn_implementation", None)
@@ -88,13 +97,14 @@ def _check_config(place: str, config: PreTrainedConfig) -> None:
 def _refuse_pickles(place: str, where: dict[str, Any]) -> None:
     """An index may name files of any kind, and adapters may be pickles even where safetensors are asked for."""
     if path := _find(place, INDEX, where):
-        index = read_json(path)
-        files = index.get("weight_map") if isinstance(index, dict) else None
-        if not isinstance(files, dict):
-            raise UserError(f"{path} is no index of weights (no 'weight_map'); restore it")
-        for file in {str(file) for file in files.values()}:
-            if not check_file_name(file, str(path)).endswith(SAFETENSORS):
-                raise UserError(f"{path} names {file!r}, and only safetensors are read; save the model as these")
+        try:
+            files = read_json(path)["weight_map"]
+            names = {str(name) for name in files.values()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} is no index of weights ({error}); restore it") from None
+        for name in names:
+            if not check_file_name(name, str(path)).endswith(SAFETENSORS):
+                raise UserError(f"{path} names {name!r}, and only safetensors are read; save the model as these")
     if _find(place, ADAPTER, where):
         raise UserError(f"{place!r} holds an adapter ({ADAPTER}); merge it into its model, and save that")
 

@@ -24,9 +24,13 @@ from typing import Any, Self
 import yaml
 
 from altup.core.errors import UserError, check_choice, did_you_mean
-from altup.core.text import any_of
+from altup.core.files import check_regular
+from altup.core.text import any_of, shorten
 
 MANY = 60  # names, more than an error lists
+LONG = 200  # characters, more than an error shows of a value
+MOST_TEXT = 1 << 22  # characters of a YAML file
+MOST_VALUES = 100_000  # values in one, each counted wherever an alias repeats it
 TOLD = "setting"  # the key of a field's metadata
 KINDS = {
     dict: "a mapping",
@@ -79,7 +83,8 @@ class Setting:
         """The value as the field holds it; UserError if it is of another type, out of range or no choice."""
         value = _as_number(value, self.kind)
         if not fits(value, self.kind):
-            raise UserError(f"{self.name}={value!r} is of the wrong kind; give {describe_kind(self.kind)}")
+            shown = shorten(repr(value), LONG)
+            raise UserError(f"{self.name}={shown} is of the wrong kind; give {describe_kind(self.kind)}")
         if self.choices is not None and value is not None:
             for one in value if isinstance(value, list | dict) else [value]:
                 check_choice(self.name, one, self.choices)
@@ -185,7 +190,8 @@ def check_kinds(source: str, values: Mapping[str, Any], kinds: Mapping[str, Any]
     """`kinds` are type hints by name; a tuple is written as a list."""
     for name, value in values.items():
         if name in kinds and not fits(value, kinds[name]):
-            raise UserError(f"{source}: {name}={value!r} is of the wrong kind; give {describe_kind(kinds[name])}")
+            shown = shorten(repr(value), LONG)
+            raise UserError(f"{source}: {name}={shown} is of the wrong kind; give {describe_kind(kinds[name])}")
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -244,7 +250,7 @@ def _in_words(default: Any) -> str:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, with clear errors for what is not one."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = check_regular(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
@@ -257,8 +263,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def parse_yaml(text: str, source: str) -> dict[str, Any]:
     """The mapping that a YAML text holds; nothing at all is an empty one."""
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        values = _load_yaml(text)
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{source}: not valid YAML: {error}") from None
     if values is None:
         return {}
@@ -277,7 +283,39 @@ def parse_pairs(flag: str, pairs: Iterable[str]) -> dict[str, Any]:
         if not equals:
             raise UserError(f"{flag} {pair}: expected NAME=VALUE, for example {flag} d_ff=1024")
         try:
-            found[name.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise UserError(f"{flag} {pair}: {value!r} is not a value; quote text that looks like YAML") from None
+            found[name.strip()] = _load_yaml(value)
+        except (yaml.YAMLError, ValueError):
+            shown = shorten(pair, LONG)
+            raise UserError(f"{flag} {shown}: this is not a value; quote text that looks like YAML") from None
     return found
+
+
+def _load_yaml(text: str) -> Any:
+    """As `yaml.safe_load`, with a ValueError for what is too large once every alias stands for its values.
+
+    A few lines of aliases to aliases hold more values than any memory. They are counted before any is made.
+    """
+    if len(text) > MOST_TEXT:
+        raise ValueError(f"{len(text):,} characters are more than {MOST_TEXT:,}")
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if (number := _count_values(node, {})) > MOST_VALUES:
+            raise ValueError(f"it holds {number:.2g} values, more than {MOST_VALUES:,}")
+        return loader.construct_document(node)
+    except (RecursionError, OverflowError):
+        raise ValueError("it is nested too deeply, or has a number that is too large") from None
+    finally:
+        loader.dispose()
+
+
+def _count_values(node: yaml.Node, counted: dict[int, float]) -> float:
+    """The values in a node; one that holds itself has no end."""
+    if id(node) not in counted:
+        counted[id(node)] = math.inf  # until its own parts are counted
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        pairs = (part if isinstance(part, tuple) else (part,) for part in parts)
+        counted[id(node)] = 1.0 + sum(_count_values(one, counted) for pair in pairs for one in pair)
+    return counted[id(node)]

@@ -36,3 +36,12 @@ def shorten(text: str, length: int) -> str:
     """The beginning of a text, on one line."""
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[: length - 1].rstrip()}…"
+
+
+def is_unicode(text: str) -> bool:
+    """JSON and command lines can hold half of a surrogate pair, which has no UTF-8 encoding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from altup.core.errors import UserError, check_choice, check_whole
+from altup.core.text import is_unicode
 
 MEBIBYTE = 1 << 20
 PLACES_KEPT = 3  # the first places of each reason are kept, so that the user can look at them
@@ -59,7 +60,7 @@ class BadInput:
             self.report("empty document", where)
         elif len(text) > self.limits.document_bytes:
             self.report("too long", where, f"more than {self.limits.document_bytes} bytes")
-        elif not _is_unicode(text):
+        elif not is_unicode(text):
             self.report("bad UTF-8", where, "half of a surrogate pair")
         else:
             return True
@@ -84,12 +85,3 @@ class BadInput:
         return "; ".join(
             f"{seen['count']:,} × {reason} (first: {seen['first'][0]})" for reason, seen in self.state().items()
         )
-
-
-def _is_unicode(text: str) -> bool:
-    """JSON can spell half of a surrogate pair, which has no UTF-8 encoding."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -19,7 +19,14 @@ from typing import Any
 import numpy as np
 
 from altup.core.errors import UserError, check_choice
-from altup.core.files import atomic_write, files_below, sha256_of
+from altup.core.files import (
+    atomic_write,
+    check_file_name,
+    check_relative_path,
+    files_below,
+    read_json,
+    sha256_of,
+)
 from altup.data.tokenizer import Vocabulary
 
 MANIFEST = "manifest.json"
@@ -81,7 +88,7 @@ class Manifest:
     def load(cls, folder: Path) -> Manifest:
         path = folder / MANIFEST
         try:
-            content = json.loads(path.read_bytes())
+            content = read_json(path)
             if content["format"] != FORMAT:
                 raise UserError(
                     f"{path} is of format {content['format']}, this altup reads {FORMAT}; prepare again"
@@ -94,6 +101,11 @@ class Manifest:
             tokenizer = content.get("tokenizer")
             if not tokenizer and vocabulary:  # older manifests name this file alone
                 tokenizer = {"tokenizer.json": vocabulary.sha256}
+            for segment in segments:
+                for shard in segment["shards"].values():
+                    check_file_name(shard.file, str(path))
+            for name in tokenizer or {}:
+                check_relative_path(name, str(path))
             return cls(content["settings"], vocabulary, segments, content["finished"], dict(tokenizer or {}))
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(

@@ -199,6 +199,8 @@ def open_source(spec: str, field: str = "text") -> Source:
     from altup.data.embedded import Embedded
     from altup.data.text_files import LocalFiles
 
+    if not spec:
+        raise UserError("source '' names nothing; give a file, a folder, `embedded` or hf:NAME:CONFIG:SPLIT")
     if spec == "embedded":
         return Embedded()
     if spec.startswith("hf:"):

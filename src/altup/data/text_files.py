@@ -7,7 +7,6 @@ blank line after 4 KiB, or at the first line end after 64 KiB where no blank lin
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from altup.core.errors import UserError
+from altup.core.files import check_regular, parse_json
 from altup.data.bad_input import BadInput, Limits
 
 KINDS = (".txt", ".jsonl", ".parquet")
@@ -40,7 +40,7 @@ class LocalFiles:
     """A file, or every .txt, .jsonl and .parquet file below a folder in the order of their names."""
 
     def __init__(self, path: Path, field: str = "text"):
-        self.path, self.field = Path(path), field
+        self.path, self.field = check_regular(Path(path)), field
         known = ", ".join(KINDS) + " (.txt and .jsonl also .gz or .zst)"
         if self.path.is_dir():
             self.files = sorted(p for p in self.path.rglob("*") if p.is_file() and kind_of(p) and p.name[0] != ".")
@@ -232,10 +232,10 @@ def read_json_lines(
             bad_input.report("too long", where, f"more than {bad_input.limits.document_bytes} bytes")
             continue
         try:
-            value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            value = parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
             bad_input.report("bad UTF-8", where, f"byte {error.start + 1}")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             bad_input.report("broken JSON", where, str(error))
         else:
             yield number, where, value
@@ -248,8 +248,15 @@ def read_lines(
     return enumerate(split_lines(_unpacked(path, limits, at), limits.document_bytes), start=1)
 
 
+def check_unpacked_size(path: Path, limits: Limits) -> None:
+    """`UnpacksTooFarError` for a compressed file beyond the limits, before anything is made of its lines."""
+    if path.suffix in CODECS:
+        for _ in _unpacked(path, limits, None):
+            pass
+
+
 def _unpacked(path: Path, limits: Limits, at: Callable[[int], None] | None) -> Iterator[bytes]:
-    packed_bytes = path.stat().st_size
+    packed_bytes = check_regular(path).stat().st_size
     allowed, size = limits.allowed(packed_bytes), 0
     if path.suffix in CODECS and not packed_bytes:
         raise OSError("truncated to 0 bytes")  # even an empty archive has a header

@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from altup.core.errors import UserError, check_whole
-from altup.core.files import sha256_of
+from altup.core.files import read_json, sha256_of
 from altup.core.hub import find_tokenizer
 from altup.core.pretrained import load_tokenizer
 
@@ -218,7 +218,7 @@ def size_of(tokenizer: Tokenizer) -> int:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_bytes()) if path.exists() else {}
+        config = read_json(path) if path.exists() else {}
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is damaged ({error}); {RESTORE}") from error
     if not isinstance(config, dict):

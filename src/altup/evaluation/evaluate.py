@@ -28,6 +28,7 @@ from altup.evaluation.scores import (
     weights_identity,
     write_scores,
 )
+from altup.training.config import MOST_EXAMPLES, MOST_TOKENS
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,12 @@ def check_numbers(
     targets_length: int | None,
     precision: str | None,
 ) -> None:
-    check_whole("batch_size", batch_size, 1)
-    given = {"limit": (limit, 1), "inputs_length": (inputs_length, 2), "targets_length": (targets_length, 2)}
-    for name, (number, least) in given.items():
-        if number is not None:
-            check_whole(name, number, least)
+    check_whole("batch_size", batch_size, 1, MOST_EXAMPLES)
+    if limit is not None:
+        check_whole("limit", limit, 1)
+    for name, length in {"inputs_length": inputs_length, "targets_length": targets_length}.items():
+        if length is not None:
+            check_whole(name, length, 2, MOST_TOKENS)
     if precision is not None:
         check_choice("precision", precision, ("bf16", "fp32"))
 

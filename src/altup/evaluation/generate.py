@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from altup.core.errors import UserError, check_range, check_whole
+from altup.core.errors import MOST_SEED, UserError, check_range, check_whole
+from altup.core.text import is_unicode
 from altup.evaluation.loading import load_any
 
 Pieces = list[tuple[str, bool]]  # texts, and whether the model wrote them
+LEAST_TEMPERATURE = 1e-3
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
@@ -32,6 +34,12 @@ def answer_prompts(
     check_whole("max_new_tokens", max_new_tokens, 1)
     check_whole("beams", beams, 1)
     check_range("temperature", temperature, 0, float("inf"))
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise UserError(f"temperature={temperature} is almost 0; give 0, which takes the likeliest token")
+    check_whole("seed", seed, 0, MOST_SEED)
+    for prompt in prompts:
+        if not is_unicode(prompt):
+            raise UserError(f"prompt {prompt!r} is not UTF-8; save or type it as such")
     loaded = load_any(model)
     torch.manual_seed(seed)
     if loaded.family == "bert":

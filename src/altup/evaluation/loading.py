@@ -18,6 +18,8 @@ from altup.core.pretrained import load_config, load_model, load_tokenizer
 from altup.core.schema import read_yaml
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.evaluation.decoding import round_weights
+from altup.models.accounting import refuse_too_large
+from altup.models.config import AltUpConfig
 from altup.models.families import FAMILIES, family_name
 from altup.models.upcycling import T5S, load_pretrained
 from altup.training.run_folder import RunFolder, find_model, newest_model
@@ -51,7 +53,10 @@ def load_any(path: Path) -> LoadedModel:
     """The model of a run or of a model folder, of any family."""
     transformers.utils.logging.disable_progress_bar()
     folder, device = newest_model(path), _device()
-    family = family_name(load_config(folder).model_type) or "t5"
+    config = load_config(folder)
+    if isinstance(config, AltUpConfig):
+        refuse_too_large(config)
+    family = family_name(config.model_type) or "t5"
     model = load_model(FAMILIES[family].auto_class, folder).to(device).eval()
     tokenizer = load_tokenizer(folder)
     if model.dtype == torch.bfloat16:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from altup.core.files import atomic_write, sha256_of
+from altup.core.files import atomic_write, read_json, sha256_of
 from altup.data.bad_input import BadInput
 from altup.data.tasks import SUITES, Example, Task
 from altup.evaluation.metrics import compute_metrics
@@ -170,7 +170,7 @@ def stored_scores(folder: Path, place: str, checkpoint: str) -> tuple[list[TaskS
     if not path.exists():
         return [], ""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = read_json(path)
         scores = [TaskScore.from_json(task) for task in stored["tasks"]]
         model, of = stored["model"], stored.get("checkpoint")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

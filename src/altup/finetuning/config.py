@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from altup.core.errors import UserError
 from altup.core.schema import setting
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
-from altup.training.config import TrainConfig
+from altup.training.config import MOST_EXAMPLES, MOST_TOKENS, TrainConfig
 
 
 @dataclass(kw_only=True)
@@ -40,17 +40,20 @@ class FinetuneConfig(TrainConfig):
     dropout: float = setting(0.1, "Dropout.", panel="Model", at_least=0, below=1)
     z_loss: float = setting(1e-4, "Weight of the squared log-sum-exp of the logits in the loss.", at_least=0)
     inputs_length: int = setting(
-        INPUTS_LENGTH, "Most tokens of an input.", panel="Training", after="micro_batch", at_least=2
-    )
+        INPUTS_LENGTH, "Most tokens of an input.", panel="Training", after="micro_batch",
+        at_least=2, at_most=MOST_TOKENS,
+    )  # fmt: skip
     targets_length: int = setting(
-        TARGETS_LENGTH, "Most tokens of a target.", panel="Training", after="inputs_length", at_least=2
-    )
+        TARGETS_LENGTH, "Most tokens of a target.", panel="Training", after="inputs_length",
+        at_least=2, at_most=MOST_TOKENS,
+    )  # fmt: skip
     pack: bool = setting(True, "Several short examples in a row.", panel="Speed", may_change=True)
     eval_every: int = 1_000
     save_every: int | None = setting(None, shown="as --eval-every")  # type: ignore[assignment]
     eval_batch_size: int = setting(
-        128, "Examples decoded together.", panel="Watching", after="eval_every", at_least=1, may_change=True
-    )
+        128, "Examples decoded together.", panel="Watching", after="eval_every",
+        at_least=1, at_most=MOST_EXAMPLES, may_change=True,
+    )  # fmt: skip
     eval_limit: int | None = setting(
         None, "Held-out examples a split.", shown="all",
         panel="Watching", after="eval_every", at_least=1, may_change=True,
@@ -86,5 +89,5 @@ def _read_weight(entry: str) -> tuple[str, float | None]:
     except ValueError:
         return entry, None
     if not 0 < weight < float("inf"):
-        raise UserError(f"task {entry!r}: a weight must be more than 0")
+        raise UserError(f"task {entry!r}: a weight must be a number above 0, and not infinite")
     return name, weight

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from altup.core.errors import check_whole
+from altup.core.errors import UserError, check_whole
+from altup.core.hardware import host_memory
 from altup.models.bert.config import AltUpBertConfig
 from altup.models.config import AltUpConfig
 from altup.models.decoder.config import AltUpDecoderConfig
@@ -140,6 +141,16 @@ def account(config: AltUpConfig, inputs: int = INPUTS, targets: int | None = Non
         activation_formula(config, layers),
         config,
     )
+
+
+def refuse_too_large(config: AltUpConfig) -> None:
+    """UserError, before anything is built, where float32 weights alone exceed this machine's memory."""
+    needed, there = 4 * account(config).total, host_memory()
+    if needed > there:
+        raise UserError(
+            f"the model has {needed // 4:,} parameters: {needed / 2**30:,.0f} GiB of weights, where this "
+            f"machine has {there / 2**30:,.0f} GiB of memory; check its sizes (`altup params` counts them)"
+        )
 
 
 def list_layers(config: AltUpConfig, inputs: int, targets: int) -> list[Layer]:

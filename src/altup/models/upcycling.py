@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from transformers import BertForMaskedLM, LlamaForCausalLM, PreTrainedModel, T5ForConditionalGeneration
 
-from altup.core.errors import UserError, check_choice, check_whole
+from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
 from altup.core.hub import find_pretrained
 from altup.core.pretrained import load_config, load_model, load_tokenizer
+from altup.models.accounting import refuse_too_large
 from altup.models.base import empty_like
 from altup.models.bert import convert as bert
-from altup.models.config import preset_fields
+from altup.models.config import MOST, AltUpConfig, preset_fields
 from altup.models.decoder import convert as decoder
 from altup.models.families import FAMILIES
 from altup.models.t5 import convert as t5
@@ -45,7 +46,8 @@ def upcycle(
     changing the function.
     """
     check_choice("method", method, UPCYCLE_METHODS)
-    check_whole("num_blocks", num_blocks, 1)
+    check_whole("num_blocks", num_blocks, 1, MOST["num_blocks"])
+    check_whole("seed", seed, 0, MOST_SEED)
     dense = _as_dense(model)
     if method == "dense" or num_blocks == 1:
         return dense
@@ -92,6 +94,8 @@ def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
     """A Hugging Face T5, BERT or Llama, or a model of ours, from a folder or the hub; of the classes `only`."""
     place = find_pretrained(place)
     config = load_config(place)
+    if isinstance(config, AltUpConfig):
+        refuse_too_large(config)
     classes: dict[str, Any] = {cls.config_class.model_type: cls for cls in only or (*CONVERTERS, *OURS)}
     if config.model_type not in classes:
         raise UserError(f"{place!r} holds a {config.model_type!r} model; give one of {', '.join(classes)}")

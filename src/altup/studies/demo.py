@@ -6,7 +6,6 @@ learning shows within minutes on two cores. docs/lab-log.md tells how they were 
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from altup.core.errors import check_whole
-from altup.core.files import atomic_write
+from altup.core.errors import MOST_SEED, UserError, check_whole
+from altup.core.files import atomic_write, check_regular, read_json
 from altup.core.hardware import processor, versions
 from altup.core.text import signed
 from altup.studies.charts import Bar, Series, bar_chart, line_chart
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 MODELS = {"dense": "Dense", "altup": "AltUp K=2", "recycled": "Recycled K=2"}
 SHORT = {"dense": "Dense", "altup": "AltUp", "recycled": "Recycled"}
 COLOURS = {method: colour for colour, method in enumerate(MODELS)}
+TITLE = "AltUp beside dense: the demo"  # by which its report is known
 STEPS = 800
 VOCABULARY = 2000
 HELD_OUT = 0.08
@@ -64,7 +64,16 @@ class Demo:
 
     def __post_init__(self) -> None:
         check_whole("steps", self.steps, 1)
-        check_whole("seed", self.seed, 0)
+        check_whole("seed", self.seed, 0, MOST_SEED)
+
+    def refuse_foreign(self) -> None:
+        """UserError, before anything is changed, for a folder that holds something other than a demo."""
+        if self.out.exists() and not self.out.is_dir():
+            raise UserError(f"{self.out} is a file; choose another folder for the demo")
+        if self.report.exists() and TITLE not in check_regular(self.report).read_text(errors="replace"):
+            raise UserError(f"{self.report} is not of a demo and would be written over; choose another --out")
+        if self.out.exists() and not self.data.exists() and (others := sorted(self.out.iterdir())):
+            raise UserError(f"{self.out} holds {others[0].name!r} and no demo; choose an empty or new folder")
 
     @property
     def data(self) -> Path:
@@ -119,7 +128,7 @@ class Demo:
         rounds = min(ROUNDS, self.steps)
         settings = {"model": MODEL, "training": TRAINING, "rounds": rounds}
         if kept.exists():
-            found = json.loads(kept.read_text(encoding="utf-8"))
+            found = self._read_speeds(kept)
             if found["settings"] == settings:
                 return {method: Speed(**found["speeds"][method]) for method in MODELS}
         say("comparing speed: the models take turns, so that other work on this machine slows all of them alike")
@@ -127,6 +136,15 @@ class Demo:
         content = {"settings": settings, "speeds": {method: asdict(speed) for method, speed in speeds.items()}}
         write_json(kept, content, indent=1)
         return speeds
+
+    def _read_speeds(self, kept: Path) -> dict[str, Any]:
+        try:
+            found = read_json(kept)
+            if found.keys() >= {"settings", "speeds"}:
+                return dict(found)
+        except (ValueError, AttributeError):
+            pass
+        raise UserError(f"{kept} is not of a demo; move it away, and the speeds are measured again")
 
     def records(self) -> dict[str, Record]:
         """The results of the finished runs."""
@@ -141,7 +159,7 @@ class Demo:
         blocks = {method: record["coefficients"].get("blocks") for method, record in records.items()}
         page = render(
             "demo.html",
-            title="AltUp beside dense: the demo",
+            title=TITLE,
             verdict=verdict(records, speeds),
             comparison=_comparison_table(records, speeds, dense),
             curves=_curves(records, speeds, dense),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError
+from altup.core.files import read_json
 from altup.studies.scale import Scale
 from altup.studies.study import Row
 
@@ -77,7 +78,7 @@ def speed_file(out: Path, key: str) -> Path:
 def read_speed(path: Path) -> dict[str, Any]:
     """What a comparison of speed wrote of one model."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         if isinstance(found, dict) and found.keys() >= SPEED_RECORD:
             return found
     except ValueError:

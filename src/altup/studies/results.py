@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
-from altup.core.files import atomic_write
+from altup.core.files import atomic_write, check_file_name, read_json
 from altup.core.hardware import device_name, versions
 from altup.studies.jobs import deciding_fields, file_name, key_of, model_key
 from altup.studies.plan import resolve
@@ -90,6 +90,8 @@ def _read_table(path: Path) -> list[Result] | None:
 def _read_line(line: dict[Any, Any], place: str) -> Result:
     if set(line) != set(COLUMNS) or None in line.values():
         raise UserError(f"{place}: not a whole result; correct or remove the line")
+    for name in ("study", "run"):  # both name files
+        check_file_name(line[name], f"{place}, {name}")
     if line["metric"] not in METRICS:
         raise UserError(f"{place}: measure {line['metric']!r} is not known to this version of altup")
     try:
@@ -108,7 +110,7 @@ def write_results(folder: Path, results: Iterable[Result]) -> None:
     for result in [*read_results(folder), *results]:
         by_study.setdefault(result.study, {})[result.identity] = result
     for study, lines in by_study.items():
-        path = folder / f"{study}.csv"
+        path = folder / f"{check_file_name(study, 'study')}.csv"
         if path.exists() and path.stat().st_size and _read_table(path) is None:
             raise UserError(f"{path} holds no results of studies and would be written over; move it away")
         text = io.StringIO()
@@ -130,7 +132,7 @@ def read_record(folder: Path, key: str) -> Record | None:
 
 def _read_record(path: Path) -> Record:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
         needed = RECORD | (PRETRAIN_RECORD if record["kind"] == "pretrain" else set())
         if record["key"] == path.stem and needed <= record.keys():
             return record
@@ -156,7 +158,7 @@ def read_scale(folders: Sequence[Path], name: str) -> Scale | None:
     for path in (_scale_file(folder, name) for folder in folders):
         if path.exists():
             try:
-                return Scale.from_dict(json.loads(path.read_text(encoding="utf-8")))
+                return Scale.from_dict(read_json(path))
             except (ValueError, TypeError, KeyError, AttributeError):
                 raise UserError(f"{path} is not a whole scale; remove it, or put a whole copy there") from None
     return find_scale(name) if name in SCALES else None

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from altup.core.errors import UserError, check_whole
+from altup.core.errors import MOST_SEED, UserError, check_whole
 from altup.core.schema import check_kinds, parse_yaml, read_yaml, refuse_unknown
 from altup.studies.study import FINETUNED, SCALES, Study
 
@@ -140,7 +140,7 @@ def read_seeds(text: str) -> list[int]:
     except ValueError:
         raise UserError(f"--seeds {text}: give whole numbers with commas, for example 0,1") from None
     for seed in seeds:
-        check_whole("seed", seed, 0)
+        check_whole("seed", seed, 0, MOST_SEED)
     return list(dict.fromkeys(seeds))
 
 

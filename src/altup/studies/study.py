@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from altup.core.errors import UserError, check_choice, did_you_mean
-from altup.core.schema import check_kinds, parse_yaml, refuse_unknown
+from altup.core.files import check_file_name
+from altup.core.schema import check_kinds, parse_yaml, read_yaml, refuse_unknown
 from altup.studies import paper
 
 
@@ -175,8 +176,12 @@ class Study:
 
 
 def read_study(name: str, text: str, source: str) -> Study:
-    """A study from its YAML; what is not understood is refused by name."""
-    values = parse_yaml(text, source)
+    """A study from its YAML text."""
+    return build_study(name, parse_yaml(text, source), source)
+
+
+def build_study(name: str, values: dict[str, Any], source: str) -> Study:
+    """A study from the values of its YAML; what is not understood is refused by name."""
     known = {f.name for f in fields(Study)} - {"name"}
     refuse_unknown(source, values, known)
     written = {"rows": dict[str, Any], "expect": list[Any]}
@@ -266,9 +271,6 @@ def find_study(name: str) -> Study:
         return shipped()[name]
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
-        try:
-            return read_study(path.stem, path.read_text(encoding="utf-8"), name)
-        except OSError as error:
-            raise UserError(f"{name}: {error.strerror}; give a study's name or its YAML file") from None
+        return build_study(check_file_name(path.stem, name), read_yaml(path), name)
     hint = did_you_mean(name, shipped()) or "`altup study list` shows them"
     raise UserError(f"study {name!r} is not known; {hint}")

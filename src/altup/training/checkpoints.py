@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from altup.core.errors import UserError, check_whole, may_not_write
-from altup.core.files import files_below, flush, sha256_of
+from altup.core.files import check_relative_path, files_below, flush, read_json, sha256_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -200,7 +200,9 @@ def newest_whole(folder: Path) -> Path | None:
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, or None where every file is as it was written."""
     try:
-        sums = json.loads((checkpoint / MANIFEST).read_bytes())
+        sums = read_json(checkpoint / MANIFEST)
+        for path in sums:
+            check_relative_path(path, MANIFEST)
         sizes = {checkpoint / path: entry["bytes"] for path, entry in sums.items()}
         digests = {checkpoint / path: entry["sha256"] for path, entry in sums.items()}
     except OSError as error:
@@ -317,6 +319,6 @@ def save_json(path: Path, value: Any) -> None:
 
 def load_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}") from error

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from altup.core.errors import UserError, check_choice, check_range, check_whole
+from altup.core.errors import MOST_SEED, UserError, check_choice, check_range, check_whole
 from altup.core.schema import Settings, describe_settings, read_yaml, refuse_unknown, setting
 
 PRECISIONS = ("bf16", "fp32")
@@ -30,6 +30,8 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+MOST_TOKENS = 2**20  # of a sequence: beyond this, its attention fits no machine
+MOST_EXAMPLES = 10**6  # of a batch
 LONG_RUN = 50_000  # steps: further than Muon's defaults were tried, and where the paper's own recipe works
 
 
@@ -46,7 +48,9 @@ class TrainConfig(Settings):
     """
 
     steps: int = setting(10_000, "Updates.", panel="Training", at_least=1)
-    batch_size: int = setting(128, "Examples a step, of all processes.", panel="Training", at_least=1)
+    batch_size: int = setting(
+        128, "Examples a step, of all processes.", panel="Training", at_least=1, at_most=MOST_EXAMPLES
+    )
     micro_batch: int | None = setting(
         None, "Examples a forward pass, of all processes.", shown="the batch",
         panel="Training", at_least=1, may_change=True,
@@ -95,7 +99,7 @@ class TrainConfig(Settings):
     parallel: str = setting(
         "ddp", "{choices}, for several processes (torchrun).", panel="Speed", choices=PARALLEL, may_change=True
     )
-    seed: int = setting(0, "Seed of weights, data order and dropout.", panel="Run", at_least=0, below=2**63)
+    seed: int = setting(0, "Seed of weights, data order and dropout.", panel="Run", at_least=0, at_most=MOST_SEED)
     max_skipped: int = setting(
         20, "Steps in a row with gradients that are not finite, before the run stops.", at_least=1, may_change=True
     )

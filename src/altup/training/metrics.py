@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from altup.core.files import atomic_write, flush
+from altup.core.files import atomic_write, flush, parse_json
 from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import IGNORED, label_name, share, to_tensors
 
@@ -162,10 +162,10 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         return records
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
+            record = parse_json(line)
+        except ValueError:
             continue
-        if isinstance(record, dict) and "step" in record:
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
             records.append(record)
     return records
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError, check_choice
+from altup.core.files import read_json
 from altup.core.schema import describe_settings, read_yaml, refuse_unknown
 from altup.models.config import preset_fields
 from altup.models.families import family, family_name
@@ -95,7 +95,7 @@ def _config_fields(config_class: Any) -> set[str]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a YAML file or a model folder") from None
     except ValueError as error:

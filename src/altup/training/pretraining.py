@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from altup.core.errors import UserError, check_choice
 from altup.core.schema import setting
 from altup.core.text import number_of
-from altup.training.config import LONG_RUN, TrainConfig
+from altup.training.config import LONG_RUN, MOST_TOKENS, TrainConfig
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ class PretrainConfig(TrainConfig):
     )
     z_loss: float = setting(1e-4, "Weight of the squared log-sum-exp of the logits in the loss.", at_least=0)
     inputs_length: int = setting(
-        512, "Input tokens of an example.", panel="Training", after="micro_batch", at_least=4
+        512, "Input tokens of an example.", panel="Training", after="micro_batch", at_least=4, at_most=MOST_TOKENS
     )
     noise_density: float = setting(0.15, "Part of the tokens that is corrupted.", at_least=1e-6, below=1)
     mean_span: float = setting(3.0, "Mean length of a corrupted span.", at_least=1)
@@ -174,9 +174,11 @@ def build_model(model: str, model_config: AltUpConfig, checkpoint: Path | None) 
     import torch
 
     from altup.core.pretrained import load_model
+    from altup.models.accounting import refuse_too_large
 
     model_class = _family(model).model_class
     if checkpoint is None:
+        refuse_too_large(model_config)
         return model_class(model_config)
     resumed: torch.nn.Module = load_model(model_class, checkpoint, dtype=torch.float32)
     return resumed

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -267,3 +269,30 @@ def test_exactly_the_limit_is_not_cut(tokenizer: Any) -> None:
 def test_padding_is_on_the_right() -> None:
     padded = pad([np.array([5, 6]), np.array([7])], 3, -100)
     assert padded.tolist() == [[5, 6, -100], [7, -100, -100]]
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_a_small_file_of_millions_of_lines(tmp_path: Path, on_error: str) -> None:
+    """The limits are those of `prepare`, and are found before its lines are read."""
+    line = json.dumps({"input": "a", "target": "b"}) + "\n"
+    path = tmp_path / "bomb.jsonl.gz"
+    path.write_bytes(gzip.compress(line.encode() * 3_000_000))
+    assert path.stat().st_size < 300_000
+    begun, bad_input = time.monotonic(), BadInput(on_error)
+    with pytest.raises(UserError, match="unpacks without end" if on_error == "stop" else "no usable example"):
+        load_examples(find_task(str(path)), "train", open_tasks(None), bad_input)
+    assert time.monotonic() - begun < 10
+    assert on_error == "stop" or "unpacks without end" in bad_input.summary()
+
+
+def test_a_task_from_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    task = find_task(str(tmp_path / "pipe.jsonl"))
+    with pytest.raises(UserError, match="a pipe, a socket or a device"):
+        load_examples(task, "train", open_tasks(None), BadInput("skip"))
+
+
+def test_a_null_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"input": "a", "target": null}\n')
+    with pytest.raises(UserError, match="'target' is null"):
+        load_examples(find_task(str(tmp_path / "mine.jsonl")), "train", open_tasks(None), BadInput("stop"))

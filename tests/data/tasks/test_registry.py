@@ -65,3 +65,30 @@ def test_registered_tasks_are_known() -> None:
             register(task)
     finally:
         TASKS.pop("mine/sums")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import altup\n\n1 / 0\n", "mine.py, line 3: ZeroDivisionError: division by zero"),
+        ("def f(:\n", "mine.py, line 1: SyntaxError"),
+        ("import nowhere_to_be_found\n", "mine.py, line 1: ModuleNotFoundError"),
+    ],
+)
+def test_an_error_in_a_file_of_one_s_own_names_its_line(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UserError, match=words):
+        find_task(str(tmp_path / "mine.py"))
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../b", "", "."])
+def test_names_of_tasks_lead_nowhere_else(name: str) -> None:
+    with pytest.raises(UserError, match="cannot be called"):
+        register(Task(name=name, write=write_pair, metrics=("exact_text",)))
+
+
+def test_the_folder_one_stands_in_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sums").mkdir()
+    (tmp_path / "sums" / "train.jsonl").write_text("{}\n")
+    monkeypatch.chdir(tmp_path / "sums")
+    assert find_task(".").name == "sums"

@@ -193,7 +193,7 @@ def test_the_plain_class_does_not_load_wide_weights(tmp_path):
 
 
 def test_load_errors(tmp_path):
-    with pytest.raises(UserError, match="no model folder"):
+    with pytest.raises(UserError, match="holds no model that can be read"):
         load_widened(tmp_path / "nothing")
     with pytest.raises(UserError, match="an Auto class is not needed"):
         load_widened(tmp_path / "nothing", model_class=AutoModelForCausalLM)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from altup.core.files import sha256_of
 from altup.data.bad_input import BadInput
 from altup.data.sources import HubDataset
 from altup.data.tasks.task import BadRecordError, Example, Record, Task
-from altup.data.text_files import damage_reported, read_json_lines
+from altup.data.text_files import check_unpacked_size, damage_reported, read_json_lines
 
 TEXTS = 1_000  # texts tokenised at a time, which bounds the memory of their token lists
 KINDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -135,6 +135,7 @@ def _identity(path: Path) -> dict[str, Any]:
 def _read_records(path: Path, bad_input: BadInput) -> Iterator[tuple[str, Record]]:
     """The objects of a file, one a line."""
     with damage_reported(path, bad_input):
+        check_unpacked_size(path, bad_input.limits)
         for _, where, record in read_json_lines(path, bad_input):
             if isinstance(record, dict):
                 yield where, record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def register(task: Task) -> Task:
 def _named(task: Task) -> Task:
     if task.name in TAKEN:
         raise UserError(f"a task cannot be called {task.name!r}, which means something else in a run's records")
+    if {"", ".", ".."} & set(task.name.split("/")):  # its predictions go to a file of this name
+        raise UserError(f"a task cannot be called {task.name!r}; every part of its name becomes part of a path")
     return task
 
 
@@ -71,7 +74,7 @@ def _task_of_file(path: Path, name: str | None) -> Task:
     key = path.resolve()
     if key not in _files:
         before = set(TASKS)
-        runpy.run_path(str(key))
+        _run(key)
         _files[key] = [found for found in TASKS if found not in before]
     found = _files[key]
     if not found:
@@ -81,6 +84,19 @@ def _task_of_file(path: Path, name: str | None) -> Task:
     if name and name not in found:
         raise UserError(f"{path} registers {', '.join(found)}, and no {name!r}")
     return TASKS[name or found[0]]
+
+
+def _run(path: Path) -> None:
+    """Run a user's own Python file; an error in it names its line."""
+    try:
+        runpy.run_path(str(path))
+    except UserError:
+        raise
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+        told = f"{type(error).__name__}: {error}"
+        raise UserError(f"{path}, line {line or 1}: {told}; correct the task's file") from error
 
 
 def find_tasks(names: Iterable[str]) -> list[Task]:
@@ -124,7 +140,7 @@ def own_task(path: Path) -> Task:
         files = dict.fromkeys(("train", "validation", "test"), path)
     else:
         raise UserError(f"task {str(path)!r}: no such file")
-    name = path.name.partition(".jsonl")[0] or str(path)
+    name = path.name.partition(".jsonl")[0] or path.resolve().name
     task = Task(
         name=name,
         write=write_pair,

@@ -102,7 +102,9 @@ def text_of(record: Record, name: str) -> str:
 
 
 def value_of(record: Record, name: str) -> Any:
-    if record.get(name) is None:
+    if name in record and record[name] is None:
+        raise BadRecordError("missing field", f"{name!r} is null")
+    if name not in record:
         raise BadRecordError("missing field", f"no {name!r} among {', '.join(map(str, record)) or 'no fields'}")
     return record[name]
 
