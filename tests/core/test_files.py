@@ -154,7 +154,7 @@ def test_names_that_stay_where_they_are(name: str) -> None:
     "name", ["", ".", "..", ".git", "a/b", "/etc/passwd", "a\\b", "a b", "a\n", "~", "x" * 300]
 )
 def test_names_that_may_lead_elsewhere(name: str) -> None:
-    with pytest.raises(UserError, match="here: .* cannot be a file's name"):
+    with pytest.raises(UserError, match=r"here: .* cannot be a file's name"):
         check_file_name(name, "here")
     with pytest.raises(UserError):
         check_relative_path(f"tokenizer/{name.replace('a/b', 'a/../b')}", "here")

@@ -178,7 +178,7 @@ def test_small_files_that_have_no_end(tmp_path: Path, text: str) -> None:
     assert len(str(told.value)) < 2_000
     value = text.removeprefix("a: ")
     if "\n" not in value:
-        with pytest.raises(UserError, match="--set a=.*this is not a value"):
+        with pytest.raises(UserError, match=r"--set a=.*this is not a value"):
             parse_pairs("--set", [f"a={value}"])
 
 
@@ -188,7 +188,7 @@ def test_aliases_that_a_config_of_ours_may_have() -> None:
 
 
 def test_a_long_value_is_shown_in_part() -> None:
-    with pytest.raises(UserError, match="steps=.*… is of the wrong kind") as told:
+    with pytest.raises(UserError, match=r"steps=.*… is of the wrong kind") as told:
         Base(steps=["x"] * 50_000)  # type: ignore[arg-type]
     assert len(str(told.value)) < 500
 

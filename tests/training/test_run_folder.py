@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from altup.core.errors import UserError
+from altup.training.metrics import cut_after, read_records
 from altup.training.pretraining import PretrainConfig
 from altup.training.run_folder import RunFolder, newest_model
 from tests.training.compare import records
@@ -143,3 +144,12 @@ def test_the_newest_model_of_a_run(tmp_path: Path) -> None:
     assert newest_model(tmp_path / "cut").name == "step-5"
     with pytest.raises(UserError, match="neither a model folder"):
         newest_model(tmp_path)
+
+
+@pytest.mark.parametrize("line", ['{"step": null}', "[]", "{", "[" * 100_000, '{"loss": 1}', "\x00"])
+def test_records_that_are_none_are_left_out(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+    assert [record["step"] for record in read_records(path)] == [1, 3]
+    cut_after(path, 2)
+    assert path.read_text() == '{"step": 1}\n'

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
-from altup.core.files import atomic_write, check_file_name, read_json
+from altup.core.files import atomic_write, check_file_name, check_regular, read_json
 from altup.core.hardware import device_name, versions
 from altup.studies.jobs import deciding_fields, file_name, key_of, model_key
 from altup.studies.plan import resolve
@@ -74,7 +74,7 @@ def read_results(folder: Path) -> list[Result]:
 def _read_table(path: Path) -> list[Result] | None:
     """The results in a file; None if it is another table that lies beside."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with check_regular(path).open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             columns = set(reader.fieldnames or ())
             if columns != set(COLUMNS):

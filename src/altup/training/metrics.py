@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from altup.core.files import atomic_write, flush, parse_json
+from altup.core.files import atomic_write, check_regular, flush, parse_json
 from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import IGNORED, label_name, share, to_tensors
 
@@ -160,7 +160,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     if not path.exists():
         return records
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in check_regular(path).read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = parse_json(line)
         except ValueError:
