@@ -267,7 +267,8 @@ def test_one_file_holds_nothing_out(model: Path, tmp_path: Path, capsys: pytest.
     [
         ({"model": ""}, "model is not set"),
         ({"tasks": []}, "--task"),
-        ({"tasks": ["cola=0"]}, "more than 0"),
+        ({"tasks": ["cola=0"]}, "above 0"),
+        ({"tasks": ["cola=inf"]}, "not infinite"),
         ({"dropout": 1.0}, "dropout"),
         ({"on_error": "cry"}, "on_error"),
         ({"eval_limit": 0}, "eval_limit"),

@@ -124,7 +124,7 @@ def test_a_study_of_ones_own(tmp_path: Path) -> None:
     assert study.paper_rows() == []
     with pytest.raises(UserError, match="did you mean 'varying-k'"):
         find_study("varing-k")
-    with pytest.raises(UserError, match="No such file"):
+    with pytest.raises(UserError, match="no such file"):
         find_study(str(tmp_path / "absent.yaml"))
 
 
