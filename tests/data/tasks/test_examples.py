@@ -293,6 +293,6 @@ def test_a_task_from_a_pipe_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_null_is_called_one(tmp_path: Path) -> None:
-    (tmp_path / "mine.jsonl").write_text('{"input": "a", "target": null}\n')
-    with pytest.raises(UserError, match="'target' is null"):
+    (tmp_path / "mine.jsonl").write_text('{"input": null, "target": "b"}\n')
+    with pytest.raises(UserError, match="'input' is null"):
         load_examples(find_task(str(tmp_path / "mine.jsonl")), "train", open_tasks(None), BadInput("stop"))
