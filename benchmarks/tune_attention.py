@@ -26,7 +26,7 @@ from torch import Tensor
 from altup.kernels.attention import attention, attention_reference, keep_mask, launch
 from altup.kernels.attention.forward import forward
 from altup.kernels.attention.keys_backward import keys_backward
-from altup.kernels.attention.launch import Config, Problem
+from altup.kernels.attention.launch import AttentionCall, TileConfig
 from altup.kernels.attention.queries_backward import distance_sums, queries_backward
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -41,7 +41,7 @@ if INTERPRETED:
 WORKERS = 12  # compile at the same time
 SEED = 12345
 
-Tables = dict[str, dict[int, Config]]
+Tables = dict[str, dict[int, TileConfig]]
 TABLES: Tables = {"forward": launch.FORWARD, "queries": launch.QUERIES, "keys": launch.KEYS}
 
 
@@ -61,44 +61,49 @@ if INTERPRETED:
     ENCODER = Case("encoder", 1, 1, 40, 16)
     EDGES = ENCODER._replace(name="encoder, edges", beyond=8)
     DECODER = Case("decoder", 1, 1, 24, 16, causal=True)
-    FORWARD = QUERIES = KEYS = [Config(16, 16, 4, 2), Config(32, 16, 4, 2)]
+    FORWARD = QUERIES = KEYS = [TileConfig(16, 16, 4, 2), TileConfig(32, 16, 4, 2)]
     DECODER_SWEEP = FORWARD[:1]
 else:
     ENCODER = Case("encoder", 64, 12, 512)
     EDGES = ENCODER._replace(name="encoder, edges", beyond=91)
     DECODER = Case("decoder", 64, 12, 114, causal=True, beyond=91)
     FORWARD = [
-        Config(128, 64, 8, 3),
-        Config(128, 64, 8, 2),
-        Config(128, 64, 4, 2),
-        Config(128, 64, 4, 3),
-        Config(64, 64, 4, 2),
-        Config(64, 64, 4, 3),
-        Config(64, 128, 4, 2),
-        Config(128, 128, 8, 2),
-        Config(128, 32, 4, 3),
+        TileConfig(128, 64, 8, 3),
+        TileConfig(128, 64, 8, 2),
+        TileConfig(128, 64, 4, 2),
+        TileConfig(128, 64, 4, 3),
+        TileConfig(64, 64, 4, 2),
+        TileConfig(64, 64, 4, 3),
+        TileConfig(64, 128, 4, 2),
+        TileConfig(128, 128, 8, 2),
+        TileConfig(128, 32, 4, 3),
     ]
     QUERIES = [
-        Config(64, 64, 4, 2),
-        Config(64, 64, 4, 3),
-        Config(64, 64, 4, 2, 128),
-        Config(128, 64, 8, 2),
-        Config(128, 64, 8, 2, 128),
-        Config(64, 32, 4, 3),
-        Config(64, 128, 4, 2),
-        Config(128, 128, 8, 2),
+        TileConfig(64, 64, 4, 2),
+        TileConfig(64, 64, 4, 3),
+        TileConfig(64, 64, 4, 2, 128),
+        TileConfig(128, 64, 8, 2),
+        TileConfig(128, 64, 8, 2, 128),
+        TileConfig(64, 32, 4, 3),
+        TileConfig(64, 128, 4, 2),
+        TileConfig(128, 128, 8, 2),
     ]
     KEYS = [
-        Config(64, 64, 4, 2),
-        Config(64, 64, 4, 3),
-        Config(64, 64, 4, 2, 168),
-        Config(64, 128, 8, 2),
-        Config(32, 64, 4, 2),
-        Config(32, 128, 8, 2),
-        Config(32, 128, 8, 3),
-        Config(16, 128, 8, 2),
+        TileConfig(64, 64, 4, 2),
+        TileConfig(64, 64, 4, 3),
+        TileConfig(64, 64, 4, 2, 168),
+        TileConfig(64, 128, 8, 2),
+        TileConfig(32, 64, 4, 2),
+        TileConfig(32, 128, 8, 2),
+        TileConfig(32, 128, 8, 3),
+        TileConfig(16, 128, 8, 2),
     ]
-    DECODER_SWEEP = [Config(128, 64, 8, 2), Config(64, 64, 4, 2), Config(128, 128, 8, 2), Config(64, 128, 4, 2)]
+    DECODER_SWEEP = [
+        TileConfig(128, 64, 8, 2),
+        TileConfig(64, 64, 4, 2),
+        TileConfig(128, 128, 8, 2),
+        TileConfig(64, 128, 4, 2),
+    ]
 SWEEPS = {
     ENCODER: {"forward": FORWARD, "queries": QUERIES, "keys": KEYS},
     EDGES: {"queries": QUERIES},
@@ -127,11 +132,13 @@ def inputs(case: Case, batch: int) -> tuple[list[Tensor], Tensor, Tensor | None]
     return [(q * D**-0.5).requires_grad_(), k.requires_grad_(), v.requires_grad_(), by_distance], d_out, segments
 
 
-def problem(case: Case, batch: int) -> tuple[Problem, Tensor]:
+def problem(case: Case, batch: int) -> tuple[AttentionCall, Tensor]:
     (q, k, v, by_distance), d_out, segments = inputs(case, batch)
     seed = torch.tensor([SEED], device=DEVICE) if case.dropout else None
     q, k, v = q.detach(), k.detach(), v.detach()
-    task = Problem(q, k, v, by_distance, segments, segments, seed, case.causal, case.dropout, 1.0, case.beyond)
+    task = AttentionCall(
+        q, k, v, by_distance, segments, segments, seed, case.causal, case.dropout, 1.0, case.beyond
+    )
     return task, d_out
 
 
@@ -189,18 +196,18 @@ def milliseconds(work: Callable[[], object], repeat: int = 50) -> float:
     return float("nan") if INTERPRETED else triton.testing.do_bench(work, 10, repeat, return_mode="median")
 
 
-def jobs() -> Iterator[tuple[Case, str, Config]]:
+def jobs() -> Iterator[tuple[Case, str, TileConfig]]:
     for case, kernels in SWEEPS.items():
         for kernel, configs in kernels.items():
             for config in configs:
                 yield case, kernel, config
 
 
-def put(kernel: str, case: Case, config: Config) -> None:
+def put(kernel: str, case: Case, config: TileConfig) -> None:
     TABLES[kernel][case.width] = config
 
 
-def sweep(chosen: dict[tuple[Case, str], Config]) -> None:
+def sweep(chosen: dict[tuple[Case, str], TileConfig]) -> None:
     """Times every configuration that is right and notes the quickest of each kernel."""
     best: dict[tuple[Case, str], float] = {}
     for case, kernel, config in jobs():
@@ -270,7 +277,7 @@ def main() -> None:
         workers = [subprocess.Popen([*command, str(n)]) for n in range(WORKERS)]
         failed = sum(worker.wait() != 0 for worker in workers)
         print(f"compiled in {time.monotonic() - start:.0f} s, {failed} of {WORKERS} workers failed", flush=True)
-    chosen: dict[tuple[Case, str], Config] = {}
+    chosen: dict[tuple[Case, str], TileConfig] = {}
     sweep(chosen)
     for case in (ENCODER, EDGES, DECODER, *OTHERS):
         for kernel in TABLES:

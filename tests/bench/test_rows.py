@@ -10,16 +10,18 @@ import pytest
 import torch
 from rich.console import Console
 
-from altup.bench.rows import Machine, Row, Sheet, read_rows
+from altup.bench.rows import BenchRow, Machine, Sheet, read_rows
 from altup.bench.show import build_table, by_problem
 from altup.bench.timing import Spread
 from altup.core.errors import UserError
 
 MACHINE = Machine.here(torch.device("cpu"), torch.float32)
 ROWS = [
-    Row("step", "altup k2", "ours", "both", "ms", 1.25, 1.5, 2.0, 20, size="base", batch=64, k=2, d=768),
-    Row("rule", 'a "quoted", name', "peer", "", "", status="failed", note="Error: a, b\nc", error=float("inf")),
-    Row("data", "tokenising", "ours", "produce", "MB/s", 0.1 + 0.2, 1 / 3, 1e-12, 3, error=0.0),
+    BenchRow("step", "altup k2", "ours", "both", "ms", 1.25, 1.5, 2.0, 20, size="base", batch=64, k=2, d=768),
+    BenchRow(
+        "rule", 'a "quoted", name', "peer", "", "", status="failed", note="Error: a, b\nc", error=float("inf")
+    ),
+    BenchRow("data", "tokenising", "ours", "produce", "MB/s", 0.1 + 0.2, 1 / 3, 1e-12, 3, error=0.0),
 ]
 
 
@@ -98,7 +100,7 @@ def test_percentiles_are_the_usual_ones():
 def test_tables_show_the_beginning_of_a_note_on_one_line(tmp_path):
     """In a narrow terminal too; a file keeps the whole."""
     long = "OutOfMemoryError: CUDA out of memory.\nTried to allocate 20.00 GiB. " + "GPU 0 has 139 GiB. " * 20
-    rows = [ROWS[0], Row("step", "t5", "peer", "", "", status="failed", note=long, size="base", batch=64)]
+    rows = [ROWS[0], BenchRow("step", "t5", "peer", "", "", status="failed", note=long, size="base", batch=64)]
     path = tmp_path / "rows.jsonl"
     sheet = Sheet(path, MACHINE)
     for row in rows:

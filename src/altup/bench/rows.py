@@ -57,7 +57,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """`metric` says what p20, p50 and p80 are: ms, s (to start), GiB (at the peak), a rate such as seq/s, speedup
     (over what `note` names), or a fraction. Where there is no number, `status` and `note` say why."""
 
@@ -89,7 +89,7 @@ class Row:
         return {name: getattr(self, name) for name in SIZES if getattr(self, name) is not None}
 
 
-COLUMNS = [field.name for field in (*fields(Row), *fields(Machine))]
+COLUMNS = [field.name for field in (*fields(BenchRow), *fields(Machine))]
 SIZES = ("size", "method", "batch", "inputs", "targets", "tokens", "heads", "d", "k", "vocabulary")
 
 
@@ -113,7 +113,7 @@ class Sheet:
         elif not self._json:
             self._write(",".join(COLUMNS) + "\n")
 
-    def add(self, row: Row, machine: Machine | None = None) -> None:
+    def add(self, row: BenchRow, machine: Machine | None = None) -> None:
         """`machine` is where another run measured it."""
         record = {**asdict(row), **asdict(machine or self.machine)}
         if self._json:
@@ -142,7 +142,7 @@ class _Line:
         self.text += text
 
 
-def read_rows(path: Path) -> list[tuple[Row, Machine]]:
+def read_rows(path: Path) -> list[tuple[BenchRow, Machine]]:
     """Rows that a `Sheet` wrote."""
     try:
         text = check_regular(path).read_text(encoding="utf-8")
@@ -158,10 +158,10 @@ def read_rows(path: Path) -> list[tuple[Row, Machine]]:
             records = [{name: _value(name, cell) for name, cell in record.items()} for record in table]
         else:
             records = [parse_json(line) for line in text.splitlines() if line]
-        names = {field.name for field in fields(Row)}
+        names = {field.name for field in fields(BenchRow)}
         found = [
             (
-                Row(**{name: record[name] for name in record if name in names}),
+                BenchRow(**{name: record[name] for name in record if name in names}),
                 Machine(**{name: record[name] for name in record if name not in names}),
             )
             for record in records
@@ -178,7 +178,7 @@ def read_rows(path: Path) -> list[tuple[Row, Machine]]:
 
 def _value(name: str, cell: str) -> Any:
     """A cell of a CSV file in the type of its column."""
-    kind = {field.name: str(field.type) for field in fields(Row)}.get(name, "str")
+    kind = {field.name: str(field.type) for field in fields(BenchRow)}.get(name, "str")
     if "None" in kind and cell == "":
         return None
     return float(cell) if "float" in kind else int(cell) if "int" in kind else cell

@@ -16,7 +16,7 @@ import torch
 
 from altup.bench.cases import BenchConfig, problems
 from altup.bench.problem import Problem, Provider, Setup, Timings, Work
-from altup.bench.rows import DISAGREES, FAILED, OK, SKIPPED, Machine, Row, Sheet
+from altup.bench.rows import DISAGREES, FAILED, OK, SKIPPED, BenchRow, Machine, Sheet
 from altup.bench.timing import Spread, Stopwatch, take_turns
 from altup.core.errors import UserError
 
@@ -41,7 +41,7 @@ class Runner:
     """
 
     setup: Setup
-    emit: Callable[[Row], None]
+    emit: Callable[[BenchRow], None]
     say: Callable[[str], None] = lambda text: None
     only: Sequence[str] = ()
     rounds: int = 10
@@ -155,22 +155,22 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0][:300]
 
 
-def _row(problem: Problem, provider: Provider, mode: str, metric: str, **more: Any) -> Row:
+def _row(problem: Problem, provider: Provider, mode: str, metric: str, **more: Any) -> BenchRow:
     sizes: dict[str, Any] = problem.sizes
-    return Row(problem.case, provider.name, provider.kind, mode, metric, **sizes, **more)
+    return BenchRow(problem.case, provider.name, provider.kind, mode, metric, **sizes, **more)
 
 
-def _number(problem: Problem, provider: Provider, mode: str, metric: str, value: float, **more: Any) -> Row:
+def _number(problem: Problem, provider: Provider, mode: str, metric: str, value: float, **more: Any) -> BenchRow:
     return _row(problem, provider, mode, metric, p20=value, p50=value, p80=value, samples=1, **more)
 
 
-def _spread(problem: Problem, provider: Provider, mode: str, metric: str, spread: Spread) -> Row:
+def _spread(problem: Problem, provider: Provider, mode: str, metric: str, spread: Spread) -> BenchRow:
     return _row(problem, provider, mode, metric, **vars(spread))
 
 
 def measure(
     config: BenchConfig, open_sheets: Callable[[Machine], list[Sheet]], say: Callable[[str], None]
-) -> list[Row]:
+) -> list[BenchRow]:
     """The rows of some cases on this machine, which are added to the sheets as they come; Ctrl-C keeps them."""
     on_gpu = torch.cuda.is_available()
     if not on_gpu and not config.quick and config.cases != ["data"]:
@@ -178,9 +178,9 @@ def measure(
     device = torch.device("cuda" if on_gpu else "cpu")
     setup = Setup(device, config.quick, tuple(config.sizes), compiles=on_gpu, runs_triton=on_gpu)
     sheets = open_sheets(Machine.here(device, setup.dtype))
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
 
-    def emit(row: Row) -> None:
+    def emit(row: BenchRow) -> None:
         rows.append(row)
         for sheet in sheets:
             sheet.add(row)
@@ -213,7 +213,7 @@ def fast_math() -> Iterator[None]:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(reduces)
 
 
-def _timing_rows(problem: Problem, provider: Provider, work: Work, timings: Timings) -> Iterator[Row]:
+def _timing_rows(problem: Problem, provider: Provider, work: Work, timings: Timings) -> Iterator[BenchRow]:
     """Milliseconds in every mode; of the whole, also the rate and the ratio to the baseline."""
     name = provider.name
     for mode, spread in timings[name].items():

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from altup.bench.rows import OK, Row
+from altup.bench.rows import OK, BenchRow
 from altup.core.errors import UserError
 from altup.core.text import shorten
 
@@ -23,26 +23,26 @@ COLOURS = {"ours": "#0072B2", "plain": "#56B4E9", "peer": "#E69F00", "floor": "#
 OTHERS = {"overhead": "{:+.1%}", "floor": "{:+.1%}", "fraction": "{:.1%}", "overhead/floor": "{:.2f}×"}
 
 
-def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def by_problem(rows: Iterable[BenchRow]) -> dict[str, list[BenchRow]]:
     """Rows under the title of their problem, in the order they came."""
-    groups: dict[str, list[Row]] = defaultdict(list)
+    groups: dict[str, list[BenchRow]] = defaultdict(list)
     for row in rows:
         groups[title(row)].append(row)
     return groups
 
 
-def title(row: Row) -> str:
+def title(row: BenchRow) -> str:
     return f"{row.case}: " + ", ".join(f"{name} {value}" for name, value in row.sizes.items())
 
 
-def by_provider(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = defaultdict(list)
+def by_provider(rows: Sequence[BenchRow]) -> dict[str, list[BenchRow]]:
+    groups: dict[str, list[BenchRow]] = defaultdict(list)
     for row in rows:
         groups[row.provider].append(row)
     return groups
 
 
-def find(rows: Sequence[Row], metric: str, modes: Sequence[str] = ()) -> Row | None:
+def find(rows: Sequence[BenchRow], metric: str, modes: Sequence[str] = ()) -> BenchRow | None:
     """The last such row: a file may hold several runs."""
     found = [
         row for row in rows if row.metric == metric and (not modes or row.mode in modes) and row.p50 is not None
@@ -50,7 +50,7 @@ def find(rows: Sequence[Row], metric: str, modes: Sequence[str] = ()) -> Row | N
     return found[-1] if found else None
 
 
-def build_table(name: str, rows: Sequence[Row]) -> Table:
+def build_table(name: str, rows: Sequence[BenchRow]) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -76,7 +76,7 @@ def build_table(name: str, rows: Sequence[Row]) -> Table:
     return table
 
 
-def print_tables(rows: Iterable[Row]) -> None:
+def print_tables(rows: Iterable[BenchRow]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
@@ -84,21 +84,21 @@ def print_tables(rows: Iterable[Row]) -> None:
         console.print(build_table(name, mine))
 
 
-def _time(row: Row | None) -> str:
+def _time(row: BenchRow | None) -> str:
     return "" if row is None or row.p50 is None else f"{row.p50:.3g}" if row.p50 < 100 else f"{row.p50:.1f}"
 
 
-def _number(row: Row | None) -> str:
+def _number(row: BenchRow | None) -> str:
     return "" if row is None or row.p50 is None else f"{row.p50:,.0f}" if row.p50 >= 100 else f"{row.p50:.3g}"
 
 
-def _other(row: Row | None) -> str:
+def _other(row: BenchRow | None) -> str:
     if row is None or row.p50 is None:
         return ""
     return OTHERS.get(row.metric, "{:.2f}").format(row.p50)
 
 
-def draw(rows: Iterable[Row], path: Path) -> None:
+def draw(rows: Iterable[BenchRow], path: Path) -> None:
     """The time of each provider with its ratio to the baseline, as a PNG, SVG or PDF by the file's suffix."""
     panels = {}
     for title, mine in by_problem(rows).items():

@@ -15,7 +15,7 @@ from altup.cli.options import with_settings
 from altup.core.errors import UserError
 
 if TYPE_CHECKING:
-    from altup.bench.rows import Machine, Row
+    from altup.bench.rows import BenchRow, Machine
 
 CASE_LIST = "; ".join(f"{name} ({case.question})" for name, case in CASES.items())
 
@@ -74,7 +74,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _stored(config: BenchConfig, path: Path, printed: TextIO | None, as_json: bool) -> list[Row]:
+def _stored(config: BenchConfig, path: Path, printed: TextIO | None, as_json: bool) -> list[BenchRow]:
     from altup.bench.rows import Sheet, read_rows
 
     stored = [(row, machine) for row, machine in read_rows(path) if row.case in config.cases]
@@ -87,7 +87,7 @@ def _stored(config: BenchConfig, path: Path, printed: TextIO | None, as_json: bo
     return [row for row, _ in stored]
 
 
-def _measure(config: BenchConfig, out: Path | None, printed: TextIO | None, as_json: bool) -> list[Row]:
+def _measure(config: BenchConfig, out: Path | None, printed: TextIO | None, as_json: bool) -> list[BenchRow]:
     if config.cold:  # set before torch is imported, which reads it then
         fresh = tempfile.mkdtemp(prefix="altup-bench-")
         os.environ.update(TORCHINDUCTOR_FORCE_DISABLE_CACHES="1", TRITON_CACHE_DIR=fresh)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.attention.launch import FORWARD, Problem, empty_heads, strides
+from altup.kernels.attention.launch import FORWARD, AttentionCall, empty_heads, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
     bias_row,
@@ -22,7 +22,7 @@ from altup.kernels.attention.tiles import (
 from altup.kernels.dropout.triton import stream_keys
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+def forward(problem: AttentionCall) -> tuple[Tensor, Tensor]:
     """The result, and the base-2 logarithm of each row's sum of exponents [B, H, Q]: ∞ where no key is seen."""
     q = problem.q
     config = problem.cut(FORWARD)

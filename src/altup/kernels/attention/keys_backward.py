@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.attention.launch import KEYS, Problem, empty_heads, strides
+from altup.kernels.attention.launch import KEYS, AttentionCall, empty_heads, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
     bias_row,
@@ -22,7 +22,7 @@ from altup.kernels.attention.tiles import (
 from altup.kernels.dropout.triton import stream_keys
 
 
-def keys_backward(problem: Problem, d_out: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+def keys_backward(problem: AttentionCall, d_out: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
     """dk and dv."""
     q, k, v = problem.q, problem.k, problem.v
     config = problem.cut(KEYS)

@@ -10,7 +10,7 @@ from torch import Tensor
 from altup.kernels.dropout.reference import drop_below, keep_scale
 
 
-class Config(NamedTuple):
+class TileConfig(NamedTuple):
     """How a kernel is cut: the queries and keys of a tile, a program's warps, the stages of its pipeline, and the
     registers that a thread may use: with fewer, more programs run at once."""
 
@@ -23,27 +23,27 @@ class Config(NamedTuple):
 
 # By the width of a head, so that registers suffice. benchmarks/tune_attention.py times these and others.
 FORWARD = {
-    16: Config(128, 64, 4, 3),
-    32: Config(128, 64, 4, 3),
-    64: Config(128, 64, 4, 3),
-    128: Config(128, 64, 8, 2),
+    16: TileConfig(128, 64, 4, 3),
+    32: TileConfig(128, 64, 4, 3),
+    64: TileConfig(128, 64, 4, 3),
+    128: TileConfig(128, 64, 8, 2),
 }
 QUERIES = {
-    16: Config(64, 64, 4, 2),
-    32: Config(64, 64, 4, 2),
-    64: Config(64, 64, 4, 3),
-    128: Config(64, 64, 4, 2),
+    16: TileConfig(64, 64, 4, 2),
+    32: TileConfig(64, 64, 4, 2),
+    64: TileConfig(64, 64, 4, 3),
+    128: TileConfig(64, 64, 4, 2),
 }
 KEYS = {
-    16: Config(64, 64, 4, 2),
-    32: Config(64, 64, 4, 2),
-    64: Config(64, 64, 4, 3),
-    128: Config(64, 64, 8, 2),
+    16: TileConfig(64, 64, 4, 2),
+    32: TileConfig(64, 64, 4, 2),
+    64: TileConfig(64, 64, 4, 3),
+    128: TileConfig(64, 64, 8, 2),
 }
 WIDTHS = tuple(FORWARD)
 
 
-class Problem(NamedTuple):
+class AttentionCall(NamedTuple):
     """Tensors and settings that every kernel reads; q [B, H, Q, D], k and v [B, H, K, D], see `attention`."""
 
     q: Tensor
@@ -68,14 +68,14 @@ class Problem(NamedTuple):
         """Batch × heads."""
         return self.q.shape[0] * self.q.shape[1]
 
-    def cut(self, configs: dict[int, Config]) -> Config:
+    def cut(self, configs: dict[int, TileConfig]) -> TileConfig:
         """The kernel's configuration, with tiles no larger than the work, and then few warps for them."""
         config = configs[self.q.shape[3]]
         _, Q, K = self.sizes
         queries, keys = _fit(config.queries, Q), _fit(config.keys, K)
         if (queries, keys) == (config.queries, config.keys):
             return config
-        return Config(queries, keys, 4, config.stages)
+        return TileConfig(queries, keys, 4, config.stages)
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.q, self.k, self.v, self.by_distance, self.query_segments, self.key_segments, self.seed
@@ -84,7 +84,7 @@ class Problem(NamedTuple):
         """The scale; below which random word a weight is dropped; what the others are multiplied by."""
         return self.scale, drop_below(self.dropout), keep_scale(self.dropout)
 
-    def constants(self, config: Config) -> dict[str, Any]:
+    def constants(self, config: TileConfig) -> dict[str, Any]:
         _, Q, K = self.sizes
         return {
             "D": self.q.shape[3],

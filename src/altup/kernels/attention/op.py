@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from altup.kernels.attention.launch import Problem, empty_heads
+from altup.kernels.attention.launch import AttentionCall, empty_heads
 from altup.kernels.launch import on_its_device
 
 
@@ -40,7 +40,9 @@ def attend(
     from altup.kernels.attention.forward import forward
 
     return forward(
-        Problem(q, k, v, by_distance, query_segments, key_segments, seed, causal, dropout, scale, constant_beyond)
+        AttentionCall(
+            q, k, v, by_distance, query_segments, key_segments, seed, causal, dropout, scale, constant_beyond
+        )
     )
 
 
@@ -67,7 +69,7 @@ def attend_backward(
     from altup.kernels.attention.keys_backward import keys_backward
     from altup.kernels.attention.queries_backward import distance_sums, queries_backward
 
-    problem = Problem(
+    problem = AttentionCall(
         q, k, v, by_distance, query_segments, key_segments, seed, causal, dropout, scale, constant_beyond
     )
     if d_out.stride(-1) != 1:

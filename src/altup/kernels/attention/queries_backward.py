@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.attention.launch import QUERIES, Config, Problem, empty_heads, strides
+from altup.kernels.attention.launch import QUERIES, AttentionCall, TileConfig, empty_heads, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
     bias_row,
@@ -30,7 +30,7 @@ from altup.kernels.dropout.triton import stream_keys
 
 
 def queries_backward(
-    problem: Problem, d_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool
+    problem: AttentionCall, d_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """dq, the row sums of d_out ∘ out, which the other kernel reads, and the strips."""
     q = problem.q
@@ -62,7 +62,7 @@ def queries_backward(
     return dq, delta, strips
 
 
-def distance_sums(problem: Problem, strips: Tensor) -> Tensor:
+def distance_sums(problem: AttentionCall, strips: Tensor) -> Tensor:
     """The gradient of by_distance, [H, Q + K − 1]. That of the constant part is at its outermost distance."""
     config = problem.cut(QUERIES)
     beyond, near, edges = _near_tiles(problem, config)
@@ -76,7 +76,7 @@ def distance_sums(problem: Problem, strips: Tensor) -> Tensor:
     return sums
 
 
-def _near_tiles(problem: Problem, config: Config) -> tuple[int, int, bool]:
+def _near_tiles(problem: AttentionCall, config: TileConfig) -> tuple[int, int, bool]:
     """From which distance on the bias is constant, how many tiles of a block of queries can be nearer than that,
     and whether that leaves any out."""
     _, Q, K = problem.sizes

@@ -22,7 +22,7 @@ METHODS = {"recycled": "alternating", "altup": "alternating", "sameup": "same"}
 
 
 @dataclass
-class Plan:
+class WideningPlan:
     """The choices, and the names of what they touch.
 
     - `stacks`: each list of layers, and whether its layers return a tuple.
@@ -42,7 +42,7 @@ class Plan:
     untied: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def choose(cls, method: str, num_blocks: int, selection: str | list[int] | None, seed: int) -> Plan:
+    def choose(cls, method: str, num_blocks: int, selection: str | list[int] | None, seed: int) -> WideningPlan:
         check_choice("method", method, METHODS)
         check_whole("num_blocks", num_blocks, 2)
         if method == "sameup" and selection not in (None, "same"):
@@ -50,7 +50,7 @@ class Plan:
         return cls(method, num_blocks, METHODS[method] if selection is None else selection, seed)
 
     @classmethod
-    def of(cls, model: nn.Module) -> Plan | None:
+    def of(cls, model: nn.Module) -> WideningPlan | None:
         saved = getattr(getattr(model, "config", None), "altup", None)
         return cls(**saved) if isinstance(saved, dict) else None
 
@@ -177,7 +177,7 @@ def refresh_sizes(module: nn.Module) -> None:
         module.normalized_shape = tuple(weight.shape)
 
 
-def widen_parameter(model: nn.Module, plan: Plan, name: str, dim: int, shared: bool = False) -> None:
+def widen_parameter(model: nn.Module, plan: WideningPlan, name: str, dim: int, shared: bool = False) -> None:
     """Widen a parameter under all its names and note it in the plan."""
     names = names_of(model, model.get_parameter(name))
     for other in names:
@@ -187,10 +187,10 @@ def widen_parameter(model: nn.Module, plan: Plan, name: str, dim: int, shared: b
     replace(model, names, value)
 
 
-def untie(model: PreTrainedModel, plan: Plan, table: str) -> None:
+def untie(model: PreTrainedModel, plan: WideningPlan, table: str) -> None:
     """Give every matrix that is tied to an embedding table, and is no table itself, its own weights.
 
-    A wide table is not the head that reads a state: see `Plan.untied`.
+    A wide table is not the head that reads a state: see `WideningPlan.untied`.
     """
     names = names_of(model, model.get_parameter(table))
     tables = [name for (module, _), name in zip(homes(model, names), names, strict=True) if _is_table(module)]
@@ -200,7 +200,7 @@ def untie(model: PreTrainedModel, plan: Plan, table: str) -> None:
     forget_ties(model, plan)
 
 
-def forget_ties(model: PreTrainedModel, plan: Plan) -> None:
+def forget_ties(model: PreTrainedModel, plan: WideningPlan) -> None:
     """Let Hugging Face no longer tie what is untied, whatever the config says about the other ties."""
     for prefix, module in model.named_modules():
         if isinstance(module, PreTrainedModel):

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from altup.core.errors import UserError
-from altup.models.widening.parameters import Plan, widen_parameter
+from altup.models.widening.parameters import WideningPlan, widen_parameter
 
 Maps = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -266,7 +266,7 @@ def _entries(modules: dict[str, nn.Module], stack: Stack, order: list[str]) -> d
 
 
 @contextmanager
-def widening_readers(model: PreTrainedModel, plan: Plan, widths: set[int]) -> Iterator[None]:
+def widening_readers(model: PreTrainedModel, plan: WideningPlan, widths: set[int]) -> Iterator[None]:
     """While the model runs, widen each norm and each matrix that receives a state wider than it was made for."""
 
     def widen_norm(name: str) -> Any:
@@ -307,7 +307,7 @@ def _first(args: tuple, kwargs: dict[str, Any]) -> Any:
     return args[0] if args else next(iter(kwargs.values()), None)
 
 
-def _is_wide(state: Any, width: int, plan: Plan, widths: set[int]) -> bool:
+def _is_wide(state: Any, width: int, plan: WideningPlan, widths: set[int]) -> bool:
     return width in widths and isinstance(state, Tensor) and state.shape[-1] == plan.num_blocks * width
 
 

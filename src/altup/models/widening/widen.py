@@ -15,7 +15,7 @@ from altup.core.pretrained import WHERE, load_config, load_model
 from altup.models.config import AltUpConfig
 from altup.models.widening.layer import Place, UnfitError, first_argument, narrow_layer, widen_layer
 from altup.models.widening.parameters import (
-    Plan,
+    WideningPlan,
     forget_ties,
     layers_of,
     names_of,
@@ -57,7 +57,7 @@ def widen(
     `selection` says which block each layer works on: `alternating`, `same`, or a list with one block a layer.
     The model is run before and after with `example`, a small batch that is made up when not given.
     """
-    plan = Plan.choose(method, num_blocks, selection, seed)
+    plan = WideningPlan.choose(method, num_blocks, selection, seed)
     _check(model)
     structure = structure_of(model, example)
     stacks, order, before = find_stacks(model, structure)
@@ -92,7 +92,7 @@ def narrow(model: PreTrainedModel) -> PreTrainedModel:
     Training the layers alone keeps them equal; once the coefficients or the blocks of a wide parameter have moved
     there is no narrow model that computes the same, and this refuses.
     """
-    plan = Plan.of(model)
+    plan = WideningPlan.of(model)
     if not isinstance(model, PreTrainedModel) or plan is None or not _is_widened(model, plan):
         raise UserError(
             f"{type(model).__name__} is not a model that altup.widen has widened; take it out of what wraps it "
@@ -134,7 +134,7 @@ def load_widened(
             f"{cls.__name__} and let it load the state_dict of the one here with strict=False"
         )
     try:
-        plan = Plan(**saved)
+        plan = WideningPlan(**saved)
     except TypeError as error:
         raise UserError(f"{str(place)!r}: 'altup' in its config is not of this altup version: {error}") from None
     if plan.untied.keys() & (cls._tied_weights_keys or {}).keys():
@@ -153,9 +153,9 @@ def load_widened(
     return model
 
 
-def apply(model: PreTrainedModel, plan: Plan) -> None:
+def apply(model: PreTrainedModel, plan: WideningPlan) -> None:
     """Do to a fresh model what the plan says was done to the one it comes from."""
-    noted = Plan(**{**vars(plan), "repeated": {}, "shared": {}, "untied": {}})
+    noted = WideningPlan(**{**vars(plan), "repeated": {}, "shared": {}, "untied": {}})
     for name, table in plan.untied.items():
         if model.get_parameter(name) is model.get_parameter(table):
             replace(model, [name], model.get_parameter(name).detach().clone())
@@ -168,7 +168,7 @@ def apply(model: PreTrainedModel, plan: Plan) -> None:
     finish(model, plan)
 
 
-def widen_layers(model: PreTrainedModel, plan: Plan) -> None:
+def widen_layers(model: PreTrainedModel, plan: WideningPlan) -> None:
     for stack, returns_tuple in plan.stacks.items():
         layers = layers_of(model, stack)
         rule = plan.rule(len(layers))
@@ -185,7 +185,7 @@ def widen_layers(model: PreTrainedModel, plan: Plan) -> None:
             widen_layer(layer, rule.updates[i], place)
 
 
-def finish(model: PreTrainedModel, plan: Plan) -> None:
+def finish(model: PreTrainedModel, plan: WideningPlan) -> None:
     """What a model must know to be loaded and split between devices."""
     classes = {type(layer).__name__ for stack in plan.stacks for layer in layers_of(model, stack)}
     for module in model.modules():
@@ -200,7 +200,7 @@ def _accept_original(model: PreTrainedModel, state_dict: dict[str, Tensor], pref
 
     Of a part of it, such as adapters, only the layers that are there whole: others keep their coefficients.
     """
-    plan = Plan.of(model)
+    plan = WideningPlan.of(model)
     if plan is None or any(".altup." in name for name in state_dict):
         return
     K = plan.num_blocks
@@ -235,7 +235,7 @@ def _check(model: PreTrainedModel) -> None:
         raise UserError(
             f"{type(model).__name__} has AltUp built in; set its config's widening, or use altup.upcycle"
         )
-    if Plan.of(model) is not None:
+    if WideningPlan.of(model) is not None:
         raise UserError(
             "the model's config says that it was widened; load its folder with altup.load_widened, or "
             "narrow it first"
@@ -248,7 +248,7 @@ def _check(model: PreTrainedModel) -> None:
             )
 
 
-def _widen_entries(model: PreTrainedModel, plan: Plan, entries: dict[str, int]) -> None:
+def _widen_entries(model: PreTrainedModel, plan: WideningPlan, entries: dict[str, int]) -> None:
     for name in entries:
         untie(model, plan, name)
     for name, dim in entries.items():
@@ -256,7 +256,7 @@ def _widen_entries(model: PreTrainedModel, plan: Plan, entries: dict[str, int]) 
             widen_parameter(model, plan, name, dim)
 
 
-def _compare(model: PreTrainedModel, plan: Plan, before: Tensor, after: Tensor) -> None:
+def _compare(model: PreTrainedModel, plan: WideningPlan, before: Tensor, after: Tensor) -> None:
     """Refuse a model that computes something else, for whatever reason, once widened."""
     copies = after.shape[-1] // before.shape[-1]
     expected = torch.cat([before] * copies, dim=-1).float()
@@ -275,11 +275,11 @@ def _some(names: dict[str, int]) -> str:
     return ", ".join(list(names)[:3]) + more
 
 
-def _is_widened(model: PreTrainedModel, plan: Plan) -> bool:
+def _is_widened(model: PreTrainedModel, plan: WideningPlan) -> bool:
     return all(hasattr(layer, "place") for stack in plan.stacks for layer in layers_of(model, stack))
 
 
-def _check_coefficients(model: PreTrainedModel, plan: Plan) -> None:
+def _check_coefficients(model: PreTrainedModel, plan: WideningPlan) -> None:
     for stack in plan.stacks:
         for i, layer in enumerate(layers_of(model, stack)):
             P, g = layer.altup.P.double(), layer.altup.g
@@ -290,7 +290,7 @@ def _check_coefficients(model: PreTrainedModel, plan: Plan) -> None:
                 )
 
 
-def _undo(model: PreTrainedModel, plan: Plan) -> None:
+def _undo(model: PreTrainedModel, plan: WideningPlan) -> None:
     """Everything back, or an error and nothing changed."""
     values = {n: unrepeat(n, model.get_parameter(n), dim, plan.num_blocks) for n, dim in plan.repeated.items()}
     for name, dim in plan.shared.items():
@@ -307,7 +307,7 @@ def _undo(model: PreTrainedModel, plan: Plan) -> None:
                 narrow_layer(layer)
     if plan.untied:
         tie_again(model)
-    if Plan.of(model) is not None:
+    if WideningPlan.of(model) is not None:
         del model.config.altup
 
 
