@@ -121,7 +121,10 @@ def test_an_existing_one_is_taken_by_folder_and_by_file(folder: Path, prose: lis
     expected = tokenizers.load(folder).encode(prose[0], add_special_tokens=False).ids
     prepared = tmp_path / "prepared"
     shutil.copytree(folder, prepared / "tokenizer")
-    for number, name in enumerate([folder, folder / "tokenizer.json", prepared]):
+    finished, stopped = tmp_path / "finished", tmp_path / "stopped"  # runs
+    shutil.copytree(folder, finished / "final")
+    shutil.copytree(folder, stopped / "checkpoints" / "step-10")
+    for number, name in enumerate([folder, folder / "tokenizer.json", prepared, finished, stopped]):
         taken = tmp_path / str(number)
         tokenizers.take(str(name), taken)
         found, source = tokenizers.vocabulary(taken), tokenizers.vocabulary(folder)

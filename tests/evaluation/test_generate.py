@@ -10,7 +10,14 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from altup import AltUpBertConfig, AltUpBertForMaskedLM, AltUpDecoderConfig, AltUpDecoderForCausalLM
+from altup import (
+    AltUpBertConfig,
+    AltUpBertForMaskedLM,
+    AltUpDecoderConfig,
+    AltUpDecoderForCausalLM,
+    load_widened,
+    widen,
+)
 from altup.core.errors import UserError
 from altup.data.tokenizer import save, train
 from altup.evaluation.generate import answer_prompts, continue_text, fill_masks, fill_spans
@@ -159,3 +166,29 @@ def test_a_tokenizer_without_a_mask_is_refused():
 def test_what_cannot_be_answered(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         answer_prompts(tmp_path, **{"prompts": ["a"], **options})
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "widened", "bert"])
+def test_models_of_transformers_answer_too(tokenizer: Any, tmp_path: Path, kind: str) -> None:
+    """A GPT-2 has no padding token, and a widened Llama is read by `load_widened` alone."""
+    import transformers
+
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    rows = {"vocab_size": 768, "eos_token_id": 1, "bos_token_id": 1}
+    model: Any
+    if kind == "gpt2":
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**rows, n_embd=16, n_layer=2, n_head=2))
+    elif kind == "bert":
+        model = transformers.BertForMaskedLM(transformers.BertConfig(**rows, **shape))
+    else:
+        model = widen(transformers.LlamaForCausalLM(transformers.LlamaConfig(**rows, **shape)), "altup", 2)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model.eval()
+    answers = answer_prompts(tmp_path, ["dun mor", "dun"], max_new_tokens=4)
+    if kind == "bert":
+        assert answers == fill_masks(model, tokenizer, ["dun mor", "dun"])
+    else:
+        loaded = load_widened(tmp_path) if kind == "widened" else model
+        assert answers == continue_text(loaded, tokenizer, ["dun mor", "dun"], max_new_tokens=4, do_sample=False)
+        assert all(answer[1][0] for answer in answers)

@@ -16,7 +16,9 @@ from altup import load_widened, upcycle, widen
 from altup.core.errors import UserError
 from altup.data.batches import HeldOut
 from altup.data.objectives import build_objective
+from altup.data.prepare import Recipe, prepare
 from altup.data.shards import TokenStream
+from altup.data.text_files import LocalFiles
 from altup.models.foreign import kind_of
 from altup.training.prefetch import label_name
 from altup.training.pretraining import OBJECTIVES, PretrainConfig, pretrain
@@ -119,6 +121,13 @@ def test_it_starts_as_the_model_it_is_given_and_resumes_exactly(name: str, data:
     saved = PretrainConfig.resolve(cut / "config.yaml", None, {})
     assert pretrain(saved, cut, resume=True).finished
     assert_same_run(tmp_path / "run", cut, STEPS)
+
+
+def test_text_is_prepared_with_the_tokenizer_of_a_run(data: Path, tmp_path: Path) -> None:
+    run = make("run", tmp_path / "run", data)
+    recipe = Recipe([LocalFiles(data.parent / "text.txt", "text")], validation_fraction=0.05, tokenizer=str(run))
+    prepare(tmp_path / "data", recipe, workers=1)
+    assert go_on(run, tmp_path / "data", tmp_path / "further", steps=1).finished
 
 
 def test_with_a_rate_of_zero_nothing_changes(data: Path, tmp_path: Path) -> None:

@@ -142,9 +142,13 @@ def continue_text(
     Texts begin with the model's start token, as in pretraining. `options` go to `generate`.
     """
     texts = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
-    rows = [[model.config.bos_token_id, *ids] for ids in texts]
+    start, pad = (
+        tokenizer.eos_token_id if token is None else token
+        for token in (model.config.bos_token_id, model.config.pad_token_id)
+    )
+    rows = [[start, *ids] for ids in texts]
     width = max(map(len, rows))
-    ids = torch.tensor([[model.config.pad_token_id] * (width - len(row)) + row for row in rows])
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     with torch.inference_mode():
         outputs = model.generate(

@@ -14,13 +14,13 @@ import transformers
 import altup.models  # noqa: F401  registers our models with the Auto classes
 from altup.core.errors import UserError
 from altup.core.hardware import ensure_bf16
-from altup.core.pretrained import load_config, load_model, load_tokenizer
+from altup.core.pretrained import load_config, load_tokenizer
 from altup.core.schema import read_yaml
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.evaluation.decoding import round_weights
 from altup.models.accounting import refuse_too_large
 from altup.models.config import AltUpConfig
-from altup.models.families import FAMILIES, family_name
+from altup.models.foreign import kind_of, load_language_model
 from altup.models.upcycling import T5S, load_pretrained
 from altup.training.run_folder import RunFolder, find_model, newest_model
 
@@ -50,18 +50,17 @@ def load_t5(place: str, precision: str | None = None) -> LoadedModel:
 
 
 def load_any(path: Path) -> LoadedModel:
-    """The model of a run or of a model folder, of any family."""
+    """The model of a run or of a model folder: of any family, or of transformers, widened or not."""
     transformers.utils.logging.disable_progress_bar()
     folder, device = newest_model(path), _device()
     config = load_config(folder)
     if isinstance(config, AltUpConfig):
         refuse_too_large(config)
-    family = family_name(config.model_type) or "t5"
-    model = load_model(FAMILIES[family].auto_class, folder).to(device).eval()
+    model = load_language_model(folder, config).to(device).eval()
     tokenizer = load_tokenizer(folder)
     if model.dtype == torch.bfloat16:
         ensure_bf16(device)
-    return LoadedModel(family, model, tokenizer)
+    return LoadedModel(kind_of(config, folder), model, tokenizer)
 
 
 def _device() -> str:

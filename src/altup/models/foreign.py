@@ -34,7 +34,7 @@ def kind_of(config: PreTrainedConfig, place: str | Path) -> str:
     """The kind of the model that `config` belongs to; UserError for one that is no language model."""
     if ours := family_name(config.model_type):
         return ours
-    name = (config.architectures or ["a nameless model"])[0]
+    name = (config.architectures or ["model without a class"])[0]
     for kind, classes in CLASSES.items():
         if name in classes.values():
             return kind
