@@ -23,6 +23,7 @@ from altup.models.foreign import kind_of
 from altup.training.prefetch import label_name
 from altup.training.pretraining import OBJECTIVES, PretrainConfig, pretrain
 from tests.processes import prepare_text
+from tests.torchrun import train_together
 from tests.training.compare import assert_same_run, records
 
 STEPS = 4
@@ -214,3 +215,18 @@ def test_the_highest_rate_is_a_tenth_of_a_fresh_model_s() -> None:
         further = PretrainConfig(data="x", optimizer=optimizer, from_model="y")
         assert further.lr == pytest.approx(fresh.lr / 10)  # type: ignore[operator]
     assert PretrainConfig(data="x", from_model="y", lr=0.06).lr == 0.06
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", ["widened-recycled", "gpt2", "bert"])
+def test_two_processes_train_as_one(name: str, parallel: str, data: Path, tmp_path: Path) -> None:
+    model = make(name, tmp_path / "model", data)
+    go_on(model, data, tmp_path / "one", dropout=0.0)
+    command = ["pretrain", "--from", model, "--data", data, "--out", tmp_path / "two", "--parallel", parallel]
+    for setting, value in {**SMALL, "dropout": 0.0, "deterministic": ""}.items():
+        command += [f"--{setting.replace('_', '-')}", *([value] if value != "" else [])]
+    train_together("-m", "altup", *command, out=tmp_path / "two")
+    for ours, theirs in zip(records(tmp_path / "one"), records(tmp_path / "two"), strict=True):
+        assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-4)
+    assert own_loss(tmp_path / "two" / "final", data) == pytest.approx(own_loss(tmp_path / "one" / "final", data))

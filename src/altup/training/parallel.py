@@ -6,6 +6,7 @@ nothing here communicates.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import sys
@@ -142,10 +143,12 @@ def _shard(model: nn.Module, low_precision: bool, process_group: ProcessGroup) -
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
     exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     layers = set(getattr(model, "_no_split_modules", None) or ())
+    uses = collections.Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
+    tied = {parameter for parameter, number in uses.items() if number > 1}  # must all be in one group: the rest's
     for module in reversed(list(model.modules())):  # children before their parents
         if isinstance(module, CoefficientModule):
             fully_shard(module, mesh=mesh, mp_policy=exact)
-        elif type(module).__name__ in layers:
+        elif type(module).__name__ in layers and tied.isdisjoint(module.parameters()):
             fully_shard(module, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
