@@ -10,7 +10,6 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
@@ -49,15 +48,17 @@ def is_widened(config: PreTrainedConfig) -> bool:
     return isinstance(getattr(config, "altup", None), dict)
 
 
-def load_language_model(place: str | Path, config: PreTrainedConfig, dtype: torch.dtype | None = None) -> Any:
-    """The model at `place`, of our classes, of Transformers' or widened, with the fields of `config`."""
-    options: dict[str, Any] = {"config": config, **({} if dtype is None else {"dtype": dtype})}
+def load_language_model(place: str | Path, config: PreTrainedConfig, **options: Any) -> Any:
+    """The model at `place`, of our classes, of Transformers' or widened, with the fields of `config`.
+
+    `options` are those of `from_pretrained`.
+    """
     if is_widened(config):
-        return load_widened(place, **options)
+        return load_widened(place, config=config, **options)
     found = family(kind_of(config, place))
     ours = config.model_type == found.config_class.model_type
     loader: Any = found.model_class if ours else found.auto_class
-    return load_model(loader, place, **options)
+    return load_model(loader, place, config=config, **options)
 
 
 class TokenSumsModel:

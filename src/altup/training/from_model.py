@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch import nn
 
 from altup.core.errors import UserError
@@ -71,8 +72,11 @@ class StartingModel:
 
     def build(self, z_loss: float, checkpoint: Path | None) -> nn.Module:
         """The model with float32 weights, or a checkpoint's."""
+        transformers.utils.logging.disable_progress_bar()
         config = self.config if checkpoint is None else load_config(checkpoint)
-        model = load_language_model(self.place if checkpoint is None else checkpoint, config, torch.float32)
+        on_hub = checkpoint is None and not Path(self.place).exists()
+        where = {"revision": self.seal} if on_hub and self.seal else {}
+        model = load_language_model(checkpoint or self.place, config, dtype=torch.float32, **where)
         return model if self.ours else answer_in_sums(model, z_loss)
 
     def check_data(self, data: Path, tokenizer: Any, vocabulary: Vocabulary, inputs_length: int) -> None:
