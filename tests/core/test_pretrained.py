@@ -197,3 +197,26 @@ def test_layers_without_end(model: Path, kind: str) -> None:
     change(model / "config.json", model_type=kind, num_layers=10**9)
     with pytest.raises(UserError, match=r"num_\w*layers=1000000000 makes no sense"):
         load_any(model)
+
+
+# --- the hub ---
+
+
+def test_a_downloaded_model_is_read_and_checked_alike(
+    model: Path, unread: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    repository, commit = tmp_path / "cache" / "models--someone--t5", "0" * 40
+    snapshot = Path(shutil.copytree(model, repository / "snapshots" / commit))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    whole = load_pretrained("someone/t5")
+    assert isinstance(whole, AltUpT5ForConditionalGeneration)
+    (snapshot / "model.safetensors").unlink()
+    names = dict.fromkeys(whole.state_dict(), "pytorch_model.bin")
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    torch.save(whole.state_dict(), snapshot / "pytorch_model.bin")
+    with pytest.raises(UserError, match="only safetensors are read"):
+        load_pretrained("someone/t5")
