@@ -244,13 +244,13 @@ def test_long_targets_and_bad_records_are_counted(
         (tmp_path / "own" / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
     settings: dict[str, Any] = {"tasks": [str(tmp_path / "own")], "steps": 1, "targets_length": 128}
     own = config(model, tmp_path, **settings)
-    with pytest.raises(UserError, match=r"own/train\.jsonl, line 22: missing field"):
+    with pytest.raises(UserError, match=r"own/train\.jsonl, line 22: no label"):
         finetune(own, tmp_path / "run")
     skipping = config(model, tmp_path, **settings, on_error="skip")
     outcome = finetune(skipping, tmp_path / "run")
     told = capsys.readouterr().err
     assert "own: 1 of 21 targets exceed 128 tokens" in told
-    assert "2 × missing field" in told
+    assert "2 × no label" in told
     assert outcome.evaluation is not None
     assert "own" in outcome.evaluation
 
