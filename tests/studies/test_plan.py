@@ -86,7 +86,7 @@ def test_every_shared_run_is_planned_once(scale: Scale, data: Path) -> None:
     assert [len(job.settings["configs"]) for job in found.speed] == [5, 4]
 
 
-@pytest.mark.parametrize("name", ["mini", "paper"])
+@pytest.mark.parametrize("name", ["mini-adamw", "paper"])
 def test_runs_of_a_gpu_are_known_where_there_is_none(
     name: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,9 +141,9 @@ def test_equal_time_gives_steps_by_speed(scale: Scale, data: Path) -> None:
 # Keys as the first version made them: scale, study, row, size, seed, kind, column.
 KEYS = {
     "smoke|varying-k|AltUp K=2|tiny|0|pretrain|": "8edf6e980e0c",
-    "mini|recycled|Dense|small|1|pretrain|": "8e4ef846b3ab",
-    "mini|recycled|Dense|small|1|finetune|glue": "50845f2dfc31",
-    "mini|bert|AltUp K=2|light|0|pretrain|": "41d755984ca9",
+    "mini-adamw|recycled|Dense|small|1|pretrain|": "8e4ef846b3ab",
+    "mini-adamw|recycled|Dense|small|1|finetune|glue": "50845f2dfc31",
+    "mini-adamw|bert|AltUp K=2|light|0|pretrain|": "41d755984ca9",
     "paper|sequence|Sequence-AltUp|base|0|pretrain|": "96f0faaf3e4a",
     "paper|varying-k|AltUp K=4|large|1|finetune|squad": "f44861e102e3",
 }

@@ -98,7 +98,7 @@ def test_damaged_records_are_named(tmp_path: Path, text: str) -> None:
 
 @pytest.fixture
 def kept() -> dict[str, Record]:
-    return records_at(find_scale("mini"))
+    return records_at(find_scale("mini-adamw"))
 
 
 def records_at(scale: Scale) -> dict[str, Record]:
@@ -125,7 +125,7 @@ def mean(results: list[Result], study: str, label: str, metric: str = "accuracy"
 
 
 def test_what_one_study_ran_the_others_show(kept: dict[str, Record]) -> None:
-    shared = share_results(RESULTS, STUDIES, find_scale("mini"), kept.get)
+    shared = share_results(RESULTS, STUDIES, find_scale("mini-adamw"), kept.get)
     assert mean(RESULTS, "sequence", "Dense") is None
     for study in ("parameters-and-speed", "sequence", "experts", "recycled"):
         assert mean(shared, study, "Dense") == 40.5
@@ -137,18 +137,18 @@ def test_what_one_study_ran_the_others_show(kept: dict[str, Record]) -> None:
     # As long as AltUp takes for the scale's steps: its run is the one of other studies, those of others are not.
     assert mean(shared, "equal-time", "AltUp K=2") == 42
     assert mean(shared, "equal-time", "Dense") is None
-    assert share_results(shared, STUDIES, find_scale("mini"), kept.get) == shared
+    assert share_results(shared, STUDIES, find_scale("mini-adamw"), kept.get) == shared
 
 
 def test_other_settings_are_another_model(kept: dict[str, Record]) -> None:
     kept["d0"]["config"]["steps"] = 9
-    shared = share_results(RESULTS, STUDIES, find_scale("mini"), kept.get)
+    shared = share_results(RESULTS, STUDIES, find_scale("mini-adamw"), kept.get)
     assert mean(shared, "sequence", "Dense") == 41
 
 
 def test_a_scale_of_ones_own_is_known_to_those_who_read_its_results(tmp_path: Path) -> None:
     path = tmp_path / "longer.yaml"
-    path.write_text("like: mini\npretrain: {steps: 9000}\n")
+    path.write_text("like: mini-adamw\npretrain: {steps: 9000}\n")
     changes = {
         "batch_size": 64,
         "finetune.steps": 3,
@@ -160,12 +160,14 @@ def test_a_scale_of_ones_own_is_known_to_those_who_read_its_results(tmp_path: Pa
     merge(tmp_path / "one", tmp_path / "two")
     assert read_scale([tmp_path, tmp_path / "two"], own.name) == own
     assert read_scale([tmp_path], own.name) is None
-    assert read_scale([tmp_path], "mini") == find_scale("mini")
+    assert read_scale([tmp_path], "mini") == find_scale("mini-adamw")  # which was its name before scales were kept
+    assert read_scale([tmp_path], "long") == find_scale("long")
     shared = share_results(RESULTS, STUDIES, own, records_at(own).get)
     assert mean(shared, "sequence", "Dense") == 40.5
     assert mean(shared, "equal-time", "AltUp K=2") is None  # it trains for the minutes
     assert (
-        mean(share_results(RESULTS, STUDIES, own, records_at(find_scale("mini")).get), "sequence", "Dense") is None
+        mean(share_results(RESULTS, STUDIES, own, records_at(find_scale("mini-adamw")).get), "sequence", "Dense")
+        is None
     )
     next((tmp_path / "two" / "scales").glob("*.json")).write_text("{}")
     with pytest.raises(UserError, match="not a whole scale"):

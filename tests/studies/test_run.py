@@ -178,11 +178,11 @@ def test_labels_and_data_are_checked(scale: Scale, data: Path, tmp_path: Path) -
     with pytest.raises(UserError, match="AltUp K=2"):
         study_run(tmp_path, scale, data, only=("Dens",)).plan()
     with pytest.raises(UserError, match="altup prepare"):
-        StudyRun([TWO], find_scale("mini"), tmp_path, tmp_path / "results", [0]).plan()
+        StudyRun([TWO], find_scale("mini-adamw"), tmp_path, tmp_path / "results", [0]).plan()
 
 
 def test_estimates_come_from_flops_or_from_measured_speed(scale: Scale, data: Path, tmp_path: Path) -> None:
-    run = study_run(tmp_path, find_scale("mini"), data)
+    run = study_run(tmp_path, find_scale("mini-adamw"), data)
     dense = run.plan().training()[0]
     seconds = run.estimate(find_device("H200"))(dense)
     assert 60 < seconds < 600  # 256,000 sequences of a small model on an H200 take minutes
@@ -204,7 +204,7 @@ def test_estimates_come_from_flops_or_from_measured_speed(scale: Scale, data: Pa
     place |= {"unit": "", "versions": "", "date": "", "command": "", "run": key, "hardware": "NVIDIA H200"}
     speeds = {"train_seq_per_s": 1000.0, "relative_speed": 1.0}
     write_results(run.results, [Result(**place, metric=name, value=value) for name, value in speeds.items()])
-    measured = study_run(tmp_path, find_scale("mini"), data).estimate(find_device("H200"))(dense)
+    measured = study_run(tmp_path, find_scale("mini-adamw"), data).estimate(find_device("H200"))(dense)
     assert measured == pytest.approx(256 + find_device("H200").start)
     assert slower > 2 * seconds - 60
     with pytest.raises(UserError, match="H200"):

@@ -11,6 +11,7 @@ import typer
 from altup.training.preemption import STOPPED
 
 if TYPE_CHECKING:
+    from altup.studies.plan import Plan, Trial
     from altup.studies.report import StudyReport
     from altup.studies.run import StudyOutcome, StudyRun
 
@@ -65,7 +66,7 @@ def list_studies() -> None:
 def run_studies(
     names: Names = None,
     everything: Annotated[bool, typer.Option("--all", help="Every shipped study.")] = False,
-    scale: Annotated[str, typer.Option(help="smoke, mini, paper, or a YAML file (like: mini).")] = "smoke",
+    scale: Annotated[str, typer.Option(help="smoke, long, mini, paper, or a YAML file (like: long).")] = "smoke",
     data: Annotated[
         str | None, typer.Option(help="Folder made by `altup prepare`; smoke brings its own.", show_default=False)
     ] = None,
@@ -181,18 +182,26 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
     from rich.console import Console
     from rich.table import Table
 
-    from altup.core.text import duration
+    from altup.core.text import duration, number_of
     from altup.studies.jobs import NOT_PREPARED
     from altup.studies.run import find_device
 
     plan = studies.plan()
     on = find_device(device) if device else studies.device
     estimate = studies.estimate(on)
-    waiting = [trial for trial in plan.trials if trial.waits]
+    waiting = _waiting_trials(plan)
     table = Table("run", "state", "steps", "about")
-    total = 0.0
+    total, count = 0.0, 0
+    for sweep in plan.sweeps():
+        if most := sweep.most_left:
+            seconds = most * estimate(sweep.first)
+            total, count = total + seconds, count + most
+            told = f"tuning {sweep.title}: at most {number_of(most, 'run')}"
+            table.add_row(
+                told, "begun" if sweep.runs else "new", f"{most} × {sweep.first.steps:,}", duration(seconds)
+            )
     todo = {job.key for job in studies.todo(plan)}
-    jobs = [*plan.training(), *(plan.speed if studies.speed or waiting else ())]
+    jobs = [*plan.training(), *(plan.speed if studies.speed or any(t.waits_for for t in waiting) else ())]
     for job in jobs:
         seconds = estimate(job)
         state = studies.progress(job)
@@ -203,21 +212,33 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
             f"{job.steps:,}" if job.steps else "", duration(seconds) if pending else "",
         )  # fmt: skip
     for trial in waiting:
-        minutes, timed = studies.scale.minutes, trial.as_long_as
+        minutes, timed = studies.scale.minutes if trial.study.equal_time else None, trial.as_long_as
         seconds = estimate(timed) if timed and not minutes else on.start + 60 * (minutes or 0)
         total += seconds
+        by_speed = trial.study.equal_time is not None or timed is None
         table.add_row(
-            f"{trial.study.name}: {trial.label}, seed {trial.seed}", "new", "by its speed", duration(seconds)
-        )
+            f"{trial.study.name}: {trial.label}, {trial.size}, seed {trial.seed}", "new",
+            "by its speed" if by_speed or timed is None else f"{timed.steps:,}", duration(seconds),
+        )  # fmt: skip
     console = Console()
     console.print(table)
     if studies.study_data.identity == NOT_PREPARED:
         _say("Without --data: counted with T5's vocabulary of 32,128.")
     cost = f", {price * total / 3600:,.2f} at {price:g} an hour" if price is not None else ""
     console.print(
-        f"{len(jobs) + len(waiting)} jobs; about {duration(total)} of one device ({on.name}){cost}. "
+        f"{len(jobs) + len(waiting) + count} jobs{' at most' if count else ''}; "
+        f"about {duration(total)} of one device ({on.name}){cost}. "
         "Times are rough: from measured speeds where there are any, else from FLOPs.", highlight=False,
     )  # fmt: skip
+
+
+def _waiting_trials(plan: Plan) -> list[Trial]:
+    """Those that have no job yet; models that studies share are trained once."""
+    waiting = [trial for trial in plan.trials if trial.waits]
+    return list({
+        trial.as_long_as.key if trial.as_long_as and not trial.study.equal_time else id(trial): trial
+        for trial in waiting
+    }.values())  # fmt: skip
 
 
 @app.command("work", hidden=True)
@@ -264,6 +285,7 @@ def print_tables(
     """Print the tables of studies (all, unless named): the paper's numbers, ours, the outcome of its claims."""
     from altup.core.errors import check_choice
     from altup.studies.report import StudyReport
+    from altup.studies.sweep_figures import text_sweeps
     from altup.studies.tables import FORMATS, text_claims, text_table
 
     check_choice("format", form, FORMATS)
@@ -273,6 +295,8 @@ def print_tables(
         typer.echo(text_table(study, report.stats, form))
         if form == "markdown" and study.expect:
             typer.echo(text_claims(study, report.stats))
+        if form == "markdown" and (told := text_sweeps(report.sweeps(study))):
+            typer.echo(told)
 
 
 def _warn_of_lost_records(report: StudyReport) -> None:

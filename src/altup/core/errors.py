@@ -13,6 +13,10 @@ class UserError(ValueError):
     """Bad input, with a message that names what is wrong and what to do."""
 
 
+class DivergedError(UserError):
+    """A run whose gradients are no longer finite."""
+
+
 def may_not_write(error: BaseException) -> bool:
     """Whether free space would not help: no permission, a read-only disk, a file in a folder's place."""
     return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)

@@ -22,11 +22,15 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Series:
-    """A line; `colour` counts through the palette of style.css (0 is the neutral one, for the baseline)."""
+    """A line; `colour` counts through the palette of style.css (0 is the neutral one, for the baseline).
+
+    The point at `mark` is drawn large.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
     colour: int
+    mark: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,16 +61,24 @@ def line_chart(
     y_label: str,
     x_format: Format = "{:,.0f}".format,
     y_format: Format = "{:.2f}".format,
+    x_names: Sequence[str] = (),
 ) -> Markup:
-    """Lines with their names at their ends; the page's script shows the values under the pointer."""
+    """Lines with their names at their ends; the page's script shows the values under the pointer.
+
+    With `x_names` the places 0, 1, … have names instead of numbers.
+    """
     series = [s for s in series if s.points]
     xs = [x for s in series for x, _ in s.points] or [0.0, 1.0]
     ys = [y for s in series for _, y in s.points] or [0.0, 1.0]
     names = max((len(s.name) for s in series), default=0)
     right = WIDTH - max(RIGHT, 24 + NAME_WIDTH * names)
     x_ticks = [x for x in ticks(0.0, max(xs)) if max(xs) < 1 or x == int(x)]
+    most = max(xs) or 1.0
+    if x_names:
+        x_ticks, most = [float(i) for i in range(len(x_names))], max(len(x_names) - 1.0, 1.0)
+        x_format = lambda x: x_names[round(x)]  # noqa: E731
     y_ticks = ticks(min(ys), max(ys))
-    axes = Axes(0.0, max(xs) or 1.0, x_ticks, min(ys), max(ys), y_ticks, right)
+    axes = Axes(0.0, most, x_ticks, min(ys), max(ys), y_ticks, right)
     parts = axes.draw(x_label, x_format, digits(y_ticks))
     drawn = [[axes.place(*point) for point in s.points] for s in series]
     heights = spread([line[-1][1] for line in drawn], LABEL_GAP, TOP + 6, axes.bottom - 4)
@@ -77,6 +89,11 @@ def line_chart(
         parts.append(f'<path class="line c{s.colour}" d="{path}"/>')
         if len(line) <= 16:
             parts.extend(f'<circle class="dot c{s.colour}" cx="{x}" cy="{y}" r="3"/>' for x, y in line)
+        parts.extend(
+            f'<circle class="dot c{s.colour}" cx="{x}" cy="{y}" r="7"/>'
+            for (x, y), point in zip(line, s.points, strict=True)
+            if point[0] == s.mark
+        )
         parts.append(f'<path class="leader c{s.colour}" d="M{end_x + 4} {end_y}L{axes.right + 13} {height}"/>')
         parts.append(
             f'<text class="name c{s.colour}" x="{axes.right + 17}" y="{height + 5}">{escape(s.name)}</text>'

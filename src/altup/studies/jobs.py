@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
 
 NOT_PREPARED = "imagined"  # identity of text that is not there
+DIVERGED = "diverged.json"  # of a sweep's run, which may: its folder then has no final model
 # What decides how fast a model is, beside the machine.
 SPEED_FIELDS = (
     *("model", "size", "method", "k", "stride", "experts", "extra_layers", "model_overrides", "batch_size"),
@@ -62,7 +63,8 @@ class Job:
     def is_done(self, out: Path) -> bool:
         if self.kind == "speed":
             return all(speed_file(out, key).exists() for key in self.settings["configs"])
-        return (self.folder(out) / "final").is_dir()
+        folder = self.folder(out)
+        return (folder / "final").is_dir() or (folder / DIVERGED).exists()
 
 
 def file_name(text: str) -> str:

@@ -93,6 +93,7 @@ class Lines(Plot):
     x_label: str
     y_label: str
     y_format: Format = "{:.2f}".format
+    x_names: Sequence[str] = ()
 
     @property
     def unit(self) -> str:
@@ -100,11 +101,17 @@ class Lines(Plot):
 
     @property
     def picture(self) -> Markup:
-        return line_chart(self.series, x_label=self.x_label, y_label=self.y_label, y_format=self.y_format)
+        return line_chart(
+            self.series, x_label=self.x_label, y_label=self.y_label, y_format=self.y_format, x_names=self.x_names
+        )
 
     def draw(self, axes: Any) -> None:
         for s in self.series:
             axes.plot([x for x, _ in s.points], [y for _, y in s.points], color=COLOURS[s.colour], label=s.name)
+            marked = [point for point in s.points if point[0] == s.mark]
+            axes.scatter([x for x, _ in marked], [y for _, y in marked], color=COLOURS[s.colour], s=60)
+        if self.x_names:
+            axes.set_xticks(range(len(self.x_names)), self.x_names)
         axes.set(xlabel=self.x_label, ylabel=self.y_label)
         axes.legend(frameon=False, fontsize=8)
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from altup.core.errors import UserError
-from altup.studies.jobs import Job, speed_file
+from altup.core.errors import DivergedError, UserError
+from altup.studies.jobs import DIVERGED, Job, speed_file
 from altup.studies.results import origin, write_json
 from altup.training.preemption import GPU_LOCK, STOPPED
 
@@ -55,7 +55,13 @@ def _pretrain(job: Job, out: Path) -> bool:
     config = PretrainConfig.from_dict(job.settings["config"], job.title)
     if job.settings["start"]:
         begin_with(config, job.settings["start"], job.folder(out))
-    return pretrain(config, job.folder(out), resume=True).finished
+    try:
+        return pretrain(config, job.folder(out), resume=True).finished
+    except DivergedError as error:
+        if "tunes" not in job.settings:
+            raise
+        write_json(job.folder(out) / DIVERGED, {"reason": str(error)})
+        return True
 
 
 def _finetune(job: Job, out: Path) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from altup.studies.coefficients import read_coefficients
-from altup.studies.jobs import Job, deciding_fields, objective_of, read_speed, speed_file
+from altup.studies.jobs import DIVERGED, Job, deciding_fields, objective_of, read_speed, speed_file
 from altup.studies.plan import Plan, Trial
 from altup.studies.results import (
     Record,
@@ -22,6 +23,7 @@ from altup.studies.results import (
     write_record,
     write_results,
     write_scale,
+    write_sweep,
 )
 from altup.studies.study import METRICS
 
@@ -46,8 +48,14 @@ def record_job(job: Job, out: Path, results: Path, alone: bool) -> None:
         from altup.training.pretraining import PretrainConfig
 
         config = PretrainConfig.from_dict(job.settings["config"], job.title)
-        found = describe_run(config, job.folder(out), alone)
-        found = {**found, "start": job.settings["start"], "data": job.settings["data"]}
+        diverged = job.folder(out) / DIVERGED
+        found = (
+            _describe_diverged(config, diverged)
+            if diverged.exists()
+            else describe_run(config, job.folder(out), alone)
+        )
+        kept = ("start", "data", "tunes", "tuned_by", "tuned")
+        found |= {name: job.settings[name] for name in kept if name in job.settings}
     else:
         found = _describe_finetuning(job, job.folder(out))
     write_record(results, {"key": job.key, "kind": job.kind, "title": job.title, **origin(), **found})
@@ -61,7 +69,9 @@ def describe_run(config: PretrainConfig, folder: Path, alone: bool) -> Record:
     held_out = [r for r in records if r["split"] == "validation"]
     train = [r for r in records if r["split"] == "train"]
     last = held_out[-1]
-    measures = {"accuracy": 100 * last["accuracy"], "steps": last["step"]}
+    costs = _costs(config)
+    total = costs["flops_train"] * config.batch_size * last["step"]
+    measures = {"accuracy": 100 * last["accuracy"], "steps": last["step"], "run_flops": total}
     if last["loss"] is not None:  # metrics.jsonl has null for a number that is not finite
         measures["loss"] = last["loss"]
     if alone:
@@ -69,7 +79,7 @@ def describe_run(config: PretrainConfig, folder: Path, alone: bool) -> Record:
     return {
         "config": deciding_fields(config),
         "step": last["step"],
-        "measures": {**measures, **_costs(config)},
+        "measures": {**measures, **costs},
         "curves": {
             "held_out": [
                 [r["step"], round(r["loss"], 5), round(100 * r["accuracy"], 3)]
@@ -78,8 +88,22 @@ def describe_run(config: PretrainConfig, folder: Path, alone: bool) -> Record:
             ],
             "train": [[r["step"], round(r["loss"], 4)] for r in _thinned([r for r in train if r.get("loss")])],
         },
-        "coefficients": read_coefficients(folder / "final"),
+        "coefficients": read_coefficients(folder / "final") if any(folder.glob("final/*.safetensors")) else {},
     }
+
+
+def _describe_diverged(config: PretrainConfig, file: Path) -> Record:
+    """A run of a sweep that diverged has no measure, and counts as worse than all others."""
+    reason = json.loads(file.read_text(encoding="utf-8"))["reason"]
+    curves: dict[str, list[Any]] = {"held_out": [], "train": []}
+    found = {"config": deciding_fields(config), "step": 0, "measures": {}, "curves": curves, "coefficients": {}}
+    return {**found, "diverged": reason}
+
+
+def drop_weights(folder: Path) -> None:
+    """Of a sweep's run, once it is recorded: nothing is made of its model."""
+    for path in (*folder.glob("final/*.safetensors"), *folder.glob("checkpoints/*")):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -142,6 +166,10 @@ def collect(plan: Plan, out: Path, results: Path, command: str) -> list[Result]:
     unique = list({result.identity: result for result in found}.values())
     write_results(results, unique)
     write_scale(results, plan.scale)
+    if plan.scale.tune:
+        for sweep in plan.sweeps():
+            if sweep.runs:
+                write_sweep(results, sweep.describe(plan.scale.tune, plan.scale.name))
     return unique
 
 

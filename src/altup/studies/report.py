@@ -14,9 +14,10 @@ from altup.core.text import number_of
 from altup.studies.coefficients import coefficient_figures
 from altup.studies.pages import render
 from altup.studies.plots import Plot, save_plots, study_plots
-from altup.studies.results import Record, Result, read_record, read_results, read_scale, share_results
+from altup.studies.results import Record, Result, read_record, read_results, read_scale, read_sweep, share_results
 from altup.studies.statistics import ONE_SEED, Statistics, Verdict, choose_results
 from altup.studies.study import Study, find_study, shipped
+from altup.studies.sweep_figures import sweep_plots, sweep_table, sweeps_of
 from altup.studies.tables import claims_table, results_table, speedup_table, study_table
 
 TITLE, OWN_TITLE = "AltUp: the paper's studies, run again", "AltUp: studies"
@@ -58,6 +59,10 @@ class StudyReport:
             self._records[key] = next((record for record in found if record), None)
         return self._records[key]
 
+    def sweeps(self, study: Study) -> dict[tuple[str, str], Record]:
+        """(label, size) → the sweep that chose the model's settings."""
+        return sweeps_of(study, self.stats, self.record, lambda key: read_sweep(self.folders, key))
+
     @cached_property
     def _records(self) -> dict[str, Record | None]:
         return {}
@@ -70,7 +75,10 @@ class StudyReport:
     def write(self, path: Path, plots: bool = True) -> None:
         """The page and, in a folder of its name beside it, every plot as SVG and PNG."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        drawn = {study.name: study_plots(study, self.stats, self.record) for study in self.studies}
+        drawn = {
+            study.name: [*study_plots(study, self.stats, self.record), *sweep_plots(study, self.sweeps(study))]
+            for study in self.studies
+        }
         coefficient_plots, coefficients = coefficient_figures(self.studies, self.stats, self.record)
         from_paper = any(study.table for study in self.studies)
         claims_title = "The paper's claims" if from_paper else "Claims"
@@ -108,6 +116,8 @@ class StudyReport:
         tables = [study_table(study, self.stats, self.record)]
         if study.frontier:
             tables.append(speedup_table(study, self.stats))
+        if sweeps := self.sweeps(study):
+            tables.append(sweep_table(sweeps))
         return {
             "name": study.name,
             "title": study.title,

@@ -1,8 +1,9 @@
 """Results that add up: one line a run and measure, merged by what was measured, whatever machine or day.
 
 A results folder holds `<study>.csv` with a result a line, `runs/<key>.json` with the record of a run (config,
-curves, learned coefficients), and `scales/<name>.json` with each scale that was run. Folders of different machines
-are merged with `merge`. A model that several studies have is run once: `share_results` shows it in all of them.
+curves, learned coefficients), `sweeps/<key>.json` with what was chosen for a model and why, and
+`scales/<name>.json` with each scale that was run. Folders of different machines are merged with `merge`. A model
+that several studies have is run once: `share_results` shows it in all of them.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from altup.core.errors import UserError
 from altup.core.files import atomic_write, check_file_name, check_regular, read_json
 from altup.core.hardware import device_name, versions
 from altup.studies.jobs import deciding_fields, file_name, key_of, model_key
-from altup.studies.plan import resolve
+from altup.studies.plan import resolve, tuned_names, tuned_settings
 from altup.studies.scale import Scale, find_scale
-from altup.studies.study import METRICS, SCALES, Study
+from altup.studies.study import METRICS, SHIPPED, SUPERSEDED, Study
 
 RUNS = "runs"
 SCALE_RECORDS = "scales"
+SWEEPS = "sweeps"
 Record = dict[str, Any]
 Records = Callable[[str], Record | None]  # a run's key → its record
 
@@ -64,6 +66,7 @@ OURS = {"study", "label", "metric"}  # columns by which a table of ours is known
 # What every record of a run has, and what the reports read of a pretraining run.
 RECORD = {"key", "kind", "step", "measures", "hardware", "versions", "date"}
 PRETRAIN_RECORD = {"curves", "coefficients"}
+SWEEP = {"model", "scale", "steps", "seed", "grid", "chosen", "curves", "runs"}
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -148,6 +151,26 @@ def write_record(folder: Path, record: Record) -> None:
     write_json(folder / RUNS / f"{record['key']}.json", record, separators=(",", ":"))
 
 
+def write_sweep(folder: Path, sweep: Record) -> None:
+    write_json(folder / SWEEPS / f"{sweep['key']}.json", sweep)
+
+
+def read_sweep(folders: Sequence[Path], key: str) -> Record | None:
+    """What `Sweep.describe` made of one, from the first folder that has it to its end."""
+    found = [_read_sweep(path) for folder in folders if (path := folder / SWEEPS / f"{key}.json").exists()]
+    return next((sweep for sweep in found if sweep["chosen"]), found[0] if found else None)
+
+
+def _read_sweep(path: Path) -> Record:
+    try:
+        sweep = json.loads(path.read_text(encoding="utf-8"))
+        if sweep["key"] == path.stem and sweep.keys() >= SWEEP:
+            return sweep
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    raise UserError(f"{path} is not a whole sweep; remove it (`altup study run` makes it again from its runs)")
+
+
 def write_scale(folder: Path, scale: Scale) -> None:
     """Keep what a scale's name stands for, so that readers know what its studies share."""
     write_json(_scale_file(folder, scale.name), asdict(scale), indent=1)
@@ -161,7 +184,9 @@ def read_scale(folders: Sequence[Path], name: str) -> Scale | None:
                 return Scale.from_dict(read_json(path))
             except (ValueError, TypeError, KeyError, AttributeError):
                 raise UserError(f"{path} is not a whole scale; remove it, or put a whole copy there") from None
-    return find_scale(name) if name in SCALES else None
+    # Results without a scale beside them are from before scales were kept, when `mini` was another.
+    before = {"mini": SUPERSEDED[0]}.get(name, name)
+    return find_scale(before) if before in SHIPPED else None
 
 
 def _scale_file(folder: Path, name: str) -> Path:
@@ -176,6 +201,7 @@ def merge(source: Path, target: Path) -> tuple[int, int]:
     if not results:
         raise UserError(f"{source} holds no results; `altup study run --out DIR` writes them to DIR/results")
     records = [_read_record(path) for path in sorted((source / RUNS).glob("*.json"))]  # all, before any is written
+    sweeps = [_read_sweep(path) for path in sorted((source / SWEEPS).glob("*.json"))]
     names = {result.scale for result in results}
     scales = [
         scale for name in names if _scale_file(source, name).exists() and (scale := read_scale([source], name))
@@ -183,6 +209,10 @@ def merge(source: Path, target: Path) -> tuple[int, int]:
     write_results(target, results)
     for record in records:
         write_record(target, record)
+    for sweep in sweeps:
+        known = read_sweep([target], sweep["key"])
+        if known is None or len(known["runs"]) <= len(sweep["runs"]):
+            write_sweep(target, sweep)
     for scale in scales:
         write_scale(target, scale)
     return len(results), len(records)
@@ -193,7 +223,8 @@ def share_results(
 ) -> list[Result]:
     """The results of one scale with every seed and measure of a model under all the studies that have that model.
 
-    Models are the same where everything that decides what they compute is, except the seed.
+    Models are the same where everything that decides what they compute is, except the seed and what was tuned for
+    them, as each model is tuned once.
     """
     by_place: dict[Place, Measured] = {}
     for result in sorted(results, key=lambda r: (r.date, r.run)):
@@ -205,7 +236,9 @@ def share_results(
             kept = record(result.run) if metric == "accuracy" else None
             if kept:
                 of_seed = {which: r for which, r in found.items() if which[0] in (seed, "")}
-                models.setdefault(model_key(kept["config"], kept["start"]), {}).update(of_seed)
+                models.setdefault(_untuned_key(kept["config"], kept["start"], kept.get("tuned", ())), {}).update(
+                    of_seed
+                )
     added = []
     for (study, label, size), model in _models_of(studies, scale):
         own = by_place.get((study, label, size), {})
@@ -220,15 +253,26 @@ def share_results(
 def _models_of(studies: Sequence[Study], scale: Scale) -> Iterable[tuple[Place, str]]:
     """Every model that the studies run at the scale."""
     for study in studies:
-        for size in scale.sizes_of(study):
+        for variant in scale.variants_of(study):
+            changes: dict[str, Any] = {"steps": variant.steps} if variant.steps else {}
             for row in study.rows:
-                config = resolve(study, row, size, scale, 0, "DATA")
                 timed = study.equal_time is not None and (
                     scale.minutes is not None or study.equal_time != row.label
                 )
+                config = resolve(study, row, variant.size, scale, 0, "DATA", {**changes, **tuned_settings(scale)})
                 if config is None or timed:
                     continue  # steps that fit into a time are not known here
-                yield (study.name, row.label, size), model_key(deciding_fields(config), row.start)
+                key = _untuned_key(deciding_fields(config), row.start, tuned_names(row, scale, config))
+                yield (study.name, row.label, variant.name), key
+
+
+def _untuned_key(config: dict[str, Any], start: dict[str, str], tuned: Iterable[str]) -> str:
+    """Of a model before it was tuned."""
+    fields_tuned = {name.partition(".")[0] for name in tuned}
+    if not fields_tuned:
+        return model_key(config, start)
+    kept = {name: value for name, value in config.items() if name not in fields_tuned}
+    return key_of(model_key(kept, start), sorted(tuned))
 
 
 def origin() -> dict[str, str]:

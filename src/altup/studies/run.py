@@ -5,6 +5,7 @@ Says before how long it will take: from measured speeds where there are any, els
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from altup.core.hardware import PEAK_BF16, device_name, peak_flops
 from altup.studies.jobs import Job, StudyData, objective_of, read_speed, speed_file, speed_key
 from altup.studies.plan import KnownSpeed, Plan, make_plan
 from altup.studies.queue import Queue
-from altup.studies.records import collect, record_job
+from altup.studies.records import collect, drop_weights, record_job
 from altup.studies.results import Result, read_record, read_results
 from altup.studies.scale import Scale, prepare_smoke_tasks, prepare_smoke_text
 from altup.studies.study import Study
@@ -104,6 +105,7 @@ class StudyRun:
 
     def plan(self) -> Plan:
         data = self.study_data
+        self.scale.check_seeds(self.seeds, f"scale {self.scale.name}")
         made = {
             (r.study, r.label, r.size): round(r.value)
             for r in reversed(read_results(self.results))
@@ -116,7 +118,13 @@ class StudyRun:
             speeds=self.speeds(), machine=self.device.name,
             # Other seeds of an equal-time run take as many steps as the first.
             chosen_steps=lambda study, label, size: made.get((study.name, label, size)),
+            losses=self._loss,
         )  # fmt: skip
+
+    def _loss(self, key: str) -> float | None:
+        """Of a sweep's run: infinite if it diverged, None if it is not done."""
+        record = read_record(self.results, key)
+        return None if record is None else record["measures"].get("loss", math.inf)
 
     def estimate(self, on: Device) -> Callable[[Job], float]:
         """A function that gives a job's seconds on a device."""
@@ -141,6 +149,10 @@ class StudyRun:
             if job in pending or (job.key in needed and not job.is_done(self.out))
         ]  # fmt: skip
 
+    def _next_of_sweeps(self, plan: Plan, given_up: set[str]) -> list[Job]:
+        """The runs that sweeps wait for, without those that failed or were left."""
+        return [job for job in plan.tuning() if job.key not in given_up]
+
     def progress(self, job: Job) -> str:
         """finished, begun or new."""
         if self.is_done(job):
@@ -151,7 +163,8 @@ class StudyRun:
     def run(
         self, say: Callable[[str], None], jobs: int | None = None, time_limit: float | None = None
     ) -> StudyOutcome:
-        """Run everything that is not done: speeds that equal-time runs wait for, training, the other speeds."""
+        """Run everything that is not done: speeds that equal-time runs wait for, sweeps, training, the other
+        speeds."""
         import torch
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -164,6 +177,8 @@ class StudyRun:
             nonlocal finished
             finished += 1
             record_job(job, self.out, self.results, alone)
+            if "tunes" in job.settings:
+                drop_weights(job.folder(self.out))
             collect(plan, self.out, self.results, self.command)
 
         queue = Queue(
@@ -172,13 +187,19 @@ class StudyRun:
         )  # fmt: skip
         queue.run(plan.speed_first(), alone=True)
         plan = self.plan()  # now with the steps of equal-time runs
+        while waiting := self._next_of_sweeps(plan, {*queue.failed, *queue.left}):
+            found = [job for job in waiting if job.is_done(self.out)]  # but not in these results
+            for job in found:
+                record_job(job, self.out, self.results, alone=False)
+            queue.run([job for job in waiting if job not in found])
+            plan = self.plan()
         for job in plan.training():
             record_job(job, self.out, self.results, alone=False)
         queue.run(self.todo(plan))
         if self.speed:
             queue.run(plan.speed, alone=True)
-        found = collect(self.plan(), self.out, self.results, self.command)
-        return StudyOutcome(finished, queue.failed, queue.left, queue.stopped, len(found))
+        results = collect(self.plan(), self.out, self.results, self.command)
+        return StudyOutcome(finished, queue.failed, queue.left, queue.stopped, len(results))
 
 
 def _devices(gpus: int) -> list[str]:

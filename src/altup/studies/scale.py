@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from altup.core.errors import MOST_SEED, UserError, check_whole
+from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
 from altup.core.schema import check_kinds, parse_yaml, read_yaml, refuse_unknown
-from altup.studies.study import FINETUNED, SCALES, Study
+from altup.studies.study import FINETUNED, SCALES, SHIPPED, Study
 
 SMOKE_EXAMPLES = {"train": 24, "validation": 8}
 SMOKE_HELD_OUT = 0.05
@@ -29,6 +30,31 @@ class FinetuneColumn:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """What a scale sweeps. `grid` has each setting's values in their order, `start` where a sweep begins (without
+    it the nearest value to what the model would have), `steps` and `seed` are those of its runs."""
+
+    grid: dict[str, list[Any]]
+    steps: int
+    seed: int = 0
+    start: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, source: str) -> None:
+        """Raise UserError where a sweep could not be made."""
+        from altup.core.schema import describe_settings
+        from altup.training.pretraining import PretrainConfig
+
+        known = describe_settings(PretrainConfig)
+        for name, values in self.grid.items():
+            check_choice(f"{source}: tune", name.partition(".")[0], known)
+            if not values or len({str(value) for value in values}) < len(values):
+                raise UserError(f"{source}: tune {name}={values!r}; give a list of different values")
+        for name, value in self.start.items():
+            check_choice(f"{source}: tune start", name, self.grid)
+            check_choice(f"{source}: tune start {name}", value, self.grid[name])
+
+
+@dataclass(frozen=True)
 class Scale:
     """How studies are run.
 
@@ -36,6 +62,7 @@ class Scale:
     size. `pretrain`, `by_size` and `given` are fields of `PretrainConfig`, the later ones stronger; a study's own
     settings come before `given` (from `--set`). `experts` replaces the number of experts; models of an
     equal-time study train for `minutes`, if any are given. `data` is "embedded" where the scale brings its text.
+    With `tune` each model is trained with its own best settings.
     """
 
     name: str
@@ -51,6 +78,7 @@ class Scale:
     given: dict[str, Any] = field(default_factory=dict)
     experts: int | None = None
     minutes: float | None = None
+    tune: Tuning | None = None
     finetune: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, FinetuneColumn] = field(default_factory=dict)
     speed: dict[str, int] = field(default_factory=dict)
@@ -59,15 +87,40 @@ class Scale:
     def from_dict(cls, values: dict[str, Any]) -> Scale:
         """From what `dataclasses.asdict` made of one."""
         columns = {name: FinetuneColumn(**column) for name, column in values["columns"].items()}
-        return cls(**{**values, "columns": columns})
+        tune = values.get("tune")
+        return cls(**{**values, "columns": columns, "tune": Tuning(**tune) if tune else None})
+
+    def check_seeds(self, seeds: Sequence[int], source: str) -> None:
+        """What is chosen with one seed must be reported with others."""
+        if self.tune and self.tune.seed in seeds:
+            raise UserError(
+                f"{source}: seed {self.tune.seed} is that of the sweeps, and what is reported must come from "
+                "others; give other seeds"
+            )
 
     def sizes_of(self, study: Study) -> list[str]:
         return study.sizes.get(self.base, self.sizes)
 
+    def variants_of(self, study: Study) -> list[Variant]:
+        """The sizes at which a study is run, each at every one of its lengths; `--set steps` stands for them."""
+        sizes, lengths = self.sizes_of(study), study.lengths.get(self.base, [])
+        if not lengths or "steps" in self.given:
+            return [Variant(size, size) for size in sizes]
+        return [Variant(f"{size}, {steps:,} steps", size, steps) for size in sizes for steps in lengths]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A size, and where a study has several lengths one of them; results are told by its `name`."""
+
+    name: str
+    size: str
+    steps: int | None = None
+
 
 def find_scale(name: str) -> Scale:
     """A shipped scale, or a user's YAML file, which may build on one: `like: mini`."""
-    if name in SCALES:
+    if name in SHIPPED:
         text = files(__package__).joinpath("scales", f"{name}.yaml").read_text(encoding="utf-8")
         return _build(name, name, parse_yaml(text, name), name)
     path = Path(name)
@@ -75,8 +128,8 @@ def find_scale(name: str) -> Scale:
         raise UserError(f"scale {name!r} is not known; choose {', '.join(SCALES)} or give a YAML file")
     values = read_yaml(path)
     base = values.pop("like", "mini")
-    if base not in SCALES:
-        raise UserError(f"{name}: like={base!r} is not known; choose one of {', '.join(SCALES)}")
+    if base not in SHIPPED:
+        raise UserError(f"{name}: like={base!r} is not known; choose one of {', '.join(SHIPPED)}")
     text = files(__package__).joinpath("scales", f"{base}.yaml").read_text(encoding="utf-8")
     return _build(path.stem, base, _merged(parse_yaml(text, name), values), name)
 
@@ -90,7 +143,8 @@ def _merged(below: Any, above: Any) -> Any:
 
 def _build(name: str, base: str, values: dict[str, Any], source: str) -> Scale:
     refuse_unknown(source, values, {f.name for f in fields(Scale)} - {"name", "base", "given", "columns"})
-    check_kinds(source, values, get_type_hints(Scale))
+    check_kinds(source, values, {**get_type_hints(Scale), "tune": dict[str, Any] | None})
+    tune = _read_tuning(values.pop("tune", None), source)
     finetune = values.pop("finetune", {})
     written = {"settings": dict[str, Any], "columns": dict[str, dict[str, Any]]}
     refuse_unknown(f"{source}: finetune", finetune, written)
@@ -103,7 +157,24 @@ def _build(name: str, base: str, values: dict[str, Any], source: str) -> Scale:
         column: FinetuneColumn(of["tasks"], {key: value for key, value in of.items() if key != "tasks"})
         for column, of in finetune.get("columns", {}).items()
     }
-    return Scale(name=name, base=base, finetune=finetune.get("settings", {}), columns=columns, **values)
+    scale = Scale(
+        name=name, base=base, tune=tune, finetune=finetune.get("settings", {}), columns=columns, **values
+    )
+    scale.check_seeds(scale.seeds, source)
+    return scale
+
+
+def _read_tuning(values: dict[str, Any] | None, source: str) -> Tuning | None:
+    if not values:
+        return None
+    refuse_unknown(f"{source}: tune", values, {f.name for f in fields(Tuning)})
+    check_kinds(f"{source}: tune", values, get_type_hints(Tuning))
+    for needed in ("grid", "steps"):
+        if not values.get(needed):
+            raise UserError(f"{source}: tune has no {needed}; see docs/studies.md")
+    tuning = Tuning(**values)
+    tuning.check(source)
+    return tuning
 
 
 def with_settings(scale: Scale, given: dict[str, Any], minutes: float | None = None) -> Scale:
@@ -147,7 +218,7 @@ def read_seeds(text: str) -> list[int]:
 def count_runs(study: Study, scale: Scale) -> int:
     """How many models a seed of the study trains."""
     rows = [row.settings_at(scale.base) for row in study.rows]
-    sizes = scale.sizes_of(study)
+    sizes = [variant.size for variant in scale.variants_of(study)]
     return sum(row is not None and row.get("size", size) == size for size in sizes for row in rows)
 
 

@@ -58,6 +58,7 @@ METRICS: dict[str, Metric] = {
     "embedding_params": Metric("embedding parameters", "parameters", 0, None, paper=("embedding_params",)),
     "non_embedding_params": Metric("other parameters", "parameters", 0, None, paper=("non_embedding_params",)),
     "flops_train": Metric("training FLOPs", "FLOPs a sequence", 0, higher=False),
+    "run_flops": Metric("FLOPs of the run", "FLOPs", 0, None),
     "steps": Metric("steps", "updates", 0, None),
     "train_seconds": Metric("seconds of training, measured", "s", 1, None),
     "planned_seconds": Metric("seconds of training, planned", "s", 1, None),
@@ -76,7 +77,9 @@ def metric_of_column(column: str) -> str | None:
 
 
 LIBRARY = "library"
-SCALES = ("smoke", "mini", "paper")
+SCALES = ("smoke", "long", "mini", "paper")
+SUPERSEDED = ("mini-adamw",)  # what was `mini` first; there are results of it
+SHIPPED = (*SCALES, *SUPERSEDED)
 FINETUNED = ("glue", "superglue", "squad", "triviaqa")  # columns that a model may be fine-tuned for
 # What a paper's row and a study's row are compared by, with what a row means that does not say it.
 IDENTITY = {"method": "dense", "k": 1, "stride": 1, "extra_layers": 0}
@@ -124,8 +127,9 @@ class Claim:
 class Study:
     """A question and how to answer it.
 
-    `table` names a table of the paper, of which the rows that agree with `where` belong to this study. `sizes` and
-    `settings` are by scale; where a scale is not named its own sizes and settings count. `finetune` lists the
+    `table` names a table of the paper, of which the rows that agree with `where` belong to this study. `sizes`,
+    `settings` and `lengths` (numbers of steps, each compared for itself) are by scale; where a scale is not named
+    its own count. `finetune` lists the
     columns that a model may be fine-tuned for, and `finetune_at` the scales at which that is done. With
     `equal_time` every model trains as long as the row of that label takes for the scale's steps. `frontier` names
     the dense rows between which the speedup at equal accuracy is interpolated. `baseline` is what differences are
@@ -143,6 +147,7 @@ class Study:
     baseline: str = "Dense"
     sizes: dict[str, list[str]] = field(default_factory=dict)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    lengths: dict[str, list[int]] = field(default_factory=dict)
     finetune: tuple[str, ...] = ()
     finetune_at: tuple[str, ...] = ("paper",)
     equal_time: str | None = None
@@ -236,8 +241,8 @@ def _check(study: Study, source: str) -> None:
     for label in named:
         check_choice(f"{source}: label", label, labels)
     exceptions = [scale for row in study.rows for scale in row.at]
-    for scale in (*exceptions, *study.sizes, *study.settings, *study.finetune_at):
-        check_choice(f"{source}: scale", scale, SCALES)
+    for scale in (*exceptions, *study.sizes, *study.settings, *study.lengths, *study.finetune_at):
+        check_choice(f"{source}: scale", scale, SHIPPED)
     for column in study.finetune:
         check_choice(f"{source}: finetune", column, FINETUNED)
     for row in study.rows:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from altup.core.errors import UserError
+from altup.core.errors import DivergedError
 from altup.core.hardware import peak_flops
 from altup.core.text import number_of
 from altup.data.batches import Batches
@@ -184,7 +184,7 @@ class _Training:
     def _log(self, done: int) -> None:
         values = self.engine.meter.read(self.process_group)
         if values["longest"] >= self.config.max_skipped:
-            raise UserError(
+            raise DivergedError(
                 f"{number_of(int(values['longest']), 'step')} in a row had a gradient that is not finite "
                 f"(max_skipped={self.config.max_skipped}), the last of them by step {done:,}; none of them "
                 "changed a weight. Start again with a lower lr or with clip_norm"

@@ -1,0 +1,136 @@
+"""Sweeps in tables and report: what was chosen for each model, and the losses that say why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from altup.studies.charts import Series
+from altup.studies.pages import Cell, Column, DataTable
+from altup.studies.plots import Lines, colours
+from altup.studies.results import Record, Records
+from altup.studies.statistics import Statistics
+from altup.studies.study import Study
+from altup.studies.tuning import edges_of
+
+Sweeps = Callable[[str], Record | None]  # a sweep's key → what the results keep of it
+NAMES = {
+    "lr": "learning rate",
+    "lr_factors.embeddings": "embeddings' factor",
+    "lr_factors.head": "head's factor",
+    "lr_factors.coefficients": "coefficients' factor",
+}
+
+
+def sweeps_of(study: Study, stats: Statistics, record: Records, read: Sweeps) -> dict[tuple[str, str], Record]:
+    """(label, size) → the sweep that chose its settings; lengths of a study share it."""
+    found: dict[tuple[str, str], Record] = {}
+    for row in study.rows:
+        for size in stats.sizes(study.name, row.label):
+            for key in stats.runs(study.name, row.label, size):
+                sweep = read((record(key) or {}).get("tuned_by", ""))
+                if sweep is not None:
+                    found.setdefault((row.label, size.partition(", ")[0]), sweep)
+    return found
+
+
+def _settings(sweeps: Mapping[Any, Record]) -> dict[str, list[Any]]:
+    """Every setting that any model was tuned in, with all its values."""
+    found: dict[str, list[Any]] = {}
+    for sweep in sweeps.values():
+        for name, values in sweep["grid"].items():
+            known = found.setdefault(name, [])
+            known += [value for value in values if value not in known]
+    return found
+
+
+def _show(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _chosen(sweep: Record, name: str) -> str:
+    """The value with a mark where it lies at the edge of the grid."""
+    if not sweep["chosen"] or name not in sweep["chosen"]:
+        return "–"
+    return _show(sweep["chosen"][name]) + (" (edge)" if name in edges_of(sweep) else "")
+
+
+def _best(sweep: Record) -> float | None:
+    return min((loss for _, loss, _ in sweep["runs"] if loss is not None), default=None)
+
+
+def _runs(sweep: Record) -> str:
+    diverged = sum(loss is None for _, loss, _ in sweep["runs"])
+    return f"{len(sweep['runs'])}" + (f", {diverged} diverged" if diverged else "")
+
+
+def _introduction(sweeps: Mapping[Any, Record]) -> str:
+    first = next(iter(sweeps.values()))
+    edge = any(edges_of(sweep) for sweep in sweeps.values())
+    return (
+        f"Each model was tuned with seed {first['seed']} in runs of {first['steps']:,} steps, by their loss on "
+        "another part of the held-out text than the one reported."
+        + (" (edge): the best value is the last of the grid, and a better one may lie beyond it." if edge else "")
+    )
+
+
+def text_sweeps(sweeps: Mapping[tuple[str, str], Record]) -> str:
+    """What was chosen, as Markdown; empty where nothing was tuned."""
+    if not sweeps:
+        return ""
+    settings = _settings(sweeps)
+    lines = [["tuned", *(NAMES.get(name, name) for name in settings), "loss there", "runs"]]
+    lines.append(["---"] * len(lines[0]))
+    for (label, size), sweep in sweeps.items():
+        best = _best(sweep)
+        cells = [f"{size} · {label}", *(_chosen(sweep, name) for name in settings)]
+        lines.append([*cells, "–" if best is None else f"{best:.3f}", _runs(sweep)])
+    return f"{_introduction(sweeps)}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def sweep_table(sweeps: Mapping[tuple[str, str], Record]) -> DataTable:
+    """The same for the report."""
+    settings = _settings(sweeps)
+    columns = [Column("model", text=True), *(Column(NAMES.get(name, name), "chosen") for name in settings)]
+    columns += [Column("best loss of the sweep"), Column("runs")]
+    rows = []
+    for (label, size), sweep in sweeps.items():
+        best = _best(sweep)
+        cells = [Cell(label, below=size)]
+        for name in settings:
+            value = (sweep["chosen"] or {}).get(name)
+            number = float(value) if isinstance(value, int | float) else None
+            edge = name in edges_of(sweep)
+            cells.append(Cell("–" if value is None else _show(value), "edge of the grid" if edge else "", number))
+        cells.append(Cell("–" if best is None else f"{best:.3f}", value=best))
+        rows.append([*cells, Cell(_runs(sweep), value=len(sweep["runs"]))])
+    return DataTable(columns, rows, _introduction(sweeps))
+
+
+def sweep_plots(study: Study, sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:
+    """The loss against the values of each setting, a line a model, its choice marked."""
+    plots = []
+    sizes, colour = {size for _, size in sweeps}, colours(study)
+    for name, values in _settings(sweeps).items():
+        ordered = values if any(isinstance(value, str) for value in values) else sorted(values)
+        series = []
+        for (label, size), sweep in sweeps.items():
+            curve = [(value, loss) for value, loss in sweep["curves"].get(name, ()) if loss is not None]
+            points = [(float(ordered.index(value)), loss) for value, loss in curve]
+            chosen = (sweep["chosen"] or {}).get(name)
+            if points:
+                title = label if len(sizes) == 1 else f"{label} · {size}"
+                mark = float(ordered.index(chosen)) if chosen in ordered else None
+                series.append(Series(title, points, colour[label], mark))
+        if series:
+            title = NAMES.get(name, name)
+            plots.append(
+                Lines(
+                    f"{study.name}-tuning-{name.replace('.', '-').replace('_', '-')}", f"Tuning: {title}",
+                    "Loss of the sweep's runs at each value; the large point is what was chosen. Later settings "
+                    "were swept at the best of those before. Runs that diverged are not drawn.",
+                    series, title, "loss on the part of the held-out text for tuning (nats a token)",
+                    "{:.3f}".format, [_show(value) for value in ordered],
+                )
+            )  # fmt: skip
+    return plots

@@ -1,0 +1,172 @@
+"""Tuning: each model's own best settings, found by a sweep on one part of the held-out text.
+
+A sweep walks through the scale's grid one setting at a time: the neighbours of the present best first, then
+further in the direction that gets better. So its runs are a sum over the settings, not a product. They have a seed
+of their own, and what is reported comes from other seeds and from the other part of the held-out text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from altup.studies.jobs import Job, StudyData, describe_model, key_of, pretrain_job
+from altup.studies.scale import Tuning
+from altup.studies.study import Row
+
+if TYPE_CHECKING:
+    from altup.training.pretraining import PretrainConfig
+
+Point = dict[str, Any]  # setting → value; `lr_factors.embeddings` is an entry of a mapping
+Losses = Callable[
+    [str], float | None
+]  # key of a run → its held-out loss, infinite if it diverged, None if not run
+HAVE_COEFFICIENTS = {"altup", "sameup", "recycled", "sequence-altup"}
+TUNING, REPORTING = {"eval_part": "tuning"}, {"eval_part": "reporting"}
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How far a sweep has come: the losses along each setting, the best point so far, and those to run next.
+    There are none once it has ended."""
+
+    curves: dict[str, list[tuple[Any, float]]]
+    best: Point
+    missing: list[Point]
+
+
+def walk_grid(grid: Mapping[str, Sequence[Any]], start: Point, loss: Callable[[Point], float | None]) -> Walk:
+    """Walk one setting at a time to a value whose neighbours are both worse, or to the edge."""
+    best, curves = dict(start), {}
+    for name, values in grid.items():
+        first = at = list(values).index(best[name])
+        known: dict[int, float] = {}
+        while wanted := [i for i in (at - 1, at, at + 1) if 0 <= i < len(values) and i not in known]:
+            found = {i: loss({**best, name: values[i]}) for i in wanted}
+            known |= {i: value for i, value in found.items() if value is not None}
+            curves[name] = [(values[i], known[i]) for i in sorted(known)]
+            if missing := [{**best, name: values[i]} for i in wanted if found[i] is None]:
+                return Walk(curves, best, missing)
+            # Of equals, such as two that diverged, the one nearest to the start.
+            at = min(known, key=lambda i: (known[i], abs(i - first)))
+        best = {**best, name: values[at]}
+    return Walk(curves, best, [])
+
+
+def most_runs(grid: Mapping[str, Sequence[Any]]) -> int:
+    """Of a sweep, if it comes past every value; settings share the point at which one ends and the next begins."""
+    return sum(map(len, grid.values())) - max(0, len(grid) - 1)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The sweep of one model. `runs` are those made, with their losses; `todo` are the jobs that it waits for;
+    `first` is the one it begins with."""
+
+    key: str
+    title: str
+    grid: dict[str, list[Any]]
+    walk: Walk
+    runs: list[tuple[Point, float, str]]
+    todo: list[Job]
+    first: Job
+
+    @property
+    def chosen(self) -> Point | None:
+        return None if self.walk.missing else self.walk.best
+
+    @property
+    def most_left(self) -> int:
+        """Runs that it may still need."""
+        return max(most_runs(self.grid) - len(self.runs), len(self.todo)) if self.todo else 0
+
+    def describe(self, tuning: Tuning, scale: str) -> dict[str, Any]:
+        """What the results keep of it."""
+        return {
+            "key": self.key, "model": self.title, "scale": scale, "steps": tuning.steps, "seed": tuning.seed,
+            "grid": self.grid, "chosen": self.chosen, "curves": _finite(self.walk.curves),
+            "runs": [[point, loss if math.isfinite(loss) else None, key] for point, loss, key in self.runs],
+        }  # fmt: skip
+
+
+def _finite(curves: Mapping[str, list[tuple[Any, float]]]) -> dict[str, list[tuple[Any, float | None]]]:
+    """JSON has no infinity: None stands for a run that diverged."""
+    return {
+        name: [(value, loss if math.isfinite(loss) else None) for value, loss in curve]
+        for name, curve in curves.items()
+    }
+
+
+def grid_of(tuning: Tuning, config: PretrainConfig, fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The settings that the model has, without those that a row or the user has `fixed`."""
+    has_coefficients = not HAVE_COEFFICIENTS.isdisjoint(config.method.split("+"))
+    return {
+        name: values for name, values in tuning.grid.items()
+        if name.partition(".")[0] not in fixed and (has_coefficients or name != "lr_factors.coefficients")
+    }  # fmt: skip
+
+
+def find_sweep(
+    tuning: Tuning,
+    row: Row,
+    names: Sequence[str],
+    configure: Callable[[Mapping[str, Any]], PretrainConfig],
+    data: StudyData,
+    losses: Losses,
+) -> Sweep | None:
+    """The sweep over the settings `names` of the model that `configure` makes with some changed; None without
+    any."""
+    if not names:
+        return None
+    usual = {"steps": tuning.steps, "seed": tuning.seed, **TUNING}
+    config, grid = configure(usual), {name: tuning.grid[name] for name in names}
+    begin = {name: tuning.start.get(name, _nearest(values, _read(config, name))) for name, values in grid.items()}
+    jobs: dict[str, tuple[Point, Job, float | None]] = {}
+
+    def job_at(point: Point) -> tuple[Point, Job, float | None]:
+        place = str(point)
+        if place not in jobs:
+            job = pretrain_job(configure({**usual, **point}), row, data)
+            told = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+                             for name, value in point.items())  # fmt: skip
+            job = replace(job, title=f"tuning {job.title}: {told}")
+            jobs[place] = point, job, losses(job.key)
+        return jobs[place]
+
+    first = job_at(begin)[1]
+    key = key_of("sweep", first.key, grid)
+    walk = walk_grid(grid, begin, lambda point: job_at(point)[2])
+    runs = [(point, loss, job.key) for point, job, loss in jobs.values() if loss is not None]
+
+    def of_sweep(job: Job) -> Job:
+        return replace(job, settings={**job.settings, "tunes": key})
+
+    todo = [of_sweep(job_at(point)[1]) for point in walk.missing]
+    changes = {**row.settings.get("model_overrides", {}), **row.start}
+    return Sweep(key, describe_model(config, changes), grid, walk, runs, todo, of_sweep(first))
+
+
+def _read(config: PretrainConfig, name: str) -> Any:
+    name, _, part = name.partition(".")
+    value = getattr(config, name)
+    return value.get(part, 1.0) if part else value
+
+
+def _nearest(values: Sequence[Any], wanted: Any) -> Any:
+    """By their ratio, where they are numbers above 0; else the same one, or the first."""
+    numbers = [value for value in [*values, wanted] if isinstance(value, int | float) and value > 0]
+    if len(numbers) == len(values) + 1:
+        return min(values, key=lambda value: abs(math.log(value / wanted)))
+    return wanted if wanted in values else values[0]
+
+
+def edges_of(sweep: Mapping[str, Any]) -> list[str]:
+    """The settings of a finished sweep whose best value is the first or last of the grid, so that a better one may
+    lie beyond. Values that are words have no beyond."""
+    return [
+        name for name, values in sweep["grid"].items()
+        if sweep["chosen"] and len(values) > 1 and sweep["chosen"][name] in (values[0], values[-1])
+        and not isinstance(values[0], str)
+    ]  # fmt: skip
