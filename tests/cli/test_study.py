@@ -21,7 +21,7 @@ from tests.processes import altup
 
 NAMES = (
     *("parameters-and-speed", "varying-k", "dense-scaling", "recycled", "block-selection", "sequence", "experts"),
-    *("size-matched", "speed-accuracy", "initialisation", "coefficients", "equal-time", "bert"),
+    *("size-matched", "speed-accuracy", "initialisation", "coefficients", "equal-time", "bert", "decoder"),
 )
 
 
@@ -113,6 +113,7 @@ def test_every_plot_is_also_a_file(report: Path) -> None:
     assert {path.stem for path in folder.glob("*.svg")} == figures
     assert {path.stem for path in folder.glob("*.png")} == figures
     assert len(figures) > 40
+    assert {f"equal-time-{y}-against-{x}" for y in ("loss", "accuracy") for x in ("time", "flops")} <= figures
     for path in folder.glob("*.svg"):
         ET.parse(path)
     picture = imread(folder / "varying-k-loss.png")

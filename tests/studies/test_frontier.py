@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import statistics
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +19,7 @@ from altup.studies.frontier import (
     dense_latency,
     printed_speedups,
     speedup,
+    speedup_error,
 )
 from altup.studies.results import Result
 from altup.studies.statistics import choose_results
@@ -81,6 +85,27 @@ def test_the_answer_lies_on_the_line(dense: list[tuple[float, float]], part: flo
     after = min((p for p in points if p[0] >= found - 1e-9), default=points[-1])
     slope = (after[1] - below[1]) / (after[0] - below[0]) if after[0] > below[0] else 0.0
     assert below[1] + slope * (found - below[0]) == pytest.approx(score, abs=1e-3)
+
+
+def test_the_error_of_a_speedup_by_hand() -> None:
+    """65 lies a sixth of the way from 64 ± 0.3 (20 ms) to 70 ± 0.6 (60 ms): 40 / 6 ms a point, times the error
+    √(0.2² + (5/6 · 0.3)² + (1/6 · 0.6)²) of the difference, over 16 ms."""
+    errors = {10.0: None, 20.0: 0.3, 60.0: 0.6}
+    of_score = (0.2**2 + (5 / 6 * 0.3) ** 2 + (1 / 6 * 0.6) ** 2) ** 0.5
+    assert speedup_error(DENSE, 16.0, 65.0, errors, 0.2) == pytest.approx(40 / 6 * of_score / 16)
+    assert speedup_error(DENSE, 16.0, 65.0, errors, None) is None
+    assert speedup_error(DENSE, 16.0, 62.0, errors, 0.2) is None  # one of its dense neighbours has one seed
+
+
+def test_the_error_of_a_speedup_is_how_far_it_scatters() -> None:
+    """Drawn scores, each with its noise: the standard deviation of their speedups is the formula's error."""
+    draw = random.Random(0)
+    noise = {10.0: 0.1, 20.0: 0.2, 60.0: 0.15}
+    found = []
+    for _ in range(4000):
+        dense = [(time, draw.gauss(score, noise[time])) for time, score in DENSE]
+        found.append(speedup(dense, 16.0, draw.gauss(66.0, 0.25)))
+    assert statistics.stdev(found) == pytest.approx(speedup_error(DENSE, 16.0, 66.0, noise, 0.25), rel=0.06)
 
 
 def test_speedups_beside_the_papers() -> None:

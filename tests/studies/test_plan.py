@@ -112,12 +112,13 @@ def test_speeds_are_compared_with_a_dense_model_trained_alike(scale: Scale, data
 
 
 def test_equal_time_gives_steps_by_speed(scale: Scale, data: Path) -> None:
-    """Dense 100 sequences a second, AltUp at 0.8 of it, Recycled at 0.9, batches of 4. AltUp's own 4 steps take
-    0.2 seconds, in which dense does 5 and Recycled 4.5; in 0.005 minutes they do 7.5, 6 and 6.75."""
+    """Dense 100 sequences a second, AltUp at 0.8 of it, Recycled at 0.9, Sequence-AltUp at 1.6, batches of
+    4. AltUp's own 4 steps take 0.2 seconds, in which dense does 5, Recycled 4.5 and Sequence-AltUp 8; in 0.005
+    minutes they do 7.5, 6, 6.75 and 12."""
     study, config = shipped()["equal-time"], None
     speeds = {}
     vocabulary = 768
-    for row, relative in zip(study.rows, (1.0, 0.8, 0.9), strict=True):
+    for row, relative in zip(study.rows, (1.0, 0.8, 0.9, 1.6), strict=True):
         config = resolve(study, row, "tiny", scale, 0, str(data))
         assert config is not None
         from altup.data.shards import TokenStream
@@ -125,17 +126,38 @@ def test_equal_time_gives_steps_by_speed(scale: Scale, data: Path) -> None:
         vocabulary = TokenStream(data, "train").vocabulary.padded_size
         # The absolute speed of the others was taken at another time: only their ratio counts.
         speeds[speed_key(config, vocabulary, "here")] = KnownSpeed(100.0 if relative == 1 else 1e6, relative)
-    assert [trial.waits for trial in plan([study], scale, data).trials] == [True, False, True]
+    assert [trial.waits for trial in plan([study], scale, data).trials] == [True, False, True, True]
     known = plan([study], scale, data, speeds=speeds)
-    assert [trial.pretrain.steps for trial in known.trials] == [5, 4, 4]
-    assert [trial.seconds for trial in known.trials] == pytest.approx([0.2, 0.2, 4 * 4 / 90])
+    assert [trial.pretrain.steps for trial in known.trials] == [5, 4, 4, 8]
+    assert [trial.seconds for trial in known.trials] == pytest.approx([0.2, 0.2, 4 * 4 / 90, 0.2])
     given = with_settings(scale, {}, minutes=0.005)
     assert all(trial.waits for trial in plan([study], given, data).trials)
     known = plan([study], given, data, speeds=speeds)
-    assert [trial.pretrain.steps for trial in known.trials] == [8, 6, 7]
+    assert [trial.pretrain.steps for trial in known.trials] == [8, 6, 7, 12]
     assert known.trials[1].seconds == pytest.approx(0.3)
     chosen = plan([study], scale, data, chosen_steps=lambda study, label, size: 11)
-    assert [trial.pretrain.steps for trial in chosen.trials] == [11, 11, 11]
+    assert [trial.pretrain.steps for trial in chosen.trials] == [11, 11, 11, 11]
+
+
+def test_equal_time_at_several_lengths(data: Path) -> None:
+    """Each length is compared for itself: AltUp has its steps, and the others as many as fit into its time."""
+    study, scale = shipped()["equal-time"], find_scale("smoke")
+    assert [variant.steps for variant in scale.variants_of(study)] == [4, 12, 32]
+    speeds = {}
+    for row, relative in zip(study.rows, (1.0, 0.5, 0.9, 2.0), strict=True):
+        config = resolve(study, row, "tiny", scale, 0, str(data))
+        assert config is not None
+        key = speed_key(config, StudyData.prepared(str(data), None).vocabulary.padded_size, "here")
+        speeds[key] = KnownSpeed(100.0, relative)
+    found = plan([study], scale, data, speeds=speeds)
+    steps = {(trial.label, trial.size): trial.pretrain.steps for trial in found.trials if trial.pretrain}
+    assert [steps["AltUp K=2", f"tiny, {n} steps"] for n in (4, 12, 32)] == [4, 12, 32]
+    assert [steps["Dense", f"tiny, {n} steps"] for n in (4, 12, 32)] == [8, 24, 64]
+    assert [steps["Sequence-AltUp", f"tiny, {n} steps"] for n in (4, 12, 32)] == [16, 48, 128]
+    assert len(found.trials) == len(steps) == 12
+    seconds = {(trial.label, trial.size): trial.seconds for trial in found.trials}
+    assert seconds["Dense", "tiny, 32 steps"] == pytest.approx(32 * 4 / 50)
+    assert [variant.name for variant in with_settings(scale, {"steps": 5}).variants_of(study)] == ["tiny"]
 
 
 # Keys as the first version made them: scale, study, row, size, seed, kind, column.

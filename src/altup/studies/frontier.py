@@ -5,14 +5,21 @@ dense model that would reach a score is the fastest place on that line with it, 
 
     speedup = (latency of that dense model − latency of the model) / latency of the model.
 
-A score outside the dense models' range has no such place: nothing is extrapolated.
+A score outside the dense models' range has no such place: nothing is extrapolated. The speedup's standard error
+is that of the three scores it is made of, over their seeds: s of the model, s₀ and s₁ of the dense models to both
+sides, whose latencies are t₀ and t₁. With the place x = (s − s₀) / (s₁ − s₀) between them, the latency's error is
+
+    (t₁ − t₀) / (s₁ − s₀) · √(e² + (1 − x)² e₀² + x² e₁²).
+
+Latencies count as exact: they are medians over rounds in turns.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from altup.core.errors import UserError
 from altup.studies import paper
@@ -39,17 +46,25 @@ class OutsideDenseRangeError(UserError):
 
 def dense_latency(dense: Sequence[tuple[float, float]], score: float) -> float:
     """The latency at which the line through the dense points (latency, score) first has `score`."""
+    return _place(dense, score)[0]
+
+
+def _place(
+    dense: Sequence[tuple[float, float]], score: float
+) -> tuple[float, tuple[float, float], tuple[float, float]]:
+    """The latency, and the dense points to both sides of it."""
     points = sorted(dense)
     if not points:
         raise OutsideDenseRangeError("no dense model was measured; run the frontier's dense rows")
     if any(not latency > 0 for latency, _ in points):
         raise UserError(f"latencies must be above 0: {[latency for latency, _ in points]}")
     if points[0][1] == score:
-        return points[0][0]
+        return points[0][0], points[0], points[min(1, len(points) - 1)]
     if score > points[0][1]:  # a lower one would be reached by a faster model than any measured
         for (fast, low), (slow, high) in itertools.pairwise(points):
             if low <= score <= high:
-                return slow if high == low else fast + (slow - fast) * (score - low) / (high - low)
+                latency = slow if high == low else fast + (slow - fast) * (score - low) / (high - low)
+                return latency, (fast, low), (slow, high)
     low, high = min(s for _, s in points), max(s for _, s in points)
     raise OutsideDenseRangeError(
         f"score {score:.2f} is outside the dense range ({points[0][1]:.2f} for the fastest, {low:.2f} to "
@@ -64,15 +79,36 @@ def speedup(dense: Sequence[tuple[float, float]], latency: float, score: float) 
     return (dense_latency(dense, score) - latency) / latency
 
 
+def speedup_error(
+    dense: Sequence[tuple[float, float]],
+    latency: float,
+    score: float,
+    errors: Mapping[float, float | None],
+    error: float | None,
+) -> float | None:
+    """Standard error of `speedup`; `errors` are those of the dense scores by latency, `error` that of `score`.
+
+    None where one of the three models has a single seed, or the dense scores to both sides are the same.
+    """
+    _, (fast, low), (slow, high) = _place(dense, score)
+    below, above = errors[fast], errors[slow]
+    if error is None or below is None or above is None or low == high:
+        return None
+    x = (score - low) / (high - low)
+    of_score = math.hypot(error, (1 - x) * below, x * above)
+    return abs((slow - fast) / (high - low)) * of_score / latency
+
+
 @dataclass(frozen=True)
 class SpeedupRow:
-    """Speedup at equal score in percent, by what is timed; text where there is none."""
+    """Speedup at equal score in percent, by what is timed, and its standard error; text where there is none."""
 
     size: str
     label: str
     benchmark: str
     paper: float | None
     ours: dict[str, float | str]
+    errors: dict[str, float | None] = field(default_factory=dict)
 
 
 def compare_speedups(study: Study, stats: Statistics) -> list[SpeedupRow]:
@@ -83,9 +119,8 @@ def compare_speedups(study: Study, stats: Statistics) -> list[SpeedupRow]:
         for row in study.paper_rows()
     }
     for (size, label, benchmark), percent in told.items():
-        rows.append(
-            SpeedupRow(size, label or "", benchmark, percent, _speedups(study, stats, size, label, benchmark))
-        )
+        ours = _speedups(study, stats, size, label, benchmark)
+        rows.append(SpeedupRow(size, label or "", benchmark, percent, *ours))
     for row in study.rows:
         if row.label in study.frontier:
             continue
@@ -93,8 +128,8 @@ def compare_speedups(study: Study, stats: Statistics) -> list[SpeedupRow]:
             for benchmark in BENCHMARKS:
                 if (size, row.label, benchmark) not in told:
                     ours = _speedups(study, stats, size, row.label, benchmark)
-                    if any(value != NOT_RUN for value in ours.values()):
-                        rows.append(SpeedupRow(size, row.label, benchmark, None, ours))
+                    if any(value != NOT_RUN for value in ours[0].values()):
+                        rows.append(SpeedupRow(size, row.label, benchmark, None, *ours))
     return rows
 
 
@@ -116,8 +151,9 @@ def frontier_points(
 
 def _speedups(
     study: Study, stats: Statistics, size: str, label: str | None, benchmark: str
-) -> dict[str, float | str]:
+) -> tuple[dict[str, float | str], dict[str, float | None]]:
     found: dict[str, float | str] = {}
+    errors: dict[str, float | None] = {}
     for name, metric in LATENCIES.items():
         points = frontier_points(study, stats, benchmark, metric)
         own = [(time, score) for s, l, time, score in points if (s, l) == (size, label)]
@@ -130,15 +166,31 @@ def _speedups(
             continue
         try:
             found[name] = 100 * speedup(dense, *own[0])
+            by_latency = {
+                time: _score_error(study, stats, s, l, benchmark)
+                for s, l, time, _ in points
+                if l in study.frontier
+            }
+            error = speedup_error(
+                dense, *own[0], by_latency, _score_error(study, stats, size, str(label), benchmark)
+            )
+            errors[name] = None if error is None else 100 * error
         except OutsideDenseRangeError:
             found[name] = OUTSIDE
-    return found
+    return found, errors
 
 
 def _score(study: Study, stats: Statistics, size: str, label: str, benchmark: str) -> float | None:
     parts = [stats.mean(study.name, label, size, metric) for metric in BENCHMARKS[benchmark]]
     values = [part.mean for part in parts if part is not None]
     return sum(values) / len(values) if len(values) == len(parts) else None
+
+
+def _score_error(study: Study, stats: Statistics, size: str, label: str, benchmark: str) -> float | None:
+    """The standard error of `_score`; None with one seed. Of a mean of two measures, it is at most this."""
+    parts = [stats.mean(study.name, label, size, metric) for metric in BENCHMARKS[benchmark]]
+    errors = [part.error for part in parts if part is not None and part.error is not None]
+    return sum(errors) / len(errors) if errors and len(errors) == len(parts) else None
 
 
 def _time(study: Study, stats: Statistics, size: str, label: str, metric: str) -> float | None:

@@ -185,8 +185,8 @@ def study_plots(study: Study, stats: Statistics, record: Records) -> list[Plot]:
     sizes = [size for row in study.rows for size in stats.sizes(study.name, row.label)]
     if not sizes:
         return []
-    size = statistics.mode(sizes)
-    plots = [*_curves(study, stats, record, size), *_speed_bars(study, stats, size)]
+    size = sizes[-1] if study.lengths else statistics.mode(sizes)  # the longest, where there are several lengths
+    plots = [*_against_cost(study, stats), *_curves(study, stats, record, size), *_speed_bars(study, stats, size)]
     if study.frontier:
         plots += _frontiers(study, stats)
     else:
@@ -224,6 +224,39 @@ def _curves(study: Study, stats: Statistics, record: Records, size: str) -> list
             accuracy, "step", "accuracy on unseen text (%)", "{:.1f}".format,
         ),
     ]  # fmt: skip
+
+
+def _against_cost(study: Study, stats: Statistics) -> list[Plot]:
+    """Loss and accuracy of runs of several lengths, against their time and their FLOPs, a line a model."""
+    costs = {
+        "time": ("planned_seconds", "minutes of training", 1 / 60),
+        "flops": ("run_flops", "FLOPs of the run (10¹⁵)", 1e-15),
+    }
+    plots: list[Plot] = []
+    for name, (cost, label, unit) in costs.items():
+        for metric in ("loss", "accuracy"):
+            series = []
+            for row in study.rows:
+                pairs = [
+                    [stats.mean(study.name, row.label, size, m) for m in (cost, metric)]
+                    for size in stats.sizes(study.name, row.label)
+                ]
+                points = sorted((x.mean * unit, y.mean) for x, y in pairs if x is not None and y is not None)
+                series.append(Series(row.label, points, colours(study)[row.label]))
+            if not study.lengths or max(len(s.points) for s in series) < 2:
+                continue
+            better = "lower" if metric == "loss" else "higher"
+            form = METRICS[metric]
+            plots.append(
+                Lines(
+                    f"{study.name}-{metric}-against-{name}", f"{form.title.capitalize()} against {name}"
+                    .replace("flops", "FLOPs"),
+                    f"Each point is the end of a run of its own, with a schedule that ends there; {better} is "
+                    "better. Where a line crosses that of the dense model its method begins or ceases to pay.",
+                    series, label, form.head, "{:.3f}".format if metric == "loss" else "{:.2f}".format,
+                )
+            )  # fmt: skip
+    return plots
 
 
 def _mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, float, float]]:

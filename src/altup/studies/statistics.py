@@ -11,7 +11,7 @@ from functools import cached_property
 
 from altup.core.errors import UserError
 from altup.studies.results import Result
-from altup.studies.study import METRICS, Claim, Study
+from altup.studies.study import METRICS, SUPERSEDED, Claim, Study
 
 CONFIDENCE = 0.95
 REPRODUCED, NOT_VISIBLE, CONTRADICTED = "reproduced", "not visible", "contradicted"
@@ -147,11 +147,13 @@ class Statistics:
 
 
 def choose_results(results: Sequence[Result], scale: str | None = None) -> Statistics:
-    """The scale that was asked for, or the one with most results (smoke last), on the text most used."""
+    """The scale that was asked for, or the one with most results (superseded and smoke last), on the text most
+    used."""
     chosen = [r for r in results if scale is None or r.scale == scale]
     if not chosen:
         known = ", ".join(sorted({r.scale for r in results})) or "none"
         raise UserError(f"no results{f' of scale {scale!r}' if scale else ''}; scales with results: {known}")
-    real = [r for r in chosen if not r.scale.startswith("smoke")] or chosen
+    old = [r for r in chosen if not r.scale.startswith("smoke")] or chosen
+    real = [r for r in old if not r.scale.startswith(SUPERSEDED)] or old
     (name, data), _ = Counter((r.scale, r.data) for r in real).most_common(1)[0]
     return Statistics(name, data, [r for r in chosen if (r.scale, r.data) == (name, data)])

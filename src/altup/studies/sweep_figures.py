@@ -129,7 +129,7 @@ def sweep_plots(study: Study, sweeps: Mapping[tuple[str, str], Record]) -> list[
                     f"{study.name}-tuning-{name.replace('.', '-').replace('_', '-')}", f"Tuning: {title}",
                     "Loss of the sweep's runs at each value; the large point is what was chosen. Later settings "
                     "were swept at the best of those before. Runs that diverged are not drawn.",
-                    series, title, "loss on the part of the held-out text for tuning (nats a token)",
+                    series, title, "loss on the text for tuning (nats a token)",
                     "{:.3f}".format, [_show(value) for value in ordered],
                 )
             )  # fmt: skip

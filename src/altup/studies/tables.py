@@ -189,9 +189,10 @@ def speedup_table(study: Study, stats: Statistics) -> DataTable:
         if row.paper is not None and not printed:
             cells[2] = Cell(f"{row.paper:.0f}", value=row.paper)
         for name in LATENCIES:
-            value = row.ours.get(name, "")
+            value, error = row.ours.get(name, ""), row.errors.get(name)
+            told = "" if error is None else f"± {error:.0f}"
             cells.append(
-                Cell(signed(value, 0), value=value) if isinstance(value, float) else Cell(value, kind="absent")
+                Cell(signed(value, 0), told, value) if isinstance(value, float) else Cell(value, kind="absent")
             )
         cells.append(
             Cell(signed(row.paper, 0), value=row.paper) if printed and row.paper is not None else Cell("")
@@ -202,7 +203,8 @@ def speedup_table(study: Study, stats: Statistics) -> DataTable:
         body,
         "(latency of the dense model that would reach the score − latency) / latency, the dense model "
         "interpolated between those measured. Where no two of them bracket the score there is no number: "
-        "nothing is extrapolated. “Printed numbers”: our arithmetic on the paper's scores and speeds of S, B, L.",
+        "nothing is extrapolated. ± is the standard error over the seeds of the model and of the two dense "
+        "ones. “Printed numbers”: our arithmetic on the paper's scores and speeds of S, B, L.",
     )
 
 

@@ -43,14 +43,15 @@ def walk_grid(grid: Mapping[str, Sequence[Any]], start: Point, loss: Callable[[P
     for name, values in grid.items():
         first = at = list(values).index(best[name])
         known: dict[int, float] = {}
-        while wanted := [i for i in (at - 1, at, at + 1) if 0 <= i < len(values) and i not in known]:
+        near = {at - 1, at, at + 1}
+        while wanted := sorted(i for i in near if 0 <= i < len(values) and i not in known):
             found = {i: loss({**best, name: values[i]}) for i in wanted}
             known |= {i: value for i, value in found.items() if value is not None}
             curves[name] = [(values[i], known[i]) for i in sorted(known)]
             if missing := [{**best, name: values[i]} for i in wanted if found[i] is None]:
                 return Walk(curves, best, missing)
-            # Of equals, such as two that diverged, the one nearest to the start.
-            at = min(known, key=lambda i: (known[i], abs(i - first)))
+            at = min(known, key=lambda i: (known[i], abs(i - first)))  # of equals the nearest to the start
+            near = {at - 1, at + 1} if math.isfinite(known[at]) else {min(known) - 1, max(known) + 1}
         best = {**best, name: values[at]}
     return Walk(curves, best, [])
 

@@ -1,0 +1,273 @@
+"""Every model at its own best settings: the walk, what it costs, and what is reported of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from altup.core.errors import UserError
+from altup.studies.plan import resolve
+from altup.studies.report import StudyReport
+from altup.studies.results import merge, read_record, read_results, read_sweep
+from altup.studies.run import StudyOutcome, StudyRun
+from altup.studies.scale import Scale, Tuning, find_scale, with_settings
+from altup.studies.study import read_study, shipped
+from altup.studies.sweep_figures import sweep_plots, text_sweeps
+from altup.studies.tuning import HAVE_COEFFICIENTS, most_runs, walk_grid
+from tests.studies.samples import TEXT, TWO, plan, study_run
+
+Place = tuple[Any, ...]
+
+
+def walked(
+    grid: dict[str, list[Any]], start: dict[str, Any], loss: Callable[[dict[str, Any]], float]
+) -> tuple[dict[str, Any], list[Place]]:
+    """The end of a walk whose points are run when it asks for them, and these points."""
+    known: dict[Place, float] = {}
+    while (found := walk_grid(grid, start, lambda point: known.get(tuple(point.values())))).missing:
+        for point in found.missing:
+            assert tuple(point.values()) not in known
+            known[tuple(point.values())] = loss(point)
+    return found.best, list(known)
+
+
+def test_a_walk_by_hand() -> None:
+    """Along `a` from 4: its neighbours 2 and 8; 8 is better, so 16, which is worse. Along `b` from 1: 2."""
+    losses = {2: 4.0, 4: 3.0, 8: 2.0, 16: 2.5}
+    best, asked = walked(
+        {"a": [1, 2, 4, 8, 16], "b": [1, 2]}, {"a": 4, "b": 1}, lambda p: losses[p["a"]] - 0.1 * p["b"]
+    )
+    assert best == {"a": 8, "b": 2}
+    assert asked == [(2, 1), (4, 1), (8, 1), (16, 1), (8, 2)]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=3),
+    st.randoms(use_true_random=False),
+)
+def test_a_walk_ends_where_no_step_of_the_last_setting_helps(shape: list[list[int]], random: Any) -> None:
+    """It costs no more than it says, and finds the best where settings do not depend on each other and losses have
+    one valley."""
+    grid = {str(i): list(range(len(values))) for i, values in enumerate(shape)}
+    start = {name: random.choice(values) for name, values in grid.items()}
+    table = dict(zip(grid, shape, strict=True))
+    best, asked = walked(grid, start, lambda point: sum(table[name][i] for name, i in point.items()))
+    assert len(asked) <= most_runs(grid)
+    last = list(grid)[-1]
+    for beside in (best[last] - 1, best[last] + 1):
+        if 0 <= beside < len(grid[last]):
+            assert table[last][beside] >= table[last][best[last]]
+    valleys = {name: [abs(i - values[0] % len(values)) for i in grid[name]] for name, values in table.items()}
+    lowest, _ = walked(grid, start, lambda point: sum(valleys[name][i] for name, i in point.items()))
+    assert all(valleys[name][i] == 0 for name, i in lowest.items())
+
+
+def test_what_diverges_is_walked_away_from_and_never_chosen() -> None:
+    for start in (1, 2, 3, 4):
+        found, _ = walked({"lr": [1, 2, 3, 4]}, {"lr": start}, lambda p: math.inf if p["lr"] > 2 else -p["lr"])
+        assert found == {"lr": 2}
+    assert walked({"lr": [1, 2, 3]}, {"lr": 2}, lambda p: math.inf)[0] == {"lr": 2}
+
+
+@pytest.fixture(scope="module")
+def tuned(scale: Scale) -> Scale:
+    grid = {"lr_factors.embeddings": [1, 4], "lr": [0.01, 0.06], "lr_factors.coefficients": [0.3, 1, 3]}
+    muon = {"optimizer": "muon", "lr": None, "schedule": None}
+    return replace(
+        scale, name="tuned", seeds=[1], pretrain={**scale.pretrain, **muon},
+        tune=Tuning(grid, steps=3, start={"lr": 0.01}),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory, tuned: Scale, data: Path) -> tuple[StudyRun, StudyOutcome]:
+    run = study_run(tmp_path_factory.mktemp("tuned") / "out", tuned, data, seeds=[1])
+    return run, run.run(lambda text: None)
+
+
+def test_each_model_is_tuned_and_then_run_with_what_was_chosen(done: tuple[StudyRun, StudyOutcome]) -> None:
+    run, outcome = done
+    assert (outcome.failed, outcome.left) == ([], [])
+    reported = {r.label: r for r in read_results(run.results) if r.metric == "loss"}
+    assert {r.seed for r in reported.values()} == {"1"}
+    for label, result in reported.items():
+        record = read_record(run.results, result.run)
+        assert record is not None
+        sweep = read_sweep([run.results], record["tuned_by"])
+        assert sweep is not None
+        chosen = sweep["chosen"]
+        assert record["config"]["eval_part"] == "reporting"
+        assert record["config"]["steps"] == 4
+        assert record["config"]["lr"] == chosen["lr"]
+        assert record["config"]["lr_factors"]["embeddings"] == chosen["lr_factors.embeddings"]
+        assert ("lr_factors.coefficients" in chosen) == (label == "AltUp K=2")
+        losses = {}
+        for point, loss, key in sweep["runs"]:
+            made = read_record(run.results, key)
+            assert made is not None
+            assert made["measures"]["loss"] == loss
+            assert (made["config"]["eval_part"], made["config"]["steps"]) == ("tuning", 3)
+            assert "seed" not in made["config"]  # 0
+            losses[tuple(point.values())] = loss
+        assert losses[tuple(chosen.values())] == min(losses.values())
+        assert len(losses) <= most_runs(sweep["grid"])
+    sweeps = list((run.results / "sweeps").glob("*.json"))
+    assert len(sweeps) == 2
+    assert outcome.finished == 2 + sum(len(json.loads(path.read_text())["runs"]) for path in sweeps)
+
+
+def test_the_runs_of_a_sweep_keep_no_weights(done: tuple[StudyRun, StudyOutcome]) -> None:
+    folders = list((done[0].out / "runs").glob("*"))
+    kept = [folder for folder in folders if list(folder.glob("final/*.safetensors"))]
+    assert len(kept) == 2
+    assert len(folders) > 6
+    assert not [folder for folder in folders if folder not in kept and list(folder.glob("checkpoints/*"))]
+
+
+def test_nothing_is_tuned_twice(
+    done: tuple[StudyRun, StudyOutcome], tuned: Scale, data: Path, tmp_path: Path
+) -> None:
+    """Neither by the same command, nor for another study or seed, nor where only the results are known."""
+    run = done[0]
+    assert study_run(run.out, tuned, data, seeds=[1]).run(lambda text: None).finished == 0
+    merge(run.results, tmp_path / "results")
+    other = read_study("other", TEXT.replace("Dense", "Plain") + "baseline: Plain\n", "other")
+    elsewhere = study_run(tmp_path / "out", tuned, data, other, results=tmp_path / "results", seeds=[1, 2])
+    assert elsewhere.plan().tuning() == []
+    assert elsewhere.run(lambda text: None).finished == 2  # those of seed 2
+    (tmp_path / "other.yaml").write_text(TEXT.replace("AltUp K=2", "Wide"))
+    stats = StudyReport([run.results], names=[str(tmp_path / "other.yaml")]).stats
+    assert stats.mean("other", "Wide", "tiny", "loss") == stats.mean("two", "AltUp K=2", "tiny", "loss")
+    # Without the results the runs' folders say what they found, though their weights are gone.
+    again = study_run(run.out, tuned, data, seeds=[1], results=tmp_path / "fresh")
+    assert again.run(lambda text: None).finished == 0
+    here, there = (
+        {r.identity for r in read_results(place) if r.metric != "train_seconds"}
+        for place in (run.results, tmp_path / "fresh")
+    )
+    assert here == there
+
+
+def test_the_sweep_is_shown(done: tuple[StudyRun, StudyOutcome], tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(TEXT)
+    report = StudyReport([done[0].results], names=[str(tmp_path / "two.yaml")])
+    sweeps = report.sweeps(TWO)
+    text = text_sweeps(sweeps)
+    assert "(edge)" in text
+    assert "better one may lie beyond" in text
+    plots = {plot.name: plot for plot in sweep_plots(TWO, sweeps)}
+    assert list(plots) == [
+        f"two-tuning-{name}" for name in ("lr-factors-embeddings", "lr", "lr-factors-coefficients")
+    ]
+    drawn = plots["two-tuning-lr"]
+    assert [s.name for s in drawn.series] == ["Dense", "AltUp K=2"]
+    assert drawn.x_names == ["0.01", "0.06"]
+    for s, sweep in zip(drawn.series, sweeps.values(), strict=True):
+        assert [y for _, y in s.points] == [loss for _, loss in sweep["curves"]["lr"]]
+        assert s.mark == [0.01, 0.06].index(sweep["chosen"]["lr"])
+    assert [s.name for s in plots["two-tuning-lr-factors-coefficients"].series] == ["AltUp K=2"]
+    report.write(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("edge of the grid") >= 2
+    assert (tmp_path / "report-plots" / "two-tuning-lr.png").exists()
+
+
+def test_a_run_that_diverges_counts_as_infinitely_bad(scale: Scale, data: Path, tmp_path: Path) -> None:
+    wild = Tuning({"lr": [0.01, 1e30]}, steps=3)
+    changed = replace(scale, tune=wild, given={**scale.given, "max_skipped": 1, "log_every": 1})
+    run = study_run(tmp_path, changed, data, seeds=[1], only=["Dense"])
+    outcome = run.run(lambda text: None)
+    assert (outcome.failed, outcome.left, outcome.finished) == ([], [], 3)
+    (sweep,) = [json.loads(path.read_text()) for path in (tmp_path / "results" / "sweeps").glob("*.json")]
+    assert sweep["chosen"] == {"lr": 0.01}
+    assert sorted(loss is None for _, loss, _ in sweep["runs"]) == [False, True]
+    (tmp_path / "two.yaml").write_text(TEXT)
+    report = StudyReport([tmp_path / "results"], names=[str(tmp_path / "two.yaml")])
+    assert "2, 1 diverged" in text_sweeps(report.sweeps(report.studies[0]))
+
+
+def test_a_sweep_that_fails_leaves_the_other_models_alone(tuned: Scale, data: Path, tmp_path: Path) -> None:
+    run = study_run(tmp_path / "out", tuned, data, seeds=[1])
+    job = next(job for job in run.plan().tuning() if "dense" in job.title)
+    folder = tmp_path / "out" / "runs" / job.folder_name
+    folder.mkdir(parents=True)
+    (folder / "someone-elses-file").touch()
+    outcome = run.run(lambda text: None)
+    assert outcome.failed == [job.key]
+    assert {r.label for r in read_results(run.results)} == {"AltUp K=2"}
+
+
+def test_lengths_of_a_study_share_a_sweep(tuned: Scale, data: Path) -> None:
+    study = shipped()["equal-time"]
+    found = plan([study], replace(tuned, given={}), data, seeds=[1], only=["Dense", "AltUp K=2"])
+    assert len({trial.size for trial in found.trials}) == 3
+    assert [sweep.title for sweep in found.sweeps()] == ["tiny dense", "tiny altup K=2"]
+    assert all(trial.waits for trial in found.trials)
+
+
+def test_what_a_row_or_the_user_sets_is_not_swept(tuned: Scale, data: Path) -> None:
+    text = TEXT.replace("k: 2}", "k: 2, lr: 0.05}", 1)
+    dense, altup = plan([read_study("own", text, "own")], tuned, data, seeds=[1]).sweeps()
+    assert list(dense.grid) == ["lr_factors.embeddings", "lr"]
+    assert list(altup.grid) == ["lr_factors.embeddings", "lr_factors.coefficients"]
+    given = with_settings(tuned, {"lr": 0.02})
+    assert all("lr" not in sweep.grid for sweep in plan([TWO], given, data, seeds=[1]).sweeps())
+
+
+def test_models_with_coefficients_are_those_that_have_them() -> None:
+    from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
+    from altup.nn import coefficient_names
+
+    methods = ("dense", "altup", "sameup", "recycled", "sum", "dense-wide", "sequence-altup", "stride-and-skip",
+               "average-pooling", "moe", "altup+moe")  # fmt: skip
+    for method in methods:
+        config = AltUpT5Config.from_preset("tiny", method=method, d_model=8, d_ff=8, num_layers=3, vocab_size=32)
+        has = bool(coefficient_names(AltUpT5ForConditionalGeneration(config)))
+        assert has == (not HAVE_COEFFICIENTS.isdisjoint(method.split("+"))), method
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tune: {steps: 3, grid: {lr: [0.1]}}", "seed 0 is that of the sweeps"),
+        ("seeds: [1]\ntune: {grid: {lr: [0.1]}}", "no steps"),
+        ("seeds: [1]\ntune: {steps: 3, grid: {}}", "no grid"),
+        ("seeds: [1]\ntune: {steps: 3, grid: {rate: [1]}}", "'rate' is not known"),
+        ("seeds: [1]\ntune: {steps: 3, grid: {lr: []}}", "different values"),
+        ("seeds: [1]\ntune: {steps: 3, grid: {lr: [1]}, start: {lr: 2}}", "start lr=2"),
+        ("seeds: [1]\ntune: {steps: 3, grid: {lr: [1]}, rounds: 2}", "rounds"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_grid_are_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(f"like: smoke\n{text}\n")
+    with pytest.raises(UserError, match=words):
+        find_scale(str(path))
+
+
+def test_seeds_of_sweeps_are_not_reported(tuned: Scale, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="must come from others"):
+        study_run(tmp_path, tuned, data, seeds=[0, 1]).plan()
+
+
+def test_the_long_scale_is_what_was_measured() -> None:
+    """T5 of width 256, 4 + 4 layers, Muon; the sweeps begin with its defaults."""
+    scale, study = find_scale("long"), shipped()["recycled"]
+    config = resolve(study, study.row("Dense"), "tiny", scale, 1, "data")
+    assert config is not None
+    assert (config.optimizer, config.lr, config.schedule, config.warmup_steps, config.decay_fraction) == (
+        "muon", 0.06, "constant", 50, 0.7,
+    )  # fmt: skip
+    assert scale.tune is not None
+    assert scale.tune.start["lr_factors.embeddings"] == config.lr_factors["embeddings"] == 4
+    assert len(scale.seeds) >= 3
+    assert 0.1 * config.steps > 450  # where the plateau ends
+    assert config.model_overrides == {"d_model": 256, "d_ff": 512, "d_kv": 32, "num_heads": 8, "num_layers": 4}
