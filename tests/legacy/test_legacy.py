@@ -128,7 +128,8 @@ def test_tables_of_stored_results() -> None:
     """Every number is the one that the old code printed."""
     said = altup("study", "table", "--results", HERE / "results", "--format", "csv")
     before = numbers((HERE / "tables.csv").read_text())
-    assert numbers(said) == before
+    assert numbers(said)[: len(before)] == before  # studies that came later stand at the end, and are empty
+    assert not any(numbers(said)[len(before) :])
     assert sum(map(len, before)) > 500
 
 

@@ -72,7 +72,8 @@ def line_chart(
     names = max((len(s.name) for s in series), default=0)
     right = WIDTH - max(RIGHT, 24 + NAME_WIDTH * names)
     x_ticks = [x for x in ticks(0.0, max(xs)) if max(xs) < 1 or x == int(x)]
-    most, x_format = max(xs) or 1.0, "{:,.0f}".format if all(x == int(x) for x in xs) else "{:.3g}".format
+    most = max(xs) or 1.0
+    x_format: Format = "{:,.0f}".format if all(x == int(x) for x in xs) else "{:.3g}".format
     if x_names:
         x_ticks, most = [float(i) for i in range(len(x_names))], max(len(x_names) - 1.0, 1.0)
         x_format = lambda x: x_names[round(x)]  # noqa: E731
