@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from altup.core.files import read_json
 from altup.studies.coefficients import read_coefficients
 from altup.studies.jobs import DIVERGED, Job, deciding_fields, objective_of, read_speed, speed_file
 from altup.studies.plan import Plan, Trial
@@ -94,7 +95,7 @@ def describe_run(config: PretrainConfig, folder: Path, alone: bool) -> Record:
 
 def _describe_diverged(config: PretrainConfig, file: Path) -> Record:
     """A run of a sweep that diverged has no measure, and counts as worse than all others."""
-    reason = json.loads(file.read_text(encoding="utf-8"))["reason"]
+    reason = read_json(file)["reason"]
     curves: dict[str, list[Any]] = {"held_out": [], "train": []}
     found = {"config": deciding_fields(config), "step": 0, "measures": {}, "curves": curves, "coefficients": {}}
     return {**found, "diverged": reason}

@@ -157,13 +157,14 @@ def write_sweep(folder: Path, sweep: Record) -> None:
 
 def read_sweep(folders: Sequence[Path], key: str) -> Record | None:
     """What `Sweep.describe` made of one, from the first folder that has it to its end."""
-    found = [_read_sweep(path) for folder in folders if (path := folder / SWEEPS / f"{key}.json").exists()]
+    name = f"{check_file_name(key, 'sweep')}.json"
+    found = [_read_sweep(path) for folder in folders if (path := folder / SWEEPS / name).exists()]
     return next((sweep for sweep in found if sweep["chosen"]), found[0] if found else None)
 
 
 def _read_sweep(path: Path) -> Record:
     try:
-        sweep = json.loads(path.read_text(encoding="utf-8"))
+        sweep = read_json(path)
         if sweep["key"] == path.stem and sweep.keys() >= SWEEP:
             return sweep
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -28,8 +28,8 @@ def sweeps_of(study: Study, stats: Statistics, record: Records, read: Sweeps) ->
     for row in study.rows:
         for size in stats.sizes(study.name, row.label):
             for key in stats.runs(study.name, row.label, size):
-                sweep = read((record(key) or {}).get("tuned_by", ""))
-                if sweep is not None:
+                swept = (record(key) or {}).get("tuned_by")
+                if swept and (sweep := read(swept)):
                     found.setdefault((row.label, size.partition(", ")[0]), sweep)
     return found
 

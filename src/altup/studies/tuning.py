@@ -102,7 +102,7 @@ def _finite(curves: Mapping[str, list[tuple[Any, float]]]) -> dict[str, list[tup
 
 def grid_of(tuning: Tuning, config: PretrainConfig, fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The settings that the model has, without those that a row or the user has `fixed`."""
-    has_coefficients = not HAVE_COEFFICIENTS.isdisjoint(config.method.split("+"))
+    has_coefficients = not HAVE_COEFFICIENTS.isdisjoint(str(config.method).split("+"))
     return {
         name: values for name, values in tuning.grid.items()
         if name.partition(".")[0] not in fixed and (has_coefficients or name != "lr_factors.coefficients")
