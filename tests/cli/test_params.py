@@ -134,6 +134,7 @@ def test_the_config_of_a_pretraining_run(tmp_path: Path) -> None:
         ("config.json", '{"model_type": "altup_t5", "d_modle": 1}', ["'d_modle'", "did you mean 'd_model'"]),
         ("config.json", "{", ["config.json", "not valid JSON"]),
         ("run.yaml", "size: huge", ["size='huge'", "xl"]),
+        ("run.yaml", "from_model: gpt2", ["goes on from gpt2", "give its folder"]),
     ],
 )
 def test_bad_files_are_named_with_what_is_wrong(tmp_path: Path, name: str, content: str, words: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from altup.data.prepare import Recipe, prepare
 from altup.data.shards import TokenStream
 from altup.data.text_files import LocalFiles
 from altup.models.foreign import kind_of
+from altup.training.from_model import find_start
 from altup.training.prefetch import label_name
 from altup.training.pretraining import OBJECTIVES, PretrainConfig, pretrain
+from altup.training.run_folder import RunFolder
 from tests.processes import prepare_text
 from tests.torchrun import train_together
 from tests.training.compare import assert_same_run, records
@@ -184,7 +187,7 @@ def test_data_of_another_tokenizer_are_refused(data: Path, tmp_path: Path) -> No
     other = tokenizer_of(data)
     other.add_tokens(["another"])
     other.save_pretrained(model)
-    with pytest.raises(UserError, match=r"prepared with another tokenizer \(700 .* --tokenizer .*model --out"):
+    with pytest.raises(UserError, match=r"with a tokenizer trained for it \(700 .* --tokenizer .*model --out"):
         go_on(model, data, tmp_path / "run")
     for file in model.glob("tokenizer*"):
         file.unlink()
@@ -201,6 +204,14 @@ def test_ids_and_lengths_beyond_the_tables_are_refused(data: Path, tmp_path: Pat
     small.save_pretrained(model)
     with pytest.raises(UserError, match="only 500 rows; enlarge them"):
         go_on(model, data, tmp_path / "run")
+
+
+def test_span_corruption_needs_sentinels(data: Path, tmp_path: Path) -> None:
+    model = make("t5", tmp_path / "model", data)
+    start = find_start(PretrainConfig(data=str(data), from_model=str(model)), RunFolder(tmp_path / "run"))
+    bare = replace(TokenStream(data).vocabulary, sentinels=())
+    with pytest.raises(UserError, match=r"has no sentinels \(<extra_id_0>.* add them"):
+        start.check_data(data, tokenizer_of(data), bare, 32)
 
 
 def test_a_model_without_a_language_head_is_refused(data: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from altup.core.errors import UserError
 from altup.core.files import sha256_of
 from altup.core.pretrained import load_config, load_tokenizer
 from altup.core.schema import read_yaml
+from altup.data.shards import Manifest
 from altup.models.config import AltUpConfig
 from altup.models.foreign import answer_in_sums, is_widened, kind_of, load_language_model
 from altup.models.upcycling import TOKENIZER_FILES
@@ -84,9 +85,11 @@ class StartingModel:
         again = f"`altup prepare SOURCE --tokenizer {shlex.quote(self.name)} --out DIR`"
         own = _load_tokenizer(self.place)
         if token_hash(own) != token_hash(tokenizer):
+            given = Manifest.load(data).settings.get("tokenizer")
+            other = f"the tokenizer of {given}" if isinstance(given, str) else "a tokenizer trained for it"
             raise UserError(
-                f"{data} was prepared with another tokenizer ({len(tokenizer):,} tokens) than that of {self.name} "
-                f"({len(own):,} tokens), so its ids mean other words; prepare the text with {again}"
+                f"{data} was prepared with {other} ({len(tokenizer):,} tokens), not with that of {self.name} "
+                f"({len(own):,}), so its ids mean other words; prepare the text with {again}"
             )
         rows = self.config.get_text_config().vocab_size
         if vocabulary.size > rows:
