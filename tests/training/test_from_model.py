@@ -229,6 +229,22 @@ def test_the_highest_rate_is_a_tenth_of_a_fresh_model_s() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["Qwen3ForCausalLM", "MambaForCausalLM", "RobertaForMaskedLM", "AlbertForMaskedLM"]
+)
+def test_other_models_of_transformers(name: str, data: Path, tmp_path: Path) -> None:
+    """Caches of another kind, positions that are counted from the padding's, layers that share their weights."""
+    cls: Any = getattr(transformers, name)
+    rows = {"vocab_size": 768, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+    place = save(cls(cls.config_class(**WIDTHS, **rows, max_position_embeddings=64)), tmp_path / "model", data)
+    assert go_on(place, data, tmp_path / "run").finished
+    losses = [r["loss"] for r in records(tmp_path / "run") if r["split"] == "validation"]
+    assert losses[0] == pytest.approx(own_loss(place, data), rel=2e-6)
+    assert losses[-1] < losses[0]
+    assert own_loss(tmp_path / "run" / "final", data) == pytest.approx(losses[-1], rel=2e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", ["widened-recycled", "gpt2", "bert"])
 def test_two_processes_train_as_one(name: str, parallel: str, data: Path, tmp_path: Path) -> None:
