@@ -205,6 +205,16 @@ def test_a_sweep_that_fails_leaves_the_other_models_alone(tuned: Scale, data: Pa
     assert {r.label for r in read_results(run.results)} == {"AltUp K=2"}
 
 
+def test_a_sweep_begins_with_what_the_model_has(tuned: Scale, data: Path) -> None:
+    """A study's own rate for a scale is where its sweep begins; the nearest value counts."""
+    assert tuned.tune is not None
+    scale = replace(tuned, tune=replace(tuned.tune, start={}))
+    for settings, wanted in (({}, 0.06), ({"lr": 0.011}, 0.01)):
+        (dense, _) = plan([replace(TWO, settings={"smoke": settings})], scale, data, seeds=[1]).sweeps()
+        config = dense.first.settings["config"]
+        assert (config["lr"], config["lr_factors"]["embeddings"]) == (wanted, 4)
+
+
 def test_lengths_of_a_study_share_a_sweep(tuned: Scale, data: Path) -> None:
     study = shipped()["equal-time"]
     found = plan([study], replace(tuned, given={}), data, seeds=[1], only=["Dense", "AltUp K=2"])
@@ -267,7 +277,9 @@ def test_the_long_scale_is_what_was_measured() -> None:
         "muon", 0.06, "constant", 50, 0.7,
     )  # fmt: skip
     assert scale.tune is not None
-    assert scale.tune.start["lr_factors.embeddings"] == config.lr_factors["embeddings"] == 4
+    for name, value in (("lr", 0.06), ("lr_factors.embeddings", 4), ("lr_factors.coefficients", 1)):
+        assert value in scale.tune.grid[name][1:-1]
+    assert config.lr_factors == {"embeddings": 4}
     assert len(scale.seeds) >= 3
     assert 0.1 * config.steps > 450  # where the plateau ends
     assert config.model_overrides == {"d_model": 256, "d_ff": 512, "d_kv": 32, "num_heads": 8, "num_layers": 4}
