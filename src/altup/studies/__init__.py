@@ -13,6 +13,6 @@ The words, from the question to the number:
 - a *result* is one number: one measure of one trial, a line of a study's CSV file (`results.py`);
 - a *claim* says that one row is better than another; its *verdict* is what results say of it (`statistics.py`).
 
-A study is planned (`plan.py`), tuned and run (`run.py`, `queue.py`), recorded, compared with the paper (`comparison.py`,
-`frontier.py`) and shown (`tables.py`, `plots.py`, `report.py`).
+A study is planned (`plan.py`), tuned and run (`run.py`, `queue.py`), recorded, compared with the paper
+(`comparison.py`, `frontier.py`) and shown (`tables.py`, `plots.py`, `report.py`).
 """

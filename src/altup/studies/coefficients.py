@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError
 from altup.studies.charts import Series
+from altup.studies.drawings import Lines, Plot
 from altup.studies.jobs import file_name, fresh_model
 from altup.studies.pages import Figure, HeatRow, heat_map, show_coefficient, table
-from altup.studies.plots import Lines, Plot
 from altup.studies.results import Record, Records
 from altup.studies.statistics import Statistics
 from altup.studies.study import Study

@@ -1,175 +1,21 @@
-"""Plots that can be put into the page, saved as an SVG of their own, and drawn as PNG; and those of a study:
-how its models learned, how fast they are, and accuracy against speed."""
+"""The plots of a study: how its models learned, how fast they are, and accuracy against speed, time and FLOPs."""
 
 from __future__ import annotations
 
-import re
 import statistics
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from markupsafe import Markup, escape
-
-from altup.studies.charts import (
-    HEIGHT,
-    WIDTH,
-    Bar,
-    Format,
-    Point,
-    Series,
-    bar_chart,
-    line_chart,
-    scatter_chart,
-)
+from altup.studies.charts import Bar, Point, Series
+from altup.studies.drawings import Bars, Lines, Plot, Scatter
 from altup.studies.frontier import frontier_points
-from altup.studies.pages import read_asset
 from altup.studies.results import Records
 from altup.studies.statistics import Statistics
 from altup.studies.study import METRICS, Study
 
-# The light palette of style.css, for drawings that have no page around them.
-COLOURS = ("#4d4f53", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9")
-HEAD = 52  # height of the title above an SVG of its own
 # Models that many studies share keep their colour through the report.
 FIXED = {"Dense": 0, "AltUp K=2": 1, "Recycled K=2": 2, "AltUp K=4": 3}
 PALETTE = 7
 SPEEDS = {"relative_speed": "training", "relative_forward": "forward pass", "relative_generate": "generation"}
-
-
-@dataclass(frozen=True)
-class Plot(ABC):
-    """A titled picture. `name` is that of its files; `caption` says what to see."""
-
-    name: str
-    title: str
-    caption: str
-
-    @property
-    @abstractmethod
-    def picture(self) -> Markup:
-        """The drawing for a page."""
-
-    @abstractmethod
-    def draw(self, axes: Any) -> None:
-        """The same with matplotlib."""
-
-    @property
-    def unit(self) -> str:
-        return ""
-
-    def save_svg(self, folder: Path) -> None:
-        drawing = re.search(r"<svg viewBox=\"0 0 (\d+) (\d+)\".*?>(.*)</svg>", self.picture, re.DOTALL)
-        assert drawing is not None
-        width, height, content = int(drawing[1]), int(drawing[2]), drawing[3]
-        style = read_asset("style.css")
-        text = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-16 {-HEAD} {width + 32} {height + HEAD + 12}">\n'
-            f"<style>\n{style}\nsvg {{ font-family: system-ui, sans-serif; }}</style>\n"
-            f'<rect class="paper" x="-16" y="{-HEAD}" width="{width + 32}" height="{height + HEAD + 12}"/>\n'
-            f'<text class="title" x="0" y="-30">{escape(self.title)}</text>\n'
-            f'<text class="tick" x="0" y="-10">{escape(self.unit)}</text>\n{content}\n</svg>\n'
-        )
-        (folder / f"{self.name}.svg").write_text(text, encoding="utf-8")
-
-    def save_png(self, folder: Path) -> None:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        picture = Figure(figsize=(WIDTH / 80, HEIGHT / 80), dpi=160, layout="constrained")
-        axes = FigureCanvasAgg(picture).figure.add_subplot()
-        axes.set_title(self.title, loc="left", fontsize=11)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-        self.draw(axes)
-        picture.savefig(folder / f"{self.name}.png")
-
-
-@dataclass(frozen=True)
-class Lines(Plot):
-    series: Sequence[Series]
-    x_label: str
-    y_label: str
-    y_format: Format = "{:.2f}".format
-    x_names: Sequence[str] = ()
-
-    @property
-    def unit(self) -> str:
-        return self.y_label
-
-    @property
-    def picture(self) -> Markup:
-        return line_chart(
-            self.series, x_label=self.x_label, y_label=self.y_label, y_format=self.y_format, x_names=self.x_names
-        )
-
-    def draw(self, axes: Any) -> None:
-        for s in self.series:
-            axes.plot([x for x, _ in s.points], [y for _, y in s.points], color=COLOURS[s.colour], label=s.name)
-            marked = [point for point in s.points if point[0] == s.mark]
-            axes.scatter([x for x, _ in marked], [y for _, y in marked], color=COLOURS[s.colour], s=60)
-        if self.x_names:
-            axes.set_xticks(range(len(self.x_names)), self.x_names)
-        axes.set(xlabel=self.x_label, ylabel=self.y_label)
-        axes.legend(frameon=False, fontsize=8)
-
-
-@dataclass(frozen=True)
-class Scatter(Plot):
-    points: Sequence[Point]
-    x_label: str
-    y_label: str
-    line: Sequence[tuple[float, float]] = ()
-    line_name: str = ""
-
-    @property
-    def unit(self) -> str:
-        return self.y_label
-
-    @property
-    def picture(self) -> Markup:
-        return scatter_chart(
-            self.points, x_label=self.x_label, y_label=self.y_label, line=self.line, line_name=self.line_name
-        )
-
-    def draw(self, axes: Any) -> None:
-        if self.line:
-            axes.plot(
-                *zip(*sorted(self.line), strict=True), color=COLOURS[0], linestyle="--", label=self.line_name
-            )
-        for p in self.points:
-            axes.errorbar(p.x, p.y, p.error or None, fmt="o", color=COLOURS[p.colour], label=p.name, capsize=3)
-        axes.set(xlabel=self.x_label, ylabel=self.y_label)
-        axes.legend(frameon=False, fontsize=8)
-
-
-@dataclass(frozen=True)
-class Bars(Plot):
-    bars: Sequence[Bar]
-    reference: float | None = None
-
-    @property
-    def picture(self) -> Markup:
-        return bar_chart(self.bars, reference=self.reference)
-
-    def draw(self, axes: Any) -> None:
-        for place, bar in enumerate(reversed(self.bars)):
-            axes.barh(place, sum(bar.parts), color=COLOURS[bar.colour])
-        axes.set_yticks(
-            range(len(self.bars)), [f"{bar.name}\n{bar.text}" for bar in reversed(self.bars)], fontsize=8
-        )
-        if self.reference:
-            axes.axvline(self.reference, color="black", linewidth=1)
-
-
-def save_plots(plots: Sequence[Plot], folder: Path) -> None:
-    """Every plot as NAME.svg and NAME.png."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for plot in plots:
-        plot.save_svg(folder)
-        plot.save_png(folder)
 
 
 def colours(study: Study) -> dict[str, int]:

@@ -12,8 +12,9 @@ from typing import Any
 from altup.core.files import atomic_write
 from altup.core.text import number_of
 from altup.studies.coefficients import coefficient_figures
+from altup.studies.drawings import Plot, save_plots
 from altup.studies.pages import render
-from altup.studies.plots import Plot, save_plots, study_plots
+from altup.studies.plots import study_plots
 from altup.studies.results import Record, Result, read_record, read_results, read_scale, read_sweep, share_results
 from altup.studies.statistics import ONE_SEED, Statistics, Verdict, choose_results
 from altup.studies.study import Study, find_study, shipped

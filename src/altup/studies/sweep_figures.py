@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from altup.studies.charts import Series
+from altup.studies.drawings import Lines
 from altup.studies.pages import Cell, Column, DataTable
-from altup.studies.plots import Lines, colours
+from altup.studies.plots import colours
 from altup.studies.results import Record, Records
 from altup.studies.statistics import Statistics
 from altup.studies.study import Study
