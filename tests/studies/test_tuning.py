@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from altup.cli.main import app
 from altup.core.errors import UserError
 from altup.studies.plan import resolve
 from altup.studies.report import StudyReport
@@ -261,6 +263,25 @@ def test_mistakes_in_a_grid_are_named(tmp_path: Path, text: str, words: str) -> 
     path.write_text(f"like: smoke\n{text}\n")
     with pytest.raises(UserError, match=words):
         find_scale(str(path))
+
+
+def test_a_dry_run_counts_the_sweeps(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 4 + 3 − 1 runs for a model with both settings, and each of two seeds once for two studies."""
+    (tmp_path / "own.yaml").write_text(
+        "like: smoke\nseeds: [1, 2]\n"
+        "tune: {steps: 3, grid: {lr: [0.01, 0.02, 0.03, 0.04], lr_factors.coefficients: [0.1, 1, 3]}}\n"
+    )
+    (tmp_path / "two.yaml").write_text(TEXT)
+    arguments = ["two.yaml", "varying-k", "--scale", "own.yaml", "--data", str(data), "--only", "Dense", "--only"]
+    arguments = ["study", "run", *arguments, "AltUp K=2", "--no-finetune", "--no-speed", "--dry-run"]
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    told = " ".join(result.output.split())
+    assert "tuning tiny dense: at most 4 runs │ new │ 4 × 3" in told
+    assert "tuning tiny altup K=2: at most 6 runs │ new │ 6 × 3" in told
+    assert f"{4 + 6 + 4} jobs at most" in told
+    assert not (tmp_path / "studies" / "runs").exists()
 
 
 def test_seeds_of_sweeps_are_not_reported(tuned: Scale, data: Path, tmp_path: Path) -> None:

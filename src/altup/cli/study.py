@@ -58,7 +58,8 @@ def list_studies() -> None:
     for scale in scales:
         console.print(f"[bold]{scale.name}[/bold]: {scale.about}", highlight=False)
     console.print(
-        "Models that several studies share are run once. Run one: altup study run varying-k --scale smoke"
+        "Models that several studies share are run once. Sweeps are not counted here, but by --dry-run. Run one: "
+        "altup study run varying-k --scale smoke"
     )
 
 
