@@ -167,6 +167,11 @@ def test_mistakes_get_one_clear_line(arguments: list[str], message: str, tmp_pat
     assert message in str(caught.value)
 
 
+def _heed_ctrl_c() -> None:
+    """Tests in the background of a shell ignore SIGINT, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_says_how_to_go_on(options: list[str], out: Path, tmp_path: Path) -> None:
     """Interrupted while the vocabulary is trained or later, it says how to go on, and going on works.
 
@@ -175,7 +180,9 @@ def test_ctrl_c_says_how_to_go_on(options: list[str], out: Path, tmp_path: Path)
     for attempt in range(5):
         data = tmp_path / f"data-{attempt}"
         command = [*RUN, *options, "--out", str(data)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_ctrl_c
+        )
         until = time.monotonic() + 60
         while not (data / "manifest.json").exists() and time.monotonic() < until:
             time.sleep(0.01)
