@@ -15,7 +15,7 @@ from altup.core.text import number_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from altup.data.prepare import Watch
+    from altup.data.prepare import Recipe, Watch
     from altup.data.shards import Manifest
 
 SECONDS_BETWEEN_LINES = 15.0
@@ -66,8 +66,7 @@ def command(
     """
     from altup.core.errors import UserError, check_whole
     from altup.data.bad_input import MEBIBYTE, Limits
-    from altup.data.prepare import Recipe, prepare
-    from altup.data.shards import Manifest
+    from altup.data.prepare import Recipe
     from altup.data.sources import open_source
 
     if validation and validation_fraction is not None:
@@ -91,6 +90,15 @@ def command(
         on_error=on_error,
         limits=Limits(max_document_mb * MEBIBYTE, max_unpack_ratio, max_unpacked_mb * MEBIBYTE),
     )
+    _prepare(out, recipe, workers)
+
+
+def _prepare(out: Path, recipe: Recipe, workers: int | None) -> None:
+    """Prepare with a display of the progress, and say what came of it."""
+    from altup.core.errors import UserError
+    from altup.data.prepare import prepare
+    from altup.data.shards import Manifest
+
     finished_before = False
     with suppress(UserError):  # what is wrong with the folder is for `prepare` to say
         finished_before = Manifest.load(out).finished
