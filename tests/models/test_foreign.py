@@ -74,3 +74,13 @@ def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"1 weights are missing or misshapen, first bert.encoder.layer.0"):
         load_language_model(tmp_path, load_config(tmp_path))
+
+
+def test_a_causal_head_on_an_encoder_is_refused_unless_it_hides_what_comes_later(tmp_path: Path) -> None:
+    """Every token would see its own label."""
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=30, architectures=["BertLMHeadModel"], **shape)
+    with pytest.raises(UserError, match="see those behind them"):
+        kind_of(config, tmp_path)
+    config.is_decoder = True
+    assert kind_of(config, tmp_path) == "decoder"

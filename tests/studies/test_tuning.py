@@ -255,6 +255,9 @@ def test_models_with_coefficients_are_those_that_have_them() -> None:
         ("seeds: [1]\ntune: {steps: 3, grid: {rate: [1]}}", "'rate' is not known"),
         ("seeds: [1]\ntune: {steps: 3, grid: {lr: []}}", "different values"),
         ("seeds: [1]\ntune: {steps: 3, grid: {lr: [1]}, start: {lr: 2}}", "start lr=2"),
+        ("seeds: [1]\ntune: {steps: 3, grid: {lr.embeddings: [1]}}", "it has no entries"),
+        ("seeds: [1]\ntune: {steps: 3, grid: {lr_factors: [1]}}", "name one of its entries"),
+        ("seeds: [1]\ntune: {steps: 3, grid: {lr_factors.heads: [1]}}", "'heads' is not known"),
         ("seeds: [1]\ntune: {steps: 3, grid: {lr: [1]}, rounds: 2}", "rounds"),
     ],
 )  # fmt: skip
@@ -263,6 +266,16 @@ def test_mistakes_in_a_grid_are_named(tmp_path: Path, text: str, words: str) -> 
     path.write_text(f"like: smoke\n{text}\n")
     with pytest.raises(UserError, match=words):
         find_scale(str(path))
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "like: smoke\nseeds: [1]\ntune: {steps: 3, grid: {lr: [1e-3, 3e-3], lr_factors.head: [1, 1e1]}}\n"
+    )
+    tune = find_scale(str(path)).tune
+    assert tune is not None
+    assert tune.grid == {"lr": [0.001, 0.003], "lr_factors.head": [1.0, 10.0]}
 
 
 def test_a_dry_run_counts_the_sweeps(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

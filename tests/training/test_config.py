@@ -41,6 +41,13 @@ def test_pretraining_takes_the_optimizer_that_suits_its_length() -> None:
     assert (paper.schedule, paper.lr, paper.warmup_steps, paper.lr_factors) == ("rsqrt", 1.0, 10_000, {})
 
 
+def test_factors_of_a_file_and_of_flags_add_up(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("data: x\nlr_factors: {embeddings: 8, coefficients: 0.1}\n")
+    config = PretrainConfig.resolve(None, file, {"lr_factors": {"head": 2.0, "coefficients": 0.3}})
+    assert config.lr_factors == {"embeddings": 8.0, "coefficients": 0.3, "head": 2.0}
+
+
 def test_betas_reach_the_optimizer() -> None:
     from altup.training.engine import Engine
     from tests.training.tiny import ALONE, build

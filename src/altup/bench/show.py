@@ -20,7 +20,13 @@ DRAWN = ("both", "update", "generate", "produce")
 NOTE = 60  # characters of a note that are shown; files keep the whole
 # Okabe and Ito's colours, which colour-blind readers and grey prints tell apart.
 COLOURS = {"ours": "#0072B2", "plain": "#56B4E9", "peer": "#E69F00", "floor": "#BBBBBB"}
-OTHERS = {"overhead": "{:+.1%}", "floor": "{:+.1%}", "fraction": "{:.1%}", "overhead/floor": "{:.2f}×"}
+OTHERS = {
+    "overhead": "{:+.1%}",
+    "floor": "{:+.1%}",
+    "fraction": "{:.1%}",
+    "overhead/floor": "{:.2f}×",
+    "over plain": "{:.2f}×",
+}
 
 
 def by_problem(rows: Iterable[BenchRow]) -> dict[str, list[BenchRow]]:

@@ -275,13 +275,18 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
     return values
 
 
+EXAMPLES = {"--lr-factor": "embeddings=4"}
+
+
 def parse_pairs(flag: str, pairs: Iterable[str]) -> dict[str, Any]:
     """`["d_ff=1024"]` → {"d_ff": 1024}, each value read as YAML."""
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise UserError(f"{flag} {pair}: expected NAME=VALUE, for example {flag} d_ff=1024")
+            raise UserError(
+                f"{flag} {pair}: expected NAME=VALUE, for example {flag} {EXAMPLES.get(flag, 'd_ff=1024')}"
+            )
         try:
             found[name.strip()] = _load_yaml(value)
         except (yaml.YAMLError, ValueError):

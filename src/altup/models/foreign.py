@@ -36,11 +36,22 @@ def kind_of(config: PreTrainedConfig, place: str | Path) -> str:
     name = (config.architectures or ["model without a class"])[0]
     for kind, classes in CLASSES.items():
         if name in classes.values():
+            if kind == "decoder" and _sees_ahead(config):
+                raise UserError(
+                    f"{str(place)!r} holds a {name} whose tokens see those behind them (is_decoder is not set): "
+                    "it cannot learn to continue a text; give a causal model, or one with a masked head"
+                )
             return kind
     raise UserError(
         f"{str(place)!r} holds a {name}, which is no causal, masked or sequence-to-sequence language model of "
         "transformers; give one that has such a head"
     )
+
+
+def _sees_ahead(config: PreTrainedConfig) -> bool:
+    """Whether a model with a causal head is an encoder that nobody has told to hide what comes later."""
+    is_encoder = config.model_type in CLASSES["bert"] and not getattr(config, "is_decoder", False)
+    return is_encoder or config.model_type == "xlnet"
 
 
 def is_widened(config: PreTrainedConfig) -> bool:

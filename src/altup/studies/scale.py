@@ -46,9 +46,16 @@ class Tuning:
 
         known = describe_settings(PretrainConfig)
         for name, values in self.grid.items():
-            check_choice(f"{source}: tune", name.partition(".")[0], known)
+            field_name, _, part = name.partition(".")
+            check_choice(f"{source}: tune", field_name, known)
+            is_mapping = isinstance(known[field_name].default, dict)
+            if bool(part) != is_mapping:
+                told = "name one of its entries" if is_mapping else "it has no entries"
+                raise UserError(f"{source}: tune {name}: {told}, as in lr_factors.embeddings")
             if not values or len({str(value) for value in values}) < len(values):
                 raise UserError(f"{source}: tune {name}={values!r}; give a list of different values")
+            for i, value in enumerate(values):  # YAML 1.1 reads 1e-3 as text
+                values[i] = known[field_name].read({part: value})[part] if part else known[field_name].read(value)
         for name, value in self.start.items():
             check_choice(f"{source}: tune start", name, self.grid)
             check_choice(f"{source}: tune start {name}", value, self.grid[name])

@@ -69,7 +69,7 @@ class TrainConfig(Settings):
         panel="Training", at_least=0, at_most=1,
     )  # fmt: skip
     weight_decay: float | None = setting(
-        None, "Decay of matrices (adamw).", shown="by optimizer", panel="Training", at_least=0
+        None, "Decay of matrices (not for adafactor).", shown="by optimizer", panel="Training", at_least=0
     )
     beta1: float | None = setting(
         None, "Decay of the mean gradient (adamw's β₁).", shown="0.9", panel="Training", at_least=0, below=1
@@ -194,8 +194,12 @@ class TrainConfig(Settings):
 
     @classmethod
     def merge(cls, weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
-        """`weak` updated with `strong`."""
-        return {**weak, **strong}
+        """`weak` updated with `strong`; factors of parts that `strong` does not name stay."""
+        both = [values.get("lr_factors") or {} for values in (weak, strong)]
+        merged = {**weak, **strong}
+        if all(isinstance(factors, dict) for factors in both) and any(both):
+            merged["lr_factors"] = {**both[0], **both[1]}
+        return merged
 
     def difference(self, other: Self) -> dict[str, tuple[Any, Any]]:
         """The fields in which a run with `other` could not go on as this one: name -> (ours, theirs).

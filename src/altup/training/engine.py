@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from altup.core.errors import UserError
 from altup.core.hardware import ensure_bf16
 from altup.models.stack import compile_layers
 from altup.training.config import TrainConfig
@@ -34,6 +35,11 @@ class Engine:
     def __init__(self, model: nn.Module, config: TrainConfig, process_group: ProcessGroup) -> None:
         self.config, self.process_group = config, process_group
         if config.activation_checkpointing:
+            if not getattr(model, "supports_gradient_checkpointing", True):
+                raise UserError(
+                    f"activation_checkpointing: {type(model).__name__} cannot recompute its layers; leave it "
+                    "out, and give a smaller micro_batch to save memory"
+                )
             model.gradient_checkpointing_enable()  # type: ignore[operator]
         model.train()
         self.compiles = config.compile and process_group.device.type == "cuda"

@@ -34,7 +34,13 @@ if TYPE_CHECKING:
 DROPOUT_FIELDS = (
     *("dropout_rate", "attention_dropout", "dropout", "activation_dropout", "hidden_dropout", "ffn_dropout"),
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "embd_pdrop", "resid_pdrop", "attn_pdrop"),
+    *("embedding_dropout", "mlp_dropout"),
 )
+# Models whose positions are counted from behind the padding's, so that some of the table's rows are never read.
+COUNT_BEHIND_PADDING = {
+    *("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "mpnet", "longformer"),
+    *("data2vec-text", "esm", "ibert", "luke", "markuplm", "xmod"),
+}
 
 
 @dataclass(frozen=True)
@@ -104,8 +110,8 @@ class StartingModel:
                 f"both, and prepare the text again with {again}"
             )
         longest = getattr(self.config, "max_position_embeddings", None)
-        if longest and self.config.model_type in ("roberta", "xlm-roberta", "camembert"):
-            longest -= self.config.pad_token_id + 1  # their positions are counted from behind the padding's
+        if longest and self.config.model_type in COUNT_BEHIND_PADDING:
+            longest -= self.config.pad_token_id + 1
         if longest and inputs_length > longest:
             raise UserError(
                 f"inputs_length={inputs_length} is more than the {longest} positions of {self.name}; give at most "
@@ -130,15 +136,20 @@ def find_start(config: PretrainConfig, folder: RunFolder) -> StartingModel:
             raise
         place = ""
     known = saved.get("from_seal") if saved.get("from_model") == name else None
+    known = known or config.from_seal  # a config.yaml that is run again means the same weights
     read = str(checkpoint or place)
     model = load_config(read)
     seal = known
     if place and (Path(place).exists() or known is None):
-        seal = seal_of(place)
+        try:
+            seal = seal_of(place)
+        except UserError:
+            if checkpoint is None:
+                raise
     if known is not None and seal != known:
         raise UserError(
-            f"{name} holds other weights than those that the run in {folder.path} began with; put them back, or "
-            "rename that folder: the run's checkpoints hold all that it needs to resume"
+            f"{name} holds other weights than those that the run of this config began with; put them back, leave "
+            "from_seal out of the config, or, to resume, rename that folder: a checkpoint holds all that it needs"
         )
     kind = kind_of(model, name)
     if config.model not in (None, kind):

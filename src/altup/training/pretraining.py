@@ -77,7 +77,7 @@ class PretrainConfig(TrainConfig):
     mean_span: float = setting(3.0, "Mean length of a corrupted span.", at_least=1)
     eval_sequences: int = setting(1024, "Held-out sequences.", panel="Watching", after="eval_every", at_least=1)
     eval_part: str = setting(
-        "all", "Half of them: {choices}.", panel="Watching", after="eval_sequences", choices=EVAL_PARTS
+        "all", "Which of them: {choices}.", panel="Watching", after="eval_sequences", choices=EVAL_PARTS
     )
     batches: dict[str, Any] = setting({})
 
@@ -120,7 +120,7 @@ class PretrainConfig(TrainConfig):
         for overrides in both:
             if not isinstance(overrides, dict):
                 raise UserError(f"model_overrides={overrides!r}: expected `name: value` pairs")
-        return {**weak, **strong, "model_overrides": {**both[0], **both[1]}}
+        return {**super().merge(weak, strong), "model_overrides": {**both[0], **both[1]}}
 
     def _check_model(self) -> None:
         """Refuse an impossible model before data is read."""

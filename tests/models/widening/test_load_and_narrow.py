@@ -247,3 +247,11 @@ def test_damaged_folders_are_told_and_no_pickle_is_read(tmp_path):
     config.write_text(json.dumps({**plan, "altup": {**plan["altup"], "later": 1}}))
     with pytest.raises(UserError, match=r"not of this altup version.*later"):
         load_widened(tmp_path)
+    for damage, words in (
+        ({"num_blocks": 100_000}, "num_blocks=100000"),
+        ({"stacks": {"nothere": False}}, "does not fit the model"),
+        ({"stacks": [1]}, "does not fit the model"),
+    ):
+        config.write_text(json.dumps({**plan, "altup": {**plan["altup"], **damage}}))
+        with pytest.raises(UserError, match=words):
+            load_widened(tmp_path)

@@ -111,6 +111,21 @@ def test_a_tied_head_belongs_to_the_embeddings():
     assert "head" not in parts.values()
 
 
+def test_tables_of_relative_positions_and_convolutions_are_no_embeddings_and_no_matrices():
+    from transformers import MambaConfig, MambaForCausalLM, T5Config, T5ForConditionalGeneration
+
+    t5 = T5Config(vocab_size=30, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    parts = parts_of(T5ForConditionalGeneration(t5))
+    bias = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    assert parts[bias] == "vector"
+    assert parts["shared.weight"] == "embeddings"
+    mamba = parts_of(
+        MambaForCausalLM(MambaConfig(vocab_size=30, hidden_size=8, num_hidden_layers=1, state_size=4))
+    )
+    assert mamba["backbone.layers.0.mixer.A_log"] == mamba["backbone.layers.0.mixer.conv1d.weight"] == "vector"
+    assert mamba["backbone.layers.0.mixer.in_proj.weight"] == "matrix"
+
+
 @pytest.mark.parametrize("name", ["adafactor", "adamw", "adamw-rms", "muon"])
 @pytest.mark.parametrize("rate", [0.01, torch.tensor(0.01)])
 def test_a_part_moves_at_its_own_rate(name, rate):

@@ -10,9 +10,9 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from altup.core.errors import UserError
+from altup.core.errors import UserError, check_whole
 from altup.core.pretrained import WHERE, load_config, load_model
-from altup.models.config import AltUpConfig
+from altup.models.config import MOST, AltUpConfig
 from altup.models.widening.layer import Place, UnfitError, first_argument, narrow_layer, widen_layer
 from altup.models.widening.parameters import (
     WideningPlan,
@@ -135,6 +135,7 @@ def load_widened(
         )
     try:
         plan = WideningPlan(**saved)
+        check_whole("num_blocks", plan.num_blocks, 1, MOST["num_blocks"])
     except TypeError as error:
         raise UserError(f"{str(place)!r}: 'altup' in its config is not of this altup version: {error}") from None
     if plan.untied.keys() & (cls._tied_weights_keys or {}).keys():
@@ -143,7 +144,10 @@ def load_widened(
 
     def build(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         cls.__init__(self, config, *args, **kwargs)
-        apply(self, plan)
+        try:
+            apply(self, plan)
+        except (AttributeError, TypeError, KeyError) as error:
+            raise UserError(f"{str(place)!r}: 'altup' in its config does not fit the model: {error}") from error
 
     # Hugging Face loads into what a class builds: for the time of loading, one that builds the model wide.
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}

@@ -22,11 +22,14 @@ OPTIMIZERS = ("adafactor", "adamw", "adamw-rms", "muon")
 def parts_of(model: nn.Module) -> dict[str, str]:
     """Parameter name → `embeddings`, `head`, `coefficients`, `matrix` (of a layer) or `vector` (all else).
 
-    A head that is tied to the embeddings belongs to them.
+    A head that is tied to the embeddings belongs to them. Relative biases, convolutions and the decay rates of
+    state-space models (`A_log`) are no matrices that map one space to another.
     """
     modules = [module for module in model.modules() if isinstance(getattr(module, "weight", None), Tensor)]
-    tables = {module.weight for module in modules if isinstance(module, nn.Embedding)}
-    biases = {module.weight for module in modules if isinstance(module, RelativeBias)}
+    biases = {m.weight for name, m in model.named_modules() if name.endswith("relative_attention_bias")}
+    others = (RelativeBias, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    biases |= {module.weight for module in modules if isinstance(module, others)}
+    tables = {module.weight for module in modules if isinstance(module, nn.Embedding)} - biases
     find_head = getattr(model, "get_output_embeddings", lambda: None)
     head = getattr(find_head(), "weight", None)
     coefficients = coefficient_names(model)
@@ -38,7 +41,8 @@ def parts_of(model: nn.Module) -> dict[str, str]:
             return "embeddings"
         if parameter is head:
             return "head"
-        return "matrix" if parameter.ndim >= 2 and parameter not in biases else "vector"
+        is_matrix = parameter.ndim >= 2 and parameter not in biases and not name.endswith("A_log")
+        return "matrix" if is_matrix else "vector"
 
     return {name: part(name, parameter) for name, parameter in model.named_parameters()}
 
