@@ -16,7 +16,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 BACKEND = "aot_eager" if INTERPRETED else "inductor"  # of torch.compile
 
-# Those of torch.library.opcheck that compile nothing: for an operator without a gradient, or a second variant.
+# The checks of opcheck that compile nothing: for an operator without a gradient, or a second variant.
 CHEAP_CHECKS = ("test_schema", "test_faketensor", "test_autograd_registration")
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
