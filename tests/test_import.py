@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +56,27 @@ def test_start_is_quick(command, seconds):
 def test_public_names_load(name):
     assert getattr(altup, name) is not None
     assert name in dir(altup)
+
+
+def test_dir_lists_public_names_only():
+    assert dir(altup) == sorted(altup.__all__)
+
+
+def test_type_checkers_see_the_same_names():
+    """What `altup/__init__.py` imports for type checkers is what it loads when used; nothing checks this but we."""
+    tree = ast.parse(Path(altup.__file__).read_text())
+    typed = {
+        alias.asname: (one.module, alias.name)
+        for one in ast.walk(tree)
+        if isinstance(one, ast.ImportFrom) and one.module.startswith("altup.")
+        for alias in one.names
+    }
+    assert typed == {name: (home, name) for name, home in altup._HOMES.items()}
+
+
+def test_mypy_reads_a_user_of_every_name():
+    user = (Path(__file__).parent / "typed_user.py").read_text()
+    assert set(altup.__all__) <= set(re.findall(r"altup\.(\w+)", user))
 
 
 def test_unknown_name_lists_the_known_ones():

@@ -5,18 +5,42 @@ The public names are loaded when they are first used, so `import altup` is quick
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name public for them
+    from altup.evaluation.evaluate import evaluate as evaluate
+    from altup.finetuning.config import FinetuneConfig as FinetuneConfig
+    from altup.finetuning.finetune import finetune as finetune
+    from altup.models import AltUpBertConfig as AltUpBertConfig
+    from altup.models import AltUpBertForMaskedLM as AltUpBertForMaskedLM
+    from altup.models import AltUpBertModel as AltUpBertModel
+    from altup.models import AltUpDecoderConfig as AltUpDecoderConfig
+    from altup.models import AltUpDecoderForCausalLM as AltUpDecoderForCausalLM
+    from altup.models import AltUpDecoderModel as AltUpDecoderModel
+    from altup.models import AltUpT5Config as AltUpT5Config
+    from altup.models import AltUpT5EncoderModel as AltUpT5EncoderModel
+    from altup.models import AltUpT5ForConditionalGeneration as AltUpT5ForConditionalGeneration
+    from altup.models import upcycle as upcycle
+    from altup.models.accounting import account as account
+    from altup.models.widening import Structure as Structure
+    from altup.models.widening import load_widened as load_widened
+    from altup.models.widening import narrow as narrow
+    from altup.models.widening import register_handler as register_handler
+    from altup.models.widening import widen as widen
+    from altup.nn import AltUp as AltUp
+    from altup.nn import AveragePooling as AveragePooling
+    from altup.nn import DynamicAltUp as DynamicAltUp
+    from altup.nn import PartialExperts as PartialExperts
+    from altup.nn import SequenceAltUp as SequenceAltUp
+    from altup.nn import StrideAndSkip as StrideAndSkip
+    from altup.training.pretraining import PretrainConfig as PretrainConfig
+    from altup.training.pretraining import pretrain as pretrain
+
+# The same names for Python itself, each with the module that it is loaded from.
 _HOMES = {
     "AltUp": "altup.nn",
-    "AveragePooling": "altup.nn",
-    "DynamicAltUp": "altup.nn",
-    "PartialExperts": "altup.nn",
-    "SequenceAltUp": "altup.nn",
-    "StrideAndSkip": "altup.nn",
     "AltUpBertConfig": "altup.models",
     "AltUpBertForMaskedLM": "altup.models",
     "AltUpBertModel": "altup.models",
@@ -26,24 +50,38 @@ _HOMES = {
     "AltUpT5Config": "altup.models",
     "AltUpT5EncoderModel": "altup.models",
     "AltUpT5ForConditionalGeneration": "altup.models",
-    "upcycle": "altup.models",
+    "AveragePooling": "altup.nn",
+    "DynamicAltUp": "altup.nn",
+    "FinetuneConfig": "altup.finetuning.config",
+    "PartialExperts": "altup.nn",
+    "PretrainConfig": "altup.training.pretraining",
+    "SequenceAltUp": "altup.nn",
+    "StrideAndSkip": "altup.nn",
     "Structure": "altup.models.widening",
+    "account": "altup.models.accounting",
+    "evaluate": "altup.evaluation.evaluate",
+    "finetune": "altup.finetuning.finetune",
     "load_widened": "altup.models.widening",
     "narrow": "altup.models.widening",
+    "pretrain": "altup.training.pretraining",
     "register_handler": "altup.models.widening",
+    "upcycle": "altup.models",
     "widen": "altup.models.widening",
 }
 
 __all__ = ["__version__", *_HOMES]
 
+if not TYPE_CHECKING:  # a type checker that saw it would take any name for granted
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'altup' has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name):
+        if name not in _HOMES:
+            raise AttributeError(f"module 'altup' has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
+        import importlib
+
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted(__all__)

@@ -60,7 +60,7 @@ def command(
     from rich.progress import Progress
 
     from altup.core.errors import UserError
-    from altup.evaluation.evaluate import Evaluation, evaluate_model
+    from altup.evaluation.evaluate import Evaluation, evaluate
     from altup.evaluation.predict import Predictions, predict_model
 
     if split is not None and not predict_only:
@@ -83,7 +83,7 @@ def command(
             found = predict_model(model, task or (), suite or (), split=split or "test", **options)
         else:
             say = functools.partial(typer.secho, err=True, fg="yellow")
-            found = evaluate_model(model, task or (), suite or (), say=say, **options)
+            found = evaluate(model, task or (), suite or (), say=say, **options)
     if as_json:
         import json
 

@@ -42,7 +42,7 @@ class Evaluation:
     bad_input: BadInput
 
 
-def evaluate_model(
+def evaluate(
     model: str,
     tasks: Sequence[str] = (),
     suites: Sequence[str] = (),

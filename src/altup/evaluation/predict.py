@@ -65,7 +65,7 @@ def predict_model(
 ) -> Predictions:
     """Write what a model answers to the records of a split to `out/predictions/<task>.<split>.jsonl`.
 
-    The arguments are those of `evaluate_model`. `test` and `validation` stand for both of MNLI's.
+    The arguments are those of `evaluate`. `test` and `validation` stand for both of MNLI's.
     """
     check_numbers(batch_size, limit, inputs_length, targets_length, precision)
     source, bad_input = open_tasks(data), BadInput(on_error)

@@ -1,0 +1,71 @@
+"""A user's file, for the type checker alone: mypy reads it beside the package, and nothing runs it.
+
+An `ignore` here marks what a user's mypy must find. It finds nothing wrong with a name that is `Any`, and then
+complains of the `ignore` that is not needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import assert_type
+
+import torch
+from torch import nn
+
+import altup
+from altup.evaluation.evaluate import Evaluation
+from altup.models.accounting import Accounting
+from altup.training.loop import TrainOutcome
+
+altup.wyden  # type: ignore[attr-defined]  # noqa: B018
+
+# Modules for a transformer of one's own.
+rule = altup.AltUp(num_blocks=2, num_layers=6)
+assert_type(rule, altup.AltUp)
+state = rule.lift(torch.zeros(1, 2, 8))
+assert_type(state, torch.Tensor)
+altup.AltUp(blocks=2)  # type: ignore[call-arg]
+no_module: str = altup.DynamicAltUp(2, 6, 8)  # type: ignore[assignment]
+for module in (
+    altup.SequenceAltUp,
+    altup.StrideAndSkip,
+    altup.AveragePooling,
+    altup.PartialExperts,
+):
+    kind: type[nn.Module] = module
+    no_kind: type[str] = module  # type: ignore[assignment]
+
+# Models.
+config = altup.AltUpT5Config.from_preset("tiny", "altup", k=2)
+assert_type(config, altup.AltUpT5Config)
+assert_type(altup.AltUpBertConfig.from_preset("tiny"), altup.AltUpBertConfig)
+assert_type(altup.AltUpDecoderConfig.from_preset("tiny"), altup.AltUpDecoderConfig)
+altup.AltUpT5Config.from_preset("tiny", k="two")  # type: ignore[arg-type]
+no_model: str = altup.AltUpT5ForConditionalGeneration(config)  # type: ignore[assignment]
+for model_class in (
+    altup.AltUpBertForMaskedLM,
+    altup.AltUpBertModel,
+    altup.AltUpDecoderForCausalLM,
+    altup.AltUpDecoderModel,
+    altup.AltUpT5EncoderModel,
+):
+    no_model_kind: type[str] = model_class  # type: ignore[assignment]
+
+# Models that others wrote.
+model: nn.Module = nn.Linear(2, 2)
+altup.widen(model, "recycled", num_blocks="two")  # type: ignore[arg-type]
+altup.narrow(3)  # type: ignore[arg-type]
+altup.load_widened(3)  # type: ignore[arg-type]
+altup.upcycle("google/t5-v1_1-small", num_block=2)  # type: ignore[call-arg]
+altup.register_handler("GPT2LMHeadModel", 3)  # type: ignore[arg-type]
+altup.Structure(3, 4)  # type: ignore[arg-type]
+
+# The verbs as functions.
+run = altup.PretrainConfig(data="data", steps=100, method="altup", k=2)
+altup.PretrainConfig(step=100)  # type: ignore[call-arg]
+assert_type(altup.pretrain(run, Path("runs/altup")), TrainOutcome)
+tuning = altup.FinetuneConfig(model="runs/altup", tasks=["squad"])
+assert_type(altup.finetune(tuning, "runs/squad", resume=True), TrainOutcome)
+assert_type(altup.evaluate("runs/squad", ["squad"]), Evaluation)
+assert_type(altup.account(config), Accounting)
+assert_type(altup.__version__, str)
