@@ -63,7 +63,7 @@ def test_dir_lists_public_names_only():
 
 
 def test_type_checkers_see_the_same_names():
-    """What `altup/__init__.py` imports for type checkers is what it loads when used; nothing checks this but we."""
+    """What `altup/__init__.py` imports for type checkers is what it loads when used."""
     tree = ast.parse(Path(altup.__file__).read_text())
     typed = {
         alias.asname: (one.module, alias.name)
