@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 JOBS   ?= 2
 
-.PHONY: help setup demo test test-slow test-gpu bench lint format clean
+.PHONY: help setup demo test test-slow test-gpu bench docs lint format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 14
@@ -38,6 +38,14 @@ test-gpu: $(READY)  ## the checks that need a CUDA GPU
 
 bench: $(READY)  ## speed beside peers, at toy sizes that a CPU can do; `altup bench` on a GPU
 	$(BIN)/altup bench --quick
+
+docs: $(VENV)/.ready-docs  ## build the docs site into site/, offline and strictly (dead links fail)
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+$(VENV)/.ready-docs: $(READY)
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
+	@touch $@
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .

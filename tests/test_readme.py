@@ -29,11 +29,16 @@ def anchors(text):
     }
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     here = ROOT / page
     for link in re.findall(r"\]\(((?!http)[^)\s]+)\)", here.read_text()):
         path, _, anchor = link.partition("#")
+        if "commands/" in path:  # made when the site is built, and checked then
+            continue
         there = (here.parent / path) if path else here
         assert there.exists(), link
         assert not anchor or anchor in anchors(there.read_text()), link
