@@ -28,7 +28,10 @@ def command(
     """
     # On a busy machine, threads that wait by spinning take the time of those they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from altup.core.console import outlive_stdout
     from altup.studies.demo import STEPS, Demo
+
+    outlive_stdout()
 
     demo = Demo(out, STEPS if steps is None else steps, seed)
     demo.refuse_foreign()

@@ -26,10 +26,12 @@ def command(
 
     The defaults are the paper's recipe: Adafactor at a constant 0.001, dropout 0.1, batch 256, 50,000 steps.
     """
+    from altup.core.console import outlive_stdout
     from altup.data.tasks.registry import check_suite
     from altup.finetuning.finetune import finetune
     from altup.training.run_folder import RunFolder
 
+    outlive_stdout()
     if model:
         settings["model"] = model
     if suite:

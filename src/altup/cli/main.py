@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import importlib
 import os
@@ -11,6 +12,7 @@ from typing import Annotated
 import typer
 
 import altup
+from altup.core.console import outlive_stderr, outlive_stdout
 from altup.core.errors import UserError
 from altup.training.preemption import STOPPED
 
@@ -30,6 +32,8 @@ VERBS = (
     "bench",
     "doctor",
 )
+
+NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EPIPE)
 
 app = typer.Typer(
     name="altup",
@@ -65,6 +69,7 @@ for _verb in VERBS:
 
 
 def main() -> None:
+    outlive_stderr()
     faulthandler.enable()  # a crash inside a library says where it happened
     code = _run()
     if code == STOPPED:
@@ -88,9 +93,11 @@ def _run() -> int:
         typer.secho(f"altup: {error}", err=True, fg="red")
         return 2
     except OSError as error:  # a folder where a file should be, a full disk, what may not be written
-        if os.environ.get("ALTUP_TRACEBACK") or error.filename is None:
+        if os.environ.get("ALTUP_TRACEBACK") or (error.filename is None and error.errno not in NO_ROOM):
             raise
-        typer.secho(f"altup: {error.filename}: {error.strerror}", err=True, fg="red")
+        where = error.filename or "what it writes or prints was not taken"
+        typer.secho(f"altup: {where}: {error.strerror}", err=True, fg="red")
+        outlive_stdout()  # or Python would try once more on its way out, and take another exit code
         return 2
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -64,11 +64,13 @@ def command(
 
     Run the same command again to go on after an interruption. The result does not depend on the number of workers.
     """
+    from altup.core.console import outlive_stdout
     from altup.core.errors import UserError, check_whole
     from altup.data.bad_input import MEBIBYTE, Limits
     from altup.data.prepare import Recipe
     from altup.data.sources import open_source
 
+    outlive_stdout()
     if validation and validation_fraction is not None:
         raise UserError("--validation and --validation-fraction exclude each other; give one of them")
     for flag, number in {

@@ -20,13 +20,15 @@ def command(
 
     --from MODEL goes on from a trained one, which may be of any class of transformers, widened or not.
 
-    Stop it with Ctrl-C or SIGTERM: it saves (exit code 75) and goes on with --resume.
+    Stop it with Ctrl-C, SIGTERM, SIGHUP or SIGUSR1: it saves (exit code 75) and goes on with --resume.
 
     Several processes: torchrun --nproc-per-node 8 -m altup pretrain …
     """
+    from altup.core.console import outlive_stdout
     from altup.training.pretraining import example_command, pretrain
     from altup.training.run_folder import RunFolder
 
+    outlive_stdout()
     resolved = PretrainConfig.resolve(RunFolder(out).saved_config(resume), config, settings)
     outcome = pretrain(resolved, out, resume, push_to_hub)
     example = example_command(RunFolder(out).read_config(PretrainConfig).kind, out)

@@ -120,12 +120,15 @@ def run_studies(
     ] = None,
 ) -> None:
     """Run studies. Stop with Ctrl-C and run the same command again to go on; what is finished is not repeated."""
+    from altup.core.console import outlive_stdout
     from altup.core.errors import UserError
     from altup.core.schema import parse_pairs
     from altup.studies.run import StudyRun
     from altup.studies.scale import find_scale, read_seeds, with_settings
     from altup.studies.study import find_study, shipped
 
+    if not dry_run:
+        outlive_stdout()
     if everything == bool(names):
         raise UserError("name studies (`altup study list` shows them), or give --all")
     _check_numbers(jobs, time_limit, price)
@@ -250,9 +253,11 @@ def work_one(
     """Do one job in this process; `run` starts these."""
     import json
 
+    from altup.core.console import outlive_stdout
     from altup.studies.jobs import Job
     from altup.studies.queue import do_job
 
+    outlive_stdout()
     described = json.loads(job.read_text(encoding="utf-8"))
     finished = do_job(Job(**{**described, "needs": tuple(described["needs"])}), out)
     if not finished:

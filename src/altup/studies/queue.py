@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from altup.core.console import lasting_stream
 from altup.core.errors import DivergedError, UserError
 from altup.studies.jobs import DIVERGED, Job, speed_file
 from altup.studies.results import origin, write_json
-from altup.training.preemption import GPU_LOCK, STOPPED
+from altup.training.preemption import GPU_LOCK, STOPPED, handle_signals
 
 PAUSE = 0.2  # seconds between two checks of running processes
 
@@ -158,8 +159,9 @@ class Queue:
 
     def _run_here(self, job: Job) -> None:
         try:
-            with self.log(job).open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
-                finished = do_job(job, self.out)
+            with self.log(job).open("ab") as log, contextlib.redirect_stderr(lasting_stream(log.fileno())):
+                with _signals_as_interrupt():
+                    finished = do_job(job, self.out)
         except UserError as error:
             self._fail(job, str(error))
             return
@@ -254,13 +256,14 @@ class Queue:
 
 @contextlib.contextmanager
 def _signals_as_interrupt() -> Iterator[None]:
-    """SIGTERM as Ctrl-C, so that both stop the running processes in the same way."""
+    """SIGTERM and the others as Ctrl-C, so that all of them stop the running processes in the same way."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = handle_signals(interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -14,15 +14,16 @@ from typing import Any
 from altup.core.files import Lock
 
 STOPPED = 75  # exit code (EX_TEMPFAIL) of a run that stopped on request with everything saved; --resume goes on
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# A terminal that closes sends SIGHUP, a scheduler whose time is over SIGUSR1 (SLURM's --signal=USR1@120).
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 PLEASE_WAIT = "saving; please wait\n"
 GPU_LOCK = "ALTUP_TURN"  # the environment variable that names the file locked by the run whose turn it is
 
 
 class StopRequest:
-    """Context in which the first SIGTERM or SIGINT only sets `requested`: the loop finishes its step and saves.
+    """Context in which the first of `SIGNALS` only sets `requested`: the loop finishes its step and saves.
 
-    A second one ends the process at once, but not while `saving`.
+    A second one ends the process at once, but not while `saving`. A SIGHUP that is ignored (`nohup`) stays so.
     """
 
     def __init__(self) -> None:
@@ -32,8 +33,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._handle)
+            self._before = handle_signals(self._handle)
         return self
 
     @contextlib.contextmanager
@@ -60,6 +60,12 @@ class StopRequest:
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def handle_signals(handle: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Handle `SIGNALS`, without a SIGHUP that is ignored; gives the handlers before."""
+    heard = [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+    return {number: signal.signal(number, handle) for number in heard}
 
 
 def ignore_signals() -> None:
