@@ -159,9 +159,12 @@ class Queue:
 
     def _run_here(self, job: Job) -> None:
         try:
-            with self.log(job).open("ab") as log, contextlib.redirect_stderr(lasting_stream(log.fileno())):
-                with _signals_as_interrupt():
-                    finished = do_job(job, self.out)
+            with (
+                self.log(job).open("ab") as log,
+                contextlib.redirect_stderr(lasting_stream(log.fileno())),
+                _signals_as_interrupt(),
+            ):
+                finished = do_job(job, self.out)
         except UserError as error:
             self._fail(job, str(error))
             return
