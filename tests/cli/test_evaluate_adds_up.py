@@ -88,6 +88,7 @@ def test_scores_that_training_left_for_a_step_are_kept(home: Path) -> None:
     from altup.evaluation.scores import TaskScore, summarise, write_scores
     from altup.training.checkpoints import atomic_folder
 
+    (home / "run").mkdir()
     atomic_folder(home / "run" / "checkpoints", "step-2", lambda folder: (save_tiny(folder), None)[1])
     of_training = TaskScore("mine", {"accuracy": 50.0}, {"validation": 4})
     place = home / "run" / "evaluation" / "step-2"

@@ -355,3 +355,15 @@ def test_a_hugging_face_t5_says_the_same_when_rounded() -> None:
 def test_in_float32_the_model_scores_itself() -> None:
     model = tiny_t5("altup")
     assert model_to_score(model, low_precision=False) is model
+
+
+def test_an_edited_rate_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
+    """The checkpoint says what it was trained with, also where config.yaml was edited."""
+    out = tmp_path / "run"
+    short = {"steps": 2, "save_every": 1, "eval_every": 2, "eval_limit": 2}
+    assert finetune(config(model, data, **short), out).finished
+    edited = out / "config.yaml"
+    edited.write_text(edited.read_text().replace("lr: 0.05", "lr: 0.01"))
+    result = CliRunner().invoke(app, ["finetune", "--out", str(out), "--resume"])
+    assert "step-2 was trained with other settings" in str(result.exception)
+    assert "lr: 0.05 there, 0.01 now" in str(result.exception)

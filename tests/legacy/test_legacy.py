@@ -40,7 +40,7 @@ def losses(run: Path) -> list[tuple[int, str, float]]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_stopped_run_goes_on_to_the_same_end(here: Path, name: str) -> None:
+def test_a_stopped_run_goes_on_to_the_same_end(here: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """The config, the optimizer's state, the place in the data and the sums of the log's window are taken up."""
     before, now = here / f"{name}-finished", here / f"{name}-stopped"
     altup("finetune" if name == "finetuned" else "pretrain", "--out", now, "--resume")
@@ -53,6 +53,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(here: Path, name: str) -> None:
         torch.testing.assert_close(found[tensor], expected[tensor], rtol=1e-3, atol=1e-3)
     assert [loss[:2] for loss in losses(now)] == [loss[:2] for loss in losses(before)]
     assert losses(now)[-1][0] == STEPS
+    assert caplog.text.count("step-6 is of an earlier version") == 1
 
 
 def test_a_finished_run_is_one(here: Path) -> None:

@@ -19,7 +19,7 @@ from tests.models.helpers import batch, tiny_t5
 from tests.processes import fork_two, server
 from tests.torchrun import train_together
 from tests.training.compare import assert_same_run, records, weights
-from tests.training.tiny import build, run
+from tests.training.tiny import build, run, tiny_loop
 
 # At a higher lr this small model amplifies rounding: at 0.02 the losses part by 2e-5 after 30 steps.
 LONG = {
@@ -177,6 +177,36 @@ def test_coefficients_stay_float32(tmp_path: Path) -> None:
     assert any("AltUpUpdate" in kind for kind in seen["kinds"])
     assert any("SequenceUpdate" in kind for kind in seen["kinds"])
     assert any("Router" in kind for kind in seen["kinds"])
+
+
+def train_until_the_folder_is_gone(rank: int, address: str, out: Path, results: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+
+    class Removes:
+        def record(self, values: dict[str, Any]) -> None:
+            if out.exists():
+                shutil.rmtree(out)
+
+        def close(self) -> None:
+            pass
+
+    rare = {"steps": 100_000, "save_every": 100_000, "eval_every": 100_000, "log_every": 10}
+    loop = tiny_loop(out, ProcessGroup(rank, 2, torch.device("cpu")), **rare)
+    loop.sinks = [Removes()]
+    try:
+        loop.run()
+    except UserError as error:
+        results.put(str(error))
+    leave()
+
+
+def test_all_processes_stop_when_the_folder_is_gone(tmp_path: Path) -> None:
+    """Between two saves: none waits for the others."""
+    results = server.SimpleQueue()
+    fork_two(train_until_the_folder_is_gone, f"file://{tmp_path}/meeting", tmp_path / "run", results)
+    assert all("the folder or its lock (.lock) was removed" in results.get() for _ in range(2))
+    assert not (tmp_path / "run").exists()
 
 
 METHODS = (

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from altup.core.errors import UserError
 from altup.training.metrics import cut_after, read_records
 from altup.training.pretraining import PretrainConfig
 from altup.training.run_folder import RunFolder, newest_model
-from tests.training.compare import records
+from tests.training.compare import assert_same_run, records
 from tests.training.tiny import run, tiny_loop
 
 
@@ -31,13 +36,112 @@ def test_of_changed_data_only_the_changed_part_is_told(tmp_path: Path) -> None:
     )
     now = PretrainConfig(data="data", batches={"tasks": {"cola": {"sha256": "a" * 64, "examples": 8}}, "seed": 0})
     with pytest.raises(UserError, match=r"config:\n  batches.tasks.cola.examples: 9 there, 8 now\nchoose"):
-        RunFolder(tmp_path)._check_same(there, now, resume=True)
+        RunFolder(tmp_path)._check_same(there, now)
 
 
 def test_the_same_config_needs_resume(tmp_path: Path) -> None:
     run(tmp_path, steps=3)
     with pytest.raises(UserError, match="already holds this run; add --resume"):
         run(tmp_path, steps=3)
+
+
+@pytest.mark.parametrize("other", [{"lr": 0.5}, {"seed": 1}, {"clip_norm": 1.0}])
+def test_a_checkpoint_belongs_to_its_settings(tmp_path: Path, other: dict[str, Any]) -> None:
+    """Whether config.yaml was deleted or edited: what the weights come from is in the checkpoint."""
+    run(tmp_path, steps=6, stop_after=3)
+    path, ((name, value),) = tmp_path / "config.yaml", other.items()
+    config = yaml.safe_load(path.read_text())
+    path.unlink()
+    with pytest.raises(UserError, match=r"config\.yaml is missing; add --resume"):
+        run(tmp_path, steps=6, **other)
+    told = (
+        rf"(?s)step-3 was trained with other settings.*  {name}: {config[name]} there, {value} now\nput them back"
+    )
+    with pytest.raises(UserError, match=told):
+        run(tmp_path, resume=True, steps=6, **other)
+    assert not path.exists()
+    path.write_text(yaml.safe_dump({**config, **other}))
+    with pytest.raises(UserError, match=told):
+        run(tmp_path, resume=True, steps=6, **other)
+    path.unlink()
+    assert run(tmp_path, resume=True, steps=6).finished
+    assert yaml.safe_load(path.read_text()) == config
+
+
+def test_settings_of_watching_may_be_edited(tmp_path: Path) -> None:
+    """They decide no weight, and neither do more steps while the rate does not depend on their number."""
+    open_end = {"schedule": "constant", "decay_fraction": 0.0}
+    run(tmp_path, steps=6, stop_after=3, **open_end)
+    other = {"eval_every": 2, "save_every": 1, "keep_last": 1, "micro_batch": 4, "steps": 7, **open_end}
+    assert run(tmp_path, resume=True, **other).step == 7
+
+
+def unsealed(checkpoint: Path) -> None:
+    """As earlier versions saved it."""
+    from altup.training.checkpoints import MANIFEST, STATE_FILE, _seal
+
+    state = json.loads((checkpoint / STATE_FILE).read_text())
+    del state["config"]
+    (checkpoint / STATE_FILE).write_text(json.dumps(state))
+    (checkpoint / MANIFEST).unlink()
+    _seal(checkpoint)
+
+
+def test_a_checkpoint_of_an_earlier_version_trusts_config_yaml(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path / "run", steps=6, stop_after=2)
+    unsealed(tmp_path / "run/checkpoints/step-2")
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    (tmp_path / "other/config.yaml").unlink()
+    with pytest.raises(UserError, match=r"is missing, and .*step-2 is of an earlier version"):
+        run(tmp_path / "other", resume=True, steps=6)
+    assert run(tmp_path / "run", resume=True, steps=6, stop_after=2).step == 4
+    assert run(tmp_path / "run", resume=True, steps=6).finished
+    assert caplog.text.count("those of config.yaml are trusted") == 1
+
+
+class At:
+    """Does something when a step is recorded, as another process might meanwhile."""
+
+    def __init__(self, step: int, action: Callable[[], object]) -> None:
+        self.step, self.action = step, action
+
+    def record(self, values: dict[str, Any]) -> None:
+        if values["step"] == self.step and values["split"] == "train":
+            self.action()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("step", [3, 6])
+def test_a_run_whose_folder_is_removed_stops(tmp_path: Path, step: int) -> None:
+    """In the middle, and in its last step; it does not make the folder anew."""
+    loop = tiny_loop(tmp_path / "run", steps=6, save_every=2)
+    loop.sinks = [At(step, lambda: shutil.rmtree(tmp_path / "run"))]
+    with pytest.raises(UserError, match=r"run: the folder or its lock \(.lock\) was removed"):
+        loop.run()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_its_lock_leaves_the_folder_to_others(tmp_path: Path) -> None:
+    """The new run in its place is as if there had been no other."""
+    run(tmp_path / "whole", steps=5)
+    place = tmp_path / "run"
+
+    def replace() -> None:
+        shutil.rmtree(place)
+        run(place, steps=5)
+
+    for name, action in (("moved", lambda: place.rename(tmp_path / "moved")), ("run", replace)):
+        loop = tiny_loop(place, steps=6, lr=0.5, save_every=1)
+        loop.sinks = [At(3, action)]
+        with pytest.raises(UserError, match="writes nothing more"):
+            loop.run()
+        assert (tmp_path / name).is_dir()
+    assert [path.name for path in sorted((tmp_path / "moved/checkpoints").iterdir())] == ["step-1", "step-2"]
+    assert_same_run(tmp_path / "whole", place, 5)
 
 
 def test_a_run_that_never_began_is_not_in_the_way(tmp_path: Path) -> None:

@@ -123,6 +123,16 @@ class Lock:
     def held(self) -> bool:
         return self._descriptor is not None
 
+    @property
+    def lost(self) -> bool:
+        """Whether the path no longer leads to what is locked: it was removed, or another stands in its place."""
+        if self._descriptor is None:
+            return True
+        try:
+            return not os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+
     def acquire(self, keep_waiting: Callable[[], bool] | None = None) -> bool:
         """Whether the lock is held now. While another process holds it, wait while `keep_waiting()` is true."""
         if self.held:
@@ -149,13 +159,13 @@ class Lock:
 
 
 @contextlib.contextmanager
-def locked(path: Path, refusal: str) -> Iterator[None]:
+def locked(path: Path, refusal: str) -> Iterator[Lock]:
     """Hold the lock on a file or folder; UserError(refusal) where another process has it."""
     lock = Lock(path)
     if not lock.acquire():
         raise UserError(refusal)
     try:
-        yield
+        yield lock
     finally:
         lock.release()
 

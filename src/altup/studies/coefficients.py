@@ -87,6 +87,7 @@ def begin_with(config: PretrainConfig, start: dict[str, str], out: Path) -> None
         engine = Engine(model, config, group)
         state = checkpoints.TrainingState(meter=engine.meter.read(group))
         tokenizer = load_tokenizer(f"{config.data}/{TOKENIZER}")
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
         checkpoints.save_checkpoint(engine, folder.checkpoints, tokenizer, state)
 
 

@@ -51,7 +51,9 @@ class TrainingState:
     """What a checkpoint knows beside weights and optimizer.
 
     `meter` holds the sums since the last log, `evaluation` the latest one, `best` the checkpoint with the highest
-    score and `best_of` that of each other number; `yardstick` says what the scores were measured on.
+    score and `best_of` that of each other number; `yardstick` says what the scores were measured on. `config` is
+    the seal: the settings and the description of the data that the weights come from, whatever config.yaml says
+    later. It is None in checkpoints of earlier versions.
     """
 
     step: int = 0
@@ -60,6 +62,7 @@ class TrainingState:
     evaluation: dict[str, Any] | None = None
     yardstick: str | None = None
     meter: dict[str, float] = field(default_factory=dict)
+    config: dict[str, Any] | None = None
 
     def choose_best(self, score: Callable[[dict[str, float]], float], also: Sequence[str] = ()) -> None:
         """A checkpoint is the best if it was just measured and its score is the highest so far."""
@@ -120,12 +123,13 @@ def atomic_folder(folder: Path, name: str, write: Callable[[Path], None]) -> Pat
     """Make the folder `folder/name`, sealed with a manifest, of what `write(temporary folder)` writes.
 
     An older one of that name is replaced. A kill at any instant leaves this one and all others whole or not there.
-    One process at a time may write to `folder`. A full disk or the like raises UserError.
+    One process at a time may write to `folder`; what it is in must be there, as a run that was removed must not
+    come back. A full disk or the like raises UserError.
     """
     target = folder / name
     temporary = folder / f"{UNFINISHED}{name}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         flush(folder.parent)
         remove_leftovers(folder)
         temporary.mkdir()

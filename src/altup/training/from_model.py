@@ -128,7 +128,7 @@ def find_start(config: PretrainConfig, folder: RunFolder) -> StartingModel:
     name = config.from_model
     assert name is not None
     checkpoint = checkpoints.newest_whole(folder.checkpoints) if folder.started else None
-    saved = read_yaml(folder.config) if folder.started else {}
+    saved = read_yaml(folder.config) if folder.started and folder.config.exists() else {}
     try:
         place = find_model(name)
     except UserError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from altup.training.parallel import ProcessGroup, check_share
 from altup.training.preemption import GpuTurn, StopRequest
 from altup.training.prefetch import StepBatch, prefetch
 from altup.training.progress import Clock, Reporter, Sink
-from altup.training.run_folder import RunFolder, disk_errors
+from altup.training.run_folder import FolderLock, RunFolder, disk_errors
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,18 @@ class Loop:
         check_share(config.micro_batch, process_group.world_size)
         if process_group.is_first:
             folder.refuse_foreign(type(config))
-        with disk_errors(folder), folder.lock(process_group), StopRequest() as stop:
+        with disk_errors(folder), folder.lock(process_group) as held, StopRequest() as stop:
             checkpoint = folder.open(config, resume, process_group)
             state = checkpoints.read_state(checkpoint) if checkpoint else TrainingState()
             all_steps = checkpoint is not None and state.step == config.steps
             finished = all_steps and checkpoints.same_model(checkpoint, folder.final)
             if not finished:
                 with numerics(config.deterministic, config.precision == "bf16"):
-                    finished = _Training(self, checkpoint, state, stop).run()
+                    finished = _Training(self, checkpoint, state, stop, held).run()
             outcome = TrainOutcome(state.step, finished, state.evaluation, int(state.meter["skipped"]))
             if self.afterwards and process_group.is_first:
                 with stop.while_saving():
+                    held.check()
                     self.afterwards(outcome)
         return outcome
 
@@ -97,9 +98,12 @@ class Loop:
 class _Training:
     """A running loop: the engine, its reports, and its state."""
 
-    def __init__(self, loop: Loop, checkpoint: Path | None, state: TrainingState, stop: StopRequest) -> None:
-        self.loop, self.state, self.stop = loop, state, stop
+    def __init__(
+        self, loop: Loop, checkpoint: Path | None, state: TrainingState, stop: StopRequest, held: FolderLock
+    ) -> None:
+        self.loop, self.state, self.stop, self.held = loop, state, stop, held
         self.config, self.process_group, self.folder = loop.config, loop.process_group, loop.folder
+        state.config = asdict(self.config)
         torch.manual_seed(self.config.seed)
         self.engine = Engine(loop.build_model(checkpoint), self.config, self.process_group)
         self.evaluate = loop.make_evaluate(self.engine) if loop.make_evaluate else None
@@ -139,7 +143,9 @@ class _Training:
         self.clock.lap()
         try:
             for step, batch in enumerate(data, start=first):
-                tokens, inputs, asked = self._agree(batch)
+                tokens, inputs, asked, lost = self._agree(batch)
+                if lost:
+                    raise self.held.error()
                 if asked:
                     self.stop.saving = True  # to the end: trackers are closed after it
                     self._save()
@@ -156,14 +162,18 @@ class _Training:
             data.close()
             turn.end()
         self.stop.saving = True
+        self.held.check()
         checkpoints.save_final(self.engine, self.folder.final, self.loop.tokenizer)
         return True
 
-    def _agree(self, batch: StepBatch) -> tuple[float, float, float]:
-        """Labels, input tokens and requests to stop, summed over the ranks: one small message between hosts."""
-        ours = torch.tensor([batch.tokens, batch.inputs, self.stop.requested], dtype=torch.float64)
-        tokens, inputs, asked = self.process_group.all_reduce(ours).tolist()
-        return tokens, inputs, asked
+    def _agree(self, batch: StepBatch) -> tuple[float, float, float, float]:
+        """Labels, input tokens, requests to stop and whether the folder is lost, summed over the ranks: one small
+        message between hosts."""
+        ours = [batch.tokens, batch.inputs, self.stop.requested, self.held.is_lost()]
+        tokens, inputs, asked, lost = self.process_group.all_reduce(
+            torch.tensor(ours, dtype=torch.float64)
+        ).tolist()
+        return tokens, inputs, asked, lost
 
     def _after_step(self, done: int) -> None:
         """Log, evaluate and save, in this order, when `done` steps say so."""
@@ -174,6 +184,7 @@ class _Training:
         if done % config.log_every == 0 or last:
             self._log(done)
         if self.evaluate and (done % config.eval_every == 0 or last):
+            self.held.check()
             with self.clock.paused():
                 values = self.evaluate(self.engine.plain, done)
             self.reporter.record({"step": done, "split": "validation", **values})
@@ -226,6 +237,7 @@ class _Training:
         if self.saved_at == state.step:
             return
         with self.clock.paused(), self.stop.while_saving():
+            self.held.check()
             state.meter = self.engine.meter.read(self.process_group)
             state.choose_best(self.loop.score, self.loop.also_best)
             self.reporter.sync()

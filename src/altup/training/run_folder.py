@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from altup.core.errors import UserError, may_not_write
-from altup.core.files import atomic_write, locked
+from altup.core.files import Lock, atomic_write, locked
 from altup.core.hub import find_pretrained, missing_folder
 from altup.core.schema import differences, read_yaml
 from altup.training import checkpoints
@@ -18,10 +20,14 @@ from altup.training.config import TrainConfig
 if TYPE_CHECKING:
     from altup.training.parallel import ProcessGroup
 
+log = logging.getLogger(__name__)
+
+LOCK = ".lock"
+BETWEEN_LOOKS = 1.0  # seconds
 ANY_CONFIG = TypeVar("ANY_CONFIG", bound=TrainConfig)
 # What a run that failed before its first record may have left in its folder.
 BEFORE_THE_FIRST_RECORD = frozenset(
-    {"config.yaml", "config.yaml.tmp", "metrics.jsonl", "metrics.jsonl.tmp", ".lock", "checkpoints", "tensorboard"}
+    {"config.yaml", "config.yaml.tmp", "metrics.jsonl", "metrics.jsonl.tmp", LOCK, "checkpoints", "tensorboard"}
     | {"wandb", "config.tmp", "metrics.tmp"}  # the last two by earlier versions
 )
 
@@ -55,18 +61,23 @@ class RunFolder:
     @property
     def started(self) -> bool:
         """Whether there is a run to resume; a run that failed before its first record left nothing."""
-        has_records = self.metrics.exists() and self.metrics.stat().st_size > 0
-        return self.config.exists() and (has_records or bool(checkpoints.list_checkpoints(self.checkpoints)))
+        has_records = self.config.exists() and self.metrics.exists() and self.metrics.stat().st_size > 0
+        return has_records or bool(checkpoints.list_checkpoints(self.checkpoints))
 
     @contextlib.contextmanager
-    def lock(self, process_group: ProcessGroup) -> Iterator[None]:
+    def lock(self, process_group: ProcessGroup) -> Iterator[FolderLock]:
         """Refuse a second run in this folder while one is going on; the lock ends with the process."""
         if not process_group.is_first:
-            yield
+            yield FolderLock(self.path, None)
             return
         refusal = f"{self.path}: another process is training in this folder; wait for it or stop it"
-        with locked(self.path / ".lock", refusal):
-            yield
+        with locked(self.path / LOCK, refusal) as lock:
+            held = FolderLock(self.path, lock)
+            try:
+                yield held
+            except (OSError, UserError):
+                held.check()  # a folder that is gone explains whatever failed
+                raise
 
     def refuse_foreign(self, kind: type[TrainConfig]) -> None:
         """UserError, before anything is changed, for a folder that holds something other than a run."""
@@ -100,8 +111,15 @@ class RunFolder:
         return self.checkpoints / name if name else None
 
     def _open(self, config: TrainConfig, resume: bool) -> Path | None:
-        if self.started:
-            self._check_same(self.read_config(type(config)), config, resume)
+        if self.started and self.config.exists():
+            self._check_same(self.read_config(type(config)), config)
+        if self.started and not resume:
+            raise UserError(
+                f"{self.path} already holds this run; add --resume to go on with it, or choose another folder"
+                if self.config.exists()
+                else f"{self.path} holds checkpoints of a run whose {self.config.name} is missing; add --resume "
+                "to go on with it, if these are its settings, or choose another folder"
+            )
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         for folder in (self.path, self.checkpoints):
             checkpoints.remove_leftovers(folder)
@@ -111,6 +129,8 @@ class RunFolder:
                 f"{self.checkpoints}: every checkpoint is damaged; restore one from a backup, or delete the "
                 "folder to begin again"
             )
+        if checkpoint:
+            self._check_seal(checkpoint, config)
         if checkpoint and checkpoints.step_of(checkpoint) > config.steps:
             raise UserError(
                 f"steps={config.steps} is less than the {checkpoints.step_of(checkpoint)} that the run in "
@@ -119,19 +139,74 @@ class RunFolder:
         atomic_write(self.config, config.to_yaml())
         return checkpoint
 
-    def _check_same(self, before: TrainConfig, now: TrainConfig, resume: bool) -> None:
-        difference = before.difference(now)
-        leaves = (leaf for name, (old, new) in difference.items() for leaf in differences(old, new, name))
-        lines = "\n".join(f"  {name}: {old!r} there, {new!r} now" for name, old, new in leaves)
-        if difference:
+    def _check_same(self, before: TrainConfig, now: TrainConfig) -> None:
+        if lines := _show_difference(before, now):
             raise UserError(
                 f"{self.path} holds a run with another config:\n{lines}\n"
                 "choose another folder, or resume it with the settings it has"
             )
-        if not resume:
+
+    def _check_seal(self, checkpoint: Path, now: TrainConfig) -> None:
+        """UserError where a checkpoint was trained with other settings or data, whatever config.yaml says."""
+        state = checkpoints.read_state(checkpoint)
+        if state.config is not None:
+            before = type(now).from_dict(state.config, f"{checkpoint / checkpoints.STATE_FILE}: config")
+            if lines := _show_difference(before, now):
+                raise UserError(
+                    f"{checkpoint} was trained with other settings or data than those of now:\n{lines}\n"
+                    f"put them back ({self.config}, the command line, the data) to go on with this run, or choose "
+                    "another folder for a new one"
+                )
+        elif not self.config.exists() and state.step > 0:  # at step 0 no setting has decided anything
             raise UserError(
-                f"{self.path} already holds this run; add --resume to go on with it, or choose another folder"
+                f"{self.config} is missing, and {checkpoint} is of an earlier version, which did not keep the "
+                f"settings in it; put {self.config.name} back, or choose another folder"
             )
+        elif 0 < state.step < now.steps:
+            log.warning(
+                "%s is of an earlier version, which did not keep the settings in it; those of %s are trusted",
+                checkpoint,
+                self.config.name,
+            )
+
+
+@dataclass
+class FolderLock:
+    """The lock on a run's folder while it trains; `lock` is None on the ranks that do not write.
+
+    Somebody may remove or move the folder, or the lock alone, and start another run of the same name. The old one
+    must then write nothing more: the new one would take it for its own.
+    """
+
+    folder: Path
+    lock: Lock | None
+    _looked: float = 0.0
+
+    def is_lost(self) -> bool:
+        """Looks once a second at most, so that it can be asked at every step."""
+        if self.lock is None or time.monotonic() < self._looked + BETWEEN_LOOKS:
+            return False
+        self._looked = time.monotonic()
+        return self.lock.lost
+
+    def check(self) -> None:
+        """UserError if it is lost; to be called before something is written."""
+        if self.lock is not None and self.lock.lost:
+            raise self.error()
+
+    def error(self) -> UserError:
+        return UserError(
+            f"{self.folder}: the folder or its lock ({LOCK}) was removed, moved or made anew during the run; "
+            "it has stopped, and writes nothing more. If the folder still exists, put it back and add --resume; "
+            "else start again"
+        )
+
+
+def _show_difference(before: TrainConfig, now: TrainConfig) -> str:
+    """A line for each setting in which a run cannot go on; empty if it can."""
+    difference = before.difference(now)
+    leaves = (leaf for name, (old, new) in difference.items() for leaf in differences(old, new, name))
+    return "\n".join(f"  {name}: {old!r} there, {new!r} now" for name, old, new in leaves)
 
 
 @contextlib.contextmanager
