@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ from altup.data.prepare import Recipe, prepare
 from altup.data.shards import TokenStream
 from altup.data.text_files import LocalFiles
 from altup.models.foreign import kind_of
-from altup.training.from_model import find_start
+from altup.training.from_model import find_start, seal_of
+from altup.training.parallel import ProcessGroup, leave
 from altup.training.prefetch import label_name
 from altup.training.pretraining import OBJECTIVES, PretrainConfig, pretrain
 from altup.training.run_folder import RunFolder
-from tests.processes import prepare_text
+from tests.processes import fork_two, prepare_text, server
 from tests.torchrun import train_together
 from tests.training.compare import assert_same_run, records
+from tests.training.tiny import ALONE
 
 STEPS = 4
 SMALL: dict[str, Any] = {
@@ -208,10 +211,32 @@ def test_ids_and_lengths_beyond_the_tables_are_refused(data: Path, tmp_path: Pat
 
 def test_span_corruption_needs_sentinels(data: Path, tmp_path: Path) -> None:
     model = make("t5", tmp_path / "model", data)
-    start = find_start(PretrainConfig(data=str(data), from_model=str(model)), RunFolder(tmp_path / "run"))
+    start = find_start(PretrainConfig(data=str(data), from_model=str(model)), RunFolder(tmp_path / "run"), ALONE)
     bare = replace(TokenStream(data).vocabulary, sentinels=())
     with pytest.raises(UserError, match=r"has no sentinels \(<extra_id_0>.* add them"):
         start.check_data(data, tokenizer_of(data), bare, 32)
+
+
+def find_start_of_two(rank: int, address: str, config: PretrainConfig, out: Path, results: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    opened = []
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+    start = find_start(config, RunFolder(out), ProcessGroup(rank, 2, torch.device("cpu")))
+    read = {Path(name).suffix for name in opened}
+    results.put((rank, start.seal, ".safetensors" in read, any(name.endswith("SUMS.json") for name in opened)))
+    torch.distributed.barrier()
+    leave()
+
+
+def test_only_the_first_process_hashes_weights(data: Path, tmp_path: Path) -> None:
+    model = make("run", tmp_path / "model", data)
+    config = PretrainConfig(data=str(data), from_model=str(model), **SMALL)
+    results = server.SimpleQueue()
+    fork_two(find_start_of_two, f"file://{tmp_path}/meeting", config, model, results)
+    first, second = sorted(results.get() for _ in range(2))
+    assert first[1] == second[1] == seal_of(str(model / "final"))
+    assert first[2:] == (True, True)
+    assert second[2:] == (False, False)
 
 
 def test_a_model_without_a_language_head_is_refused(data: Path, tmp_path: Path) -> None:

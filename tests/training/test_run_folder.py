@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from altup.core.errors import UserError
+from altup.training import checkpoints
 from altup.training.metrics import cut_after, read_records
 from altup.training.pretraining import PretrainConfig
 from altup.training.run_folder import RunFolder, newest_model
@@ -219,6 +220,74 @@ def test_a_longer_run_killed_before_its_final_model_makes_it_when_resumed(
     new = (tmp_path / "final" / "model.safetensors").read_bytes()
     assert new != old
     assert new == (tmp_path / "checkpoints" / "step-6" / "model.safetensors").read_bytes()
+
+
+def test_a_damaged_final_model_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path, steps=3)
+    final, last = tmp_path / "final", tmp_path / "checkpoints/step-3"
+    whole = (final / "model.safetensors").read_bytes()
+
+    def flip() -> None:
+        (final / "model.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+
+    def use_another() -> None:
+        run(tmp_path.with_name("another"), steps=2)
+        shutil.rmtree(final)
+        shutil.copytree(tmp_path.with_name("another") / "final", final)
+
+    for damage, told in (
+        (flip, "the contents of model.safetensors have changed"),
+        ((final / "config.json").unlink, "config.json cannot be read"),
+        (lambda: shutil.rmtree(final), "it is missing"),
+        (use_another, "it is not the model of step-3"),
+    ):
+        damage()
+        assert run(tmp_path, steps=3, resume=True).finished
+        assert f"{told}" in caplog.text
+        assert "it is made again from step-3" in caplog.text
+        assert (final / "model.safetensors").read_bytes() == whole == (last / "model.safetensors").read_bytes()
+        assert checkpoints.damage(final) is None
+        caplog.clear()
+    assert run(tmp_path, steps=3, resume=True).finished
+    assert not caplog.text
+
+
+def test_who_needs_a_damaged_final_model_is_told_how_to_get_it(tmp_path: Path) -> None:
+    run(tmp_path, steps=3)
+    (tmp_path / "final/model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"final is damaged: .* resume the run \(--resume\), which makes it again"):
+        newest_model(tmp_path)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_checkpoints_that_a_kill_left_are_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    """It came between a save and the pruning after it."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    settings = {"steps": 4 if finished else 5, "save_every": 1, "eval_every": 2, "keep_last": 1}
+    with monkeypatch.context() as patched:
+        patched.setattr("altup.training.checkpoints.prune", lambda *_: None)
+        patched.setattr("altup.training.checkpoints.save_final", killed)
+        if finished:
+            with pytest.raises(KeyboardInterrupt):
+                run(tmp_path, **settings)
+        else:
+            run(tmp_path, stop_after=4, **settings)
+    loop = tiny_loop(tmp_path, **settings)
+    seen: list[set[str]] = []
+    make = loop.build_model
+
+    def look(checkpoint: Path | None) -> torch.nn.Module:
+        seen.append({path.name for path in (tmp_path / "checkpoints").iterdir()})
+        return make(checkpoint)
+
+    loop.build_model = look
+    assert loop.run(resume=True).finished
+    assert seen == [{"step-4"}]  # the newest, and the best
 
 
 def test_fewer_steps_than_were_done_are_refused(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def finetune(
         say = _say if process_group.is_first else lambda text: None
         if process_group.is_first and push_to_hub:
             create_repository(push_to_hub)
-        place = _newest_checkpoint(folder) or find_model(config.model)
+        checkpoint = folder.newest_checkpoint(process_group)
+        place = str(checkpoint) if checkpoint else find_model(config.model)
         tokenizer = load_tokenizer(place)
         bad_input = BadInput(config.on_error)
         packing = choose_packing(place, config, process_group.device) if config.pack else None
@@ -197,13 +198,6 @@ def model_to_score(model: torch.nn.Module, low_precision: bool) -> Any:
     if low_precision:
         round_weights(copy, torch.bfloat16)
     return copy.eval()
-
-
-def _newest_checkpoint(folder: RunFolder) -> str | None:
-    from altup.training import checkpoints
-
-    found = checkpoints.newest_whole(folder.checkpoints) if folder.checkpoints.is_dir() else None
-    return str(found) if found else None
 
 
 def _say(text: str) -> None:

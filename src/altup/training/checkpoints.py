@@ -228,14 +228,16 @@ def damage(checkpoint: Path) -> str | None:
     return None
 
 
-def same_model(one: Path | None, other: Path) -> bool:
-    """Whether two sealed folders hold the same weights, by their manifests."""
+def final_damage(final: Path, last: Path) -> str | None:
+    """What is wrong with a run's final model, which must be that of its last checkpoint; None if nothing is."""
 
     def weights(folder: Path) -> dict[str, Any]:
         sums = load_json(folder / MANIFEST)
         return {path: entry["sha256"] for path, entry in sums.items() if path.startswith("model")}
 
-    return one is not None and (other / MANIFEST).exists() and weights(one) == weights(other)
+    if not final.is_dir():
+        return "it is missing"
+    return damage(final) or (None if weights(final) == weights(last) else f"it is not the model of {last.name}")
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

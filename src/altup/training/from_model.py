@@ -6,6 +6,7 @@ Weights are read when the loop asks for them; all else is known from the model's
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from altup.training.run_folder import RunFolder, find_model
 
 if TYPE_CHECKING:
     from altup.data.tokenizer import Vocabulary
+    from altup.training.parallel import ProcessGroup
     from altup.training.pretraining import PretrainConfig
 
 # What configs call dropout, theirs and ours; a model has some of them.
@@ -119,44 +121,52 @@ class StartingModel:
             )
 
 
-def find_start(config: PretrainConfig, folder: RunFolder) -> StartingModel:
+def find_start(config: PretrainConfig, folder: RunFolder, process_group: ProcessGroup) -> StartingModel:
     """The model that `config.from_model` means, with the run's settings.
 
     A run that resumes needs it no more: its checkpoint holds the model, and the original may be gone. Where it is
-    still there, it must be the one that the run began with.
+    still there, it must be the one that the run began with. Only the first process reads and hashes weights.
     """
     name = config.from_model
     assert name is not None
-    checkpoint = checkpoints.newest_whole(folder.checkpoints) if folder.started else None
-    saved = read_yaml(folder.config) if folder.started and folder.config.exists() else {}
-    try:
-        place = find_model(name)
-    except UserError:
-        if checkpoint is None:
-            raise
-        place = ""
-    known = saved.get("from_seal") if saved.get("from_model") == name else None
-    known = known or config.from_seal  # a config.yaml that is run again means the same weights
+    checkpoint = folder.newest_checkpoint(process_group)
+    found = _find_weights(config, folder, resumes=checkpoint is not None) if process_group.is_first else None
+    place, seal = json.loads(process_group.broadcast(json.dumps(found)) or "")
     read = str(checkpoint or place)
     model = load_config(read)
-    seal = known
-    if place and (Path(place).exists() or known is None):
-        try:
-            seal = seal_of(place)
-        except UserError:
-            if checkpoint is None:
-                raise
-    if known is not None and seal != known:
-        raise UserError(
-            f"{name} holds other weights than those that the run of this config began with; put them back, leave "
-            "from_seal out of the config, or, to resume, rename that folder: a checkpoint holds all that it needs"
-        )
     kind = kind_of(model, name)
     if config.model not in (None, kind):
         raise UserError(f"model={config.model!r}: {name} is of the kind {kind!r}; leave it out, the model decides")
     if checkpoint is None:
         _adjust(model, config)
     return StartingModel(name, read, model, kind, seal)
+
+
+def _find_weights(config: PretrainConfig, folder: RunFolder, resumes: bool) -> tuple[str, str | None]:
+    """Where the model is, empty if a run that `resumes` can do without it, and the seal of its weights."""
+    name = str(config.from_model)
+    saved = read_yaml(folder.config) if folder.started and folder.config.exists() else {}
+    try:
+        place = find_model(name)
+    except UserError:
+        if not resumes:
+            raise
+        place = ""
+    known = saved.get("from_seal") if saved.get("from_model") == name else None
+    known = known or config.from_seal  # a config.yaml that is run again means the same weights
+    seal = known
+    if place and (Path(place).exists() or known is None):
+        try:
+            seal = seal_of(place)
+        except UserError:
+            if not resumes:
+                raise
+    if known is not None and seal != known:
+        raise UserError(
+            f"{name} holds other weights than those that the run of this config began with; put them back, leave "
+            "from_seal out of the config, or, to resume, rename that folder: a checkpoint holds all that it needs"
+        )
+    return place, seal
 
 
 def _adjust(model: Any, config: PretrainConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from altup.training.preemption import GpuTurn, StopRequest
 from altup.training.prefetch import StepBatch, prefetch
 from altup.training.progress import Clock, Reporter, Sink
 from altup.training.run_folder import FolderLock, RunFolder, disk_errors
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,9 @@ class Loop:
         with disk_errors(folder), folder.lock(process_group) as held, StopRequest() as stop:
             checkpoint = folder.open(config, resume, process_group)
             state = checkpoints.read_state(checkpoint) if checkpoint else TrainingState()
-            all_steps = checkpoint is not None and state.step == config.steps
-            finished = all_steps and checkpoints.same_model(checkpoint, folder.final)
+            if process_group.is_first:
+                self.prune(state)  # what a kill between a save and its pruning left
+            finished = checkpoint is not None and self._has_ended(checkpoint, state)
             if not finished:
                 with numerics(config.deterministic, config.precision == "bf16"):
                     finished = _Training(self, checkpoint, state, stop, held).run()
@@ -93,6 +97,21 @@ class Loop:
                     held.check()
                     self.afterwards(outcome)
         return outcome
+
+    def prune(self, state: TrainingState) -> None:
+        """Remove the checkpoints that need not be kept."""
+        kept = state.best_checkpoints if self.config.keep_best else ()
+        checkpoints.prune(self.folder.checkpoints, self.config.keep_last, kept)
+
+    def _has_ended(self, checkpoint: Path, state: TrainingState) -> bool:
+        """Whether all steps are done and their model is in `final`, whole; the first rank looks."""
+        if state.step < self.config.steps:
+            return False
+        wrong = checkpoints.final_damage(self.folder.final, checkpoint) if self.process_group.is_first else None
+        wrong = self.process_group.broadcast(wrong)
+        if wrong and self.process_group.is_first:
+            log.warning("%s: %s; it is made again from %s", self.folder.final, wrong, checkpoint.name)
+        return wrong is None
 
 
 class _Training:
@@ -233,7 +252,7 @@ class _Training:
 
     def _save(self) -> None:
         """Save a checkpoint of the current step, and remove those that need not be kept."""
-        state, config, folder = self.state, self.config, self.folder.checkpoints
+        state = self.state
         if self.saved_at == state.step:
             return
         with self.clock.paused(), self.stop.while_saving():
@@ -241,7 +260,7 @@ class _Training:
             state.meter = self.engine.meter.read(self.process_group)
             state.choose_best(self.loop.score, self.loop.also_best)
             self.reporter.sync()
-            checkpoints.save_checkpoint(self.engine, folder, self.loop.tokenizer, state)
+            checkpoints.save_checkpoint(self.engine, self.folder.checkpoints, self.loop.tokenizer, state)
             self.saved_at = state.step
             if self.process_group.is_first:
-                checkpoints.prune(folder, config.keep_last, state.best_checkpoints if config.keep_best else ())
+                self.loop.prune(state)

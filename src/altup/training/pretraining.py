@@ -208,7 +208,7 @@ def pretrain(
             create_repository(push_to_hub)
         text, unseen = TokenStream(data, "train"), TokenStream(data, "validation")
         vocabulary, tokenizer = text.vocabulary, load_tokenizer(data / TOKENIZER)
-        start = find_start(config, folder) if config.from_model is not None else None
+        start = find_start(config, folder, process_group) if config.from_model is not None else None
         if start:
             start.check_data(data, tokenizer, vocabulary, config.inputs_length)
             config = replace(config, model=start.kind, from_seal=start.seal)

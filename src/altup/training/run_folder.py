@@ -106,8 +106,15 @@ class RunFolder:
 
         Only the first process looks and writes; the others learn what it found.
         """
-        found = self._open(config, resume) if process_group.is_first else None
-        name = process_group.broadcast(found.name if found else None)
+        return self._broadcast(self._open(config, resume) if process_group.is_first else None, process_group)
+
+    def newest_checkpoint(self, process_group: ProcessGroup) -> Path | None:
+        """The newest whole one. Only the first process reads and hashes it."""
+        found = checkpoints.newest_whole(self.checkpoints) if process_group.is_first else None
+        return self._broadcast(found, process_group)
+
+    def _broadcast(self, checkpoint: Path | None, process_group: ProcessGroup) -> Path | None:
+        name = process_group.broadcast(checkpoint.name if checkpoint else None)
         return self.checkpoints / name if name else None
 
     def _open(self, config: TrainConfig, resume: bool) -> Path | None:
@@ -230,7 +237,7 @@ def newest_model(path: Path) -> Path:
         return _checked(path)
     run = RunFolder(path)
     if (run.final / "config.json").exists():
-        return _checked(run.final)
+        return _checked(run.final, "resume the run (--resume), which makes it again from its last checkpoint")
     found = checkpoints.newest_whole(run.checkpoints) if run.checkpoints.is_dir() else None
     if found is None:
         if not path.exists():
@@ -241,12 +248,11 @@ def newest_model(path: Path) -> Path:
     return found
 
 
-def _checked(model: Path) -> Path:
+def _checked(model: Path, remedy: str = "take another checkpoint") -> Path:
     """A model folder, if it has no manifest or agrees with it."""
     if (model / checkpoints.MANIFEST).exists() and (wrong := checkpoints.damage(model)):
         raise UserError(
-            f"{model} is damaged: {wrong}; take another checkpoint, or remove {checkpoints.MANIFEST} if the "
-            "change is meant"
+            f"{model} is damaged: {wrong}; {remedy}, or remove {checkpoints.MANIFEST} if the change is meant"
         )
     return model
 
