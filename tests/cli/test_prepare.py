@@ -68,6 +68,20 @@ def test_again_says_it_is_finished(out: Path, options: list[str]) -> None:
     assert "is finished and whole" in result.output
 
 
+def test_in_parts(out: Path, options: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    first = run(*options, "--out", folder, "--part", "1/2").output
+    assert "No file fell to this part" in first
+    assert f"Once all 2 are: altup prepare --merge --out {folder}" in first
+    with pytest.raises(UserError, match="2/2 is missing"):
+        run("--merge", "--out", folder)
+    assert "Part 2/2 is done: 1,500 documents" in run(*options, "--out", folder, "--part", "2/2").output
+    assert "Next: altup pretrain" in run("--merge", "--out", folder).output
+    names = sorted(path.relative_to(out) for path in out.rglob("*"))
+    assert names == sorted(path.relative_to(folder) for path in folder.rglob("*"))
+    assert all((folder / name).read_bytes() == (out / name).read_bytes() for name in names if name.suffix)
+
+
 def test_the_next_command_can_be_copied(out: Path, corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "my data; rm -r x"
     tokenizer = out / "tokenizer"

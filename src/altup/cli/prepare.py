@@ -59,10 +59,15 @@ def command(
     << 20,
     sample_mb: Annotated[int, typer.Option(help="Text to train the vocabulary on, at most.")] = 50,
     shard_tokens: Annotated[int, typer.Option(help="Tokens in a shard file, about.")] = 1 << 25,
+    part: Annotated[
+        str | None, typer.Option(help="Prepare one part of the files, as 3/16; every part into the same --out.")
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Make one folder of the parts in --out.")] = False,
 ) -> None:
     """Turn text into a tokenizer and hashed token shards, ready for `altup pretrain`.
 
-    Run the same command again to go on after an interruption. The result does not depend on the number of workers.
+    Run the same command again to go on after an interruption. The result does not depend on the number of workers,
+    nor on whether it was made in parts.
     """
     from altup.core.console import outlive_stdout
     from altup.core.errors import UserError, check_whole
@@ -71,6 +76,8 @@ def command(
     from altup.data.sources import open_source
 
     outlive_stdout()
+    if part and merge:
+        raise UserError("--part and --merge exclude each other; merge once all parts are there")
     if validation and validation_fraction is not None:
         raise UserError("--validation and --validation-fraction exclude each other; give one of them")
     for flag, number in {
@@ -81,6 +88,9 @@ def command(
     }.items():
         check_whole(flag, number, 1)
     names = [*(sources or []), *(["embedded"] if embedded else [])]
+    if merge and not names:
+        _merge(out, None)
+        return
     recipe = Recipe(
         sources=[open_source(name, field) for name in names],
         validation=[open_source(name, field) for name in validation or []],
@@ -92,7 +102,45 @@ def command(
         on_error=on_error,
         limits=Limits(max_document_mb * MEBIBYTE, max_unpack_ratio, max_unpacked_mb * MEBIBYTE),
     )
-    _prepare(out, recipe, workers)
+    if part:
+        _prepare_part(out, recipe, part, workers)
+    elif merge:
+        _merge(out, recipe)
+    else:
+        _prepare(out, recipe, workers)
+
+
+def _prepare_part(out: Path, recipe: Recipe, text: str, workers: int | None) -> None:
+    from altup.data.parts import parse_part, prepare_part
+    from altup.data.shards import SPLITS
+
+    part = parse_part(text)
+    with _goes_on(), _display() as watch:
+        manifest = prepare_part(out, recipe, part, workers, watch)
+    shards = [shard for split in SPLITS for shard in manifest.shards(split)]
+    documents, tokens = sum(s.documents for s in shards), sum(s.tokens for s in shards)
+    typer.echo(f"Part {part} is done: {number_of(documents, 'document')}, {number_of(tokens, 'token')}.")
+    if not manifest.segments:
+        typer.echo("No file fell to this part: there are fewer files than parts.")
+    typer.echo(f"Once all {part.count} are: altup prepare --merge --out {shlex.quote(str(out))}")
+
+
+def _merge(out: Path, recipe: Recipe | None) -> None:
+    from altup.data.parts import merge_parts
+
+    with _goes_on(), _display() as watch:
+        manifest = merge_parts(out, recipe.settings() if recipe else None, watch)
+    _tell(out, manifest)
+
+
+@contextmanager
+def _goes_on() -> Iterator[None]:
+    """Ctrl-C ends with the advice to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.secho("Stopped. Run the same command again to go on from the last finished shard.", err=True)
+        raise typer.Exit(130) from None
 
 
 def _prepare(out: Path, recipe: Recipe, workers: int | None) -> None:
@@ -104,14 +152,15 @@ def _prepare(out: Path, recipe: Recipe, workers: int | None) -> None:
     finished_before = False
     with suppress(UserError):  # what is wrong with the folder is for `prepare` to say
         finished_before = Manifest.load(out).finished
-    try:
-        with _display() as watch:
-            manifest = prepare(out, recipe, workers, watch)
-    except KeyboardInterrupt:
-        typer.secho("Stopped. Run the same command again to go on from the last finished shard.", err=True)
-        raise typer.Exit(130) from None
+    with _goes_on(), _display() as watch:
+        manifest = prepare(out, recipe, workers, watch)
     if finished_before:
         typer.echo(f"{out} is finished and whole: every shard was compared with its hash.")
+    _tell(out, manifest)
+
+
+def _tell(out: Path, manifest: Manifest) -> None:
+    """What was prepared, and what to do next."""
     _report(manifest)
     if manifest.shards("validation"):  # without it the next step would be refused
         typer.echo(f"Next: altup pretrain --data {shlex.quote(str(out))} --out runs/NAME")

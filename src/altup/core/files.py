@@ -157,6 +157,12 @@ class Lock:
             os.close(self._descriptor)
             self._descriptor = None
 
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
 
 @contextlib.contextmanager
 def locked(path: Path, refusal: str) -> Iterator[Lock]:

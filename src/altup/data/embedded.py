@@ -30,8 +30,14 @@ class Embedded:
         digest = hashlib.sha256("\0".join(documents()).encode()).hexdigest()
         return {"kind": "embedded", "python": platform.python_version(), "sha256": digest}
 
-    def read(self, bad_input: BadInput, cursor: Any = None) -> _EmbeddedReader:
+    def read(self, bad_input: BadInput, cursor: Any = None, one_file: bool = False) -> _EmbeddedReader:
         return _EmbeddedReader(cursor or 0)
+
+    def files(self) -> list[tuple[Any, int]]:
+        return [(0, self.text_bytes())]
+
+    def file_of(self, cursor: Any) -> int:
+        return 0
 
     def parts(self) -> list[Embedded]:
         return [self]

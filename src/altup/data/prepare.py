@@ -11,16 +11,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from altup.core.errors import UserError, check_range, check_whole
 from altup.core.files import TEMPORARY, rename_folder
 from altup.core.hardware import usable_cores
 from altup.data import tokenizer as tokenizers
 from altup.data.bad_input import MEBIBYTE, BadInput, Limits
 from altup.data.prepared_folder import locked_folder, open_manifest, system_errors
-from altup.data.shards import SPLITS, TOKENIZER, Manifest, Shard, hashes, write_shard
-from altup.data.sources import Chain, Reader, Source
+from altup.data.segments import Part, Pass, SegmentWriter
+from altup.data.shards import SPLITS, TOKENIZER, Manifest, hashes
+from altup.data.sources import Chain, Source
 from altup.data.tokenizer_pool import TokenizerPool
 
 CHUNK = 1 << 20  # characters tokenised in one request, at most
@@ -64,6 +63,11 @@ class Recipe:
             "limits": vars(self.limits),
         }
 
+    def passes(self) -> dict[str, Sequence[Source]]:
+        """What is read one after the other."""
+        passes = {"train": self.sources, "validation": self.validation}
+        return {name: sources for name, sources in passes.items() if sources}
+
     def held_out(self, text: str) -> bool:
         """Whether a document of `sources` belongs to validation; the same text always falls on the same side."""
         if self.validation or not self.validation_fraction:
@@ -87,38 +91,60 @@ def prepare(out: str | Path, recipe: Recipe, workers: int | None = None, watch: 
             return manifest
         _settle_tokenizer(out, recipe, manifest, watch)
         manifest.save(out)
-        with TokenizerPool(out / TOKENIZER, workers) as pool:
-            passes = [("train", recipe.sources), ("validation", recipe.validation)]
-            for name, sources in passes:
-                if sources:
-                    _run_pass(out, recipe, manifest, name, Chain(sources), pool, watch)
-        if not manifest.shards("train"):
-            reasons = ", ".join(f"{count} × {reason}" for reason, count in manifest.skipped().items())
-            raise UserError(
-                f"the sources hold no usable document ({reasons or 'they are empty'}); nothing to train on"
-            )
-        manifest.finished = True
-        manifest.save(out)
+        tokenise(out, recipe, manifest, workers, watch)
+        finish(out, manifest)
     return manifest
+
+
+def tokenise(
+    out: Path, recipe: Recipe, manifest: Manifest, workers: int, watch: Watch, part: Part | None = None
+) -> None:
+    """Write the shards of all sources, or of one part of them, that `manifest` does not name yet."""
+    with TokenizerPool(out / TOKENIZER, workers) as pool:
+        for name, sources in recipe.passes().items():
+            _run_pass(out, recipe, manifest, name, Chain(sources), pool, watch, part)
+
+
+def finish(out: Path, manifest: Manifest) -> None:
+    """Refuse data without a training shard; else say in the manifest that all is there."""
+    if not manifest.shards("train"):
+        reasons = ", ".join(f"{count} × {reason}" for reason, count in manifest.skipped().items())
+        raise UserError(
+            f"the sources hold no usable document ({reasons or 'they are empty'}); nothing to train on"
+        )
+    manifest.finished = True
+    manifest.save(out)
 
 
 def _settle_tokenizer(out: Path, recipe: Recipe, manifest: Manifest, watch: Watch) -> None:
     """Make the tokenizer if it is missing; shards made with another tokenizer are dropped."""
-    folder, beside = out / TOKENIZER, out / (TOKENIZER + TEMPORARY)
-    if not folder.exists():
-        try:
-            _make_tokenizer(beside, recipe, watch)
-            rename_folder(beside, folder)
-        except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise
+    place_tokenizer(out / TOKENIZER, lambda folder: make_tokenizer(folder, recipe, watch))
+    know_tokenizer(out / TOKENIZER, manifest)
+
+
+def place_tokenizer(folder: Path, make: Callable[[Path], object]) -> None:
+    """Make a folder with a tokenizer, if it is missing: whole or not at all."""
+    beside = folder.with_name(folder.name + TEMPORARY)
+    if folder.exists():
+        return
+    try:
+        shutil.rmtree(beside, ignore_errors=True)  # left by a kill
+        make(beside)
+        rename_folder(beside, folder)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def know_tokenizer(folder: Path, manifest: Manifest) -> None:
+    """Note a tokenizer in the manifest; shards made with another one are dropped."""
     vocabulary = tokenizers.vocabulary(folder)
     if vocabulary != manifest.vocabulary:
         manifest.segments = []
     manifest.vocabulary, manifest.tokenizer = vocabulary, hashes(folder)
 
 
-def _make_tokenizer(folder: Path, recipe: Recipe, watch: Watch) -> None:
+def make_tokenizer(folder: Path, recipe: Recipe, watch: Watch) -> None:
     if recipe.tokenizer:
         watch("loading the tokenizer", None, 0, 0)
         tokenizers.take(recipe.tokenizer, folder)
@@ -165,94 +191,32 @@ def sample_text(recipe: Recipe) -> Iterator[str]:
         raise UserError(f"the sources hold no text to train a vocabulary on: {reasons}")
 
 
-@dataclass
-class _Chunk:
-    """Documents for one request, and the state of the pass after them."""
-
-    counts: dict[str, tuple[int, int]]
-    cursor: Any
-    skipped: dict[str, Any]
-    fraction: float | None
-    end: bool
-
-
-def _chunks(
-    reader: Reader, bad_input: BadInput, split_of: Callable[[str], str], characters: int
-) -> Iterator[tuple[list[list[str]], _Chunk]]:
-    def chunk(end: bool) -> tuple[list[list[str]], _Chunk]:
-        counts = {split: (len(texts), sum(map(len, texts))) for split, texts in held.items()}
-        return list(held.values()), _Chunk(counts, reader.cursor(), bad_input.state(), reader.fraction(), end)
-
-    held: dict[str, list[str]] = {split: [] for split in SPLITS}
-    size = 0
-    for text in reader:
-        held[split_of(text)].append(text)
-        size += len(text)
-        if size >= characters:
-            yield chunk(end=False)
-            held, size = {split: [] for split in SPLITS}, 0
-    yield chunk(end=True)
-
-
 def _run_pass(
-    out: Path, recipe: Recipe, manifest: Manifest, name: str, source: Source, pool: TokenizerPool, watch: Watch
+    out: Path,
+    recipe: Recipe,
+    manifest: Manifest,
+    name: str,
+    source: Chain,
+    pool: TokenizerPool,
+    watch: Watch,
+    part: Part | None,
 ) -> None:
     """Read a source from where its last segment ended, and write and record segment after segment."""
-    segments = manifest.segments
-    assert segments is not None
-    last: dict[str, Any] = next((s for s in reversed(segments) if s["pass"] == name), {})
+    last: dict[str, Any] = next((s for s in reversed(manifest.segments or []) if s["pass"] == name), {})
     if last.get("end"):
         return
     bad_input = BadInput(recipe.on_error, recipe.limits, last.get("skipped"))
-    reader = source.read(bad_input, last.get("cursor"))
+    reading = Pass(source, last.get("cursor"), bad_input, part)
 
     def split_of(text: str) -> str:
         return "validation" if name == "validation" or recipe.held_out(text) else "train"
 
     shards = [shard for split in SPLITS for shard in manifest.shards(split)]
     documents, tokens = sum(s.documents for s in shards), sum(s.tokens for s in shards)
-    segment = _Segment()
-    jobs = _chunks(reader, bad_input, split_of, min(CHUNK, recipe.shard_tokens))
-    for arrays, chunk in pool.encode(jobs):
-        segment.add(arrays, chunk)
+    segments = SegmentWriter(out, manifest, name, recipe.shard_tokens, keeps_chunks=part is not None)
+    for arrays, chunk in pool.encode(reading.chunks(split_of, min(CHUNK, recipe.shard_tokens))):
+        segments.add(arrays, chunk)
         documents += sum(count for count, _ in chunk.counts.values())
         tokens += sum(map(len, arrays))
         watch(f"tokenising {name}", chunk.fraction, documents, tokens)
-        if segment.tokens >= recipe.shard_tokens or chunk.end:
-            shards_made = segment.write(out, manifest)
-            segments.append(
-                {
-                    "pass": name,
-                    "cursor": chunk.cursor,
-                    "end": chunk.end,
-                    "skipped": chunk.skipped,
-                    "shards": shards_made,
-                }
-            )
-            manifest.save(out)
-            segment = _Segment()
-
-
-class _Segment:
-    """The tokens of both splits since the last shard."""
-
-    def __init__(self) -> None:
-        self._parts: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
-        self._counts = {split: np.zeros(2, np.int64) for split in SPLITS}
-        self.tokens = 0
-
-    def add(self, arrays: list[np.ndarray], chunk: _Chunk) -> None:
-        for split, ids in zip(SPLITS, arrays, strict=True):
-            if len(ids):
-                self._parts[split].append(ids)
-            self._counts[split] += chunk.counts[split]
-            self.tokens += len(ids)
-
-    def write(self, out: Path, manifest: Manifest) -> dict[str, Shard]:
-        made = {}
-        for split, parts in self._parts.items():
-            if parts:
-                path = out / f"{split}-{len(manifest.shards(split)):05d}.bin"
-                documents, characters = map(int, self._counts[split])
-                made[split] = write_shard(path, parts, documents, characters)
-        return made
+    segments.write()

@@ -18,6 +18,7 @@ from altup.data.shards import MANIFEST, SPLITS, TOKENIZER, Manifest, damage, tok
 
 SHARD_FILE = rf"({'|'.join(SPLITS)})-\d{{5,}}\.bin"
 UNFINISHED = re.compile(rf"({re.escape(MANIFEST)}|{TOKENIZER}|{SHARD_FILE}){re.escape(TEMPORARY)}")
+PARTS = "parts"
 MADE = re.compile(f"{TOKENIZER}|{SHARD_FILE}")
 
 
@@ -53,10 +54,15 @@ def locked_folder(out: Path) -> Iterator[None]:
         yield
 
 
-def open_manifest(out: Path, settings: dict[str, Any]) -> Manifest:
-    """A new manifest, or the existing one with the segments whose shards are intact."""
+def open_manifest(out: Path, settings: dict[str, Any], beside: str = "") -> Manifest:
+    """A new manifest, or the existing one with the segments whose shards are intact.
+
+    A folder without one must be empty, but for what is named `beside`.
+    """
+    if (out / PARTS).exists() and beside != PARTS:
+        raise UserError(f"folder {out} is being prepared in parts; give --part, or --merge once all are there")
     if not (out / MANIFEST).exists():
-        left = {MANIFEST + TEMPORARY}  # left by a kill at the start
+        left = {MANIFEST + TEMPORARY, beside}  # a kill at the start leaves the former
         if found := sorted(path.name for path in out.iterdir() if path.name not in left):
             raise UserError(
                 f"folder {out} holds other things ({', '.join(found[:3])}…); give a new or empty folder"

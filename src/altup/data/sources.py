@@ -25,14 +25,21 @@ class Reader(Protocol):
         """JSON-able place after the last document given; `Source.read` goes on from there."""
 
     def fraction(self) -> float | None:
-        """How much has been read, 0 to 1; None if that cannot be known."""
+        """How much of what it reads has been read, 0 to 1; None if that cannot be known."""
 
 
 class Source(Protocol):
     def describe(self) -> dict[str, Any]:
         """JSON-able identity: equal for equal documents."""
 
-    def read(self, bad_input: BadInput, cursor: Any = None) -> Reader: ...
+    def read(self, bad_input: BadInput, cursor: Any = None, one_file: bool = False) -> Reader:
+        """Read from `cursor` on; with `one_file` to the end of that file."""
+
+    def files(self) -> list[tuple[Any, int]]:
+        """For each of its files the cursor at its beginning and a rough size of its text, 0 if unknown."""
+
+    def file_of(self, cursor: Any) -> int:
+        """The index in `files` that a cursor stands in."""
 
     def parts(self) -> Sequence[Source]:
         """The source cut into independent pieces (its files), for sampling."""
@@ -50,8 +57,18 @@ class Chain:
     def describe(self) -> dict[str, Any]:
         return {"sources": [source.describe() for source in self.sources]}
 
-    def read(self, bad_input: BadInput, cursor: Any = None) -> _ChainReader:
-        return _ChainReader(self.sources, bad_input, cursor)
+    def read(self, bad_input: BadInput, cursor: Any = None, one_file: bool = False) -> _ChainReader:
+        return _ChainReader(self.sources, bad_input, cursor, one_file)
+
+    def files(self) -> list[tuple[Any, int]]:
+        return [
+            ([index, cursor], size) for index, source in enumerate(self.sources) for cursor, size in source.files()
+        ]
+
+    def file_of(self, cursor: Any) -> int:
+        index, inner = cursor
+        before = sum(len(source.files()) for source in self.sources[:index])
+        return before if inner is None else before + self.sources[index].file_of(inner)
 
     def parts(self) -> list[Source]:
         return [part for source in self.sources for part in source.parts()]
@@ -61,8 +78,8 @@ class Chain:
 
 
 class _ChainReader:
-    def __init__(self, sources: list[Source], bad_input: BadInput, cursor: Any):
-        self._sources, self._bad_input = sources, bad_input
+    def __init__(self, sources: list[Source], bad_input: BadInput, cursor: Any, one_file: bool):
+        self._sources, self._bad_input, self._one_file = sources, bad_input, one_file
         self._index: int
         self._inner_cursor: Any
         self._index, self._inner_cursor = cursor or (0, None)
@@ -70,8 +87,11 @@ class _ChainReader:
 
     def __iter__(self) -> Iterator[str]:
         while self._index < len(self._sources):
-            self._reader = self._sources[self._index].read(self._bad_input, self._inner_cursor)
+            source = self._sources[self._index]
+            self._reader = source.read(self._bad_input, self._inner_cursor, self._one_file)
             yield from self._reader
+            if self._one_file:
+                return
             self._reader, self._inner_cursor = None, None
             self._index += 1
 
@@ -79,8 +99,10 @@ class _ChainReader:
         return [self._index, self._reader.cursor() if self._reader else self._inner_cursor]
 
     def fraction(self) -> float | None:
-        sizes = [source.text_bytes() for source in self._sources]
         inner = self._reader.fraction() if self._reader else 0.0
+        if self._one_file:
+            return inner
+        sizes = [source.text_bytes() for source in self._sources]
         if inner is None or not all(sizes):
             return None if len(sizes) > 1 else inner
         done = float(sum(sizes[: self._index]))
@@ -95,6 +117,7 @@ class HubDataset:
 
     def __init__(self, name: str, config: str | None = None, split: str = "train", field: str = "text"):
         self.name, self.config, self.split, self.field = name, config, split, field
+        self._dataset: Any = None
 
     def describe(self) -> dict[str, Any]:
         from altup.data.text_files import fingerprints
@@ -104,8 +127,14 @@ class HubDataset:
         names = {"name": folder.name if local else self.name, "config": self.config, "split": self.split}
         return {"kind": "hub", **names, "field": self.field, **local}
 
-    def read(self, bad_input: BadInput, cursor: Any = None) -> _HubReader:
-        return _HubReader(self, bad_input, cursor)
+    def read(self, bad_input: BadInput, cursor: Any = None, one_file: bool = False) -> _HubReader:
+        return _HubReader(self, bad_input, cursor, one_file)
+
+    def files(self) -> list[tuple[Any, int]]:
+        return [([index, 0, None], 0) for index in range(self.load().num_shards)]
+
+    def file_of(self, cursor: Any) -> int:
+        return int(check_cursor(cursor)[0])
 
     def parts(self) -> list[HubDataset]:
         return [self]
@@ -114,7 +143,12 @@ class HubDataset:
         return 0
 
     def load(self) -> Any:
-        """The `datasets.IterableDataset`."""
+        """The `datasets.IterableDataset`, opened once."""
+        if self._dataset is None:
+            self._dataset = self._load()
+        return self._dataset
+
+    def _load(self) -> Any:
         try:
             import datasets
         except ImportError:
@@ -148,46 +182,72 @@ class HubDataset:
         )
 
 
-class _HubReader:
-    """The cursor is the number of records read and the dataset's own state, which skips whole files."""
+def check_cursor(cursor: Any) -> list[Any]:
+    """A hub dataset's cursor; that of older versions did not tell files apart."""
+    if len(cursor) != 3:
+        raise UserError(
+            "preparing was begun by an older altup, and cannot go on with this one; give another --out"
+        )
+    return list(cursor)
 
-    def __init__(self, source: HubDataset, bad_input: BadInput, cursor: Any):
-        self._source, self._bad_input = source, bad_input
+
+class _HubReader:
+    """The cursor is `[file, records, state]`: the records of that file that have been read, and the dataset's own
+    state, which skips to them."""
+
+    def __init__(self, source: HubDataset, bad_input: BadInput, cursor: Any, one_file: bool):
+        self._source, self._bad_input, self._one_file = source, bad_input, one_file
         self._data = source.load()
-        self._read: int
-        self._read, state = cursor or (0, None)
-        if state is not None:
-            self._data.load_state_dict(state)
+        self._file, self._read, self._state = check_cursor(cursor or [0, 0, None])
+        self._open: Any = None
         splits = getattr(self._data.info, "splits", None) or {}
-        self._total = splits[source.split].num_examples if source.split in splits else None
+        total = splits[source.split].num_examples if source.split in splits else None
+        self._expected = total / self._data.num_shards if total else None  # records of a file, about
 
     def __iter__(self) -> Iterator[str]:
         field = self._source.field
-        records = iter(self._data)
+        while self._file < self._data.num_shards:
+            self._open = self._data.shard(self._data.num_shards, self._file)
+            if self._state is not None:
+                self._open.load_state_dict(self._state)
+            for record in self._records():
+                self._read += 1
+                text, where = record.get(field), self._where()
+                if not isinstance(text, str):
+                    detail = f"no string {field!r}; name another with --field"
+                    self._bad_input.report("no text field", where, detail)
+                elif self._bad_input.accept(text, where):
+                    yield text
+            self._file, self._read, self._state, self._open = self._file + 1, 0, None, None
+            if self._one_file:
+                return
+
+    def _where(self) -> str:
+        file = f"file {self._file + 1}, " if self._data.num_shards > 1 else ""
+        return f"dataset {self._source.name}, {self._source.split}, {file}record {self._read}"
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        records = iter(self._open)
         while True:
             try:
                 record = next(records)
             except StopIteration:
                 return
-            except Exception as error:
+            except Exception as error:  # the library raises dozens of types
                 raise UserError(
-                    f"dataset {self._source.name!r} failed after record {self._read} "
-                    f"({type(error).__name__}: {error}); "
+                    f"{self._where()}: reading failed after it ({type(error).__name__}: {error}); "
                     "run the same command again to go on from the last finished shard"
                 ) from error
-            self._read += 1
-            where = f"dataset {self._source.name}, {self._source.split}, record {self._read}"
-            text = record.get(field)
-            if not isinstance(text, str):
-                self._bad_input.report("no text field", where, f"no string {field!r}; name another with --field")
-            elif self._bad_input.accept(text, where):
-                yield text
+            yield record
 
     def cursor(self) -> Any:
-        return [self._read, self._data.state_dict()]
+        return [self._file, self._read, self._open.state_dict() if self._open is not None else self._state]
 
     def fraction(self) -> float | None:
-        return self._read / self._total if self._total else None
+        within = min(1.0, self._read / self._expected) if self._expected else None
+        if self._one_file or within is None:
+            return within
+        return min(1.0, (self._file + within) / self._data.num_shards)
 
 
 def open_source(spec: str, field: str = "text") -> Source:

@@ -43,8 +43,8 @@ class LocalFiles:
         self.path, self.field = check_regular(Path(path)), field
         known = ", ".join(KINDS) + " (.txt and .jsonl also .gz or .zst)"
         if self.path.is_dir():
-            self.files = sorted(p for p in self.path.rglob("*") if p.is_file() and kind_of(p) and p.name[0] != ".")
-            if not self.files:
+            self.paths = sorted(p for p in self.path.rglob("*") if p.is_file() and kind_of(p) and p.name[0] != ".")
+            if not self.paths:
                 raise UserError(f"folder {self.path} has no file that can be read; known are {known}")
         elif not self.path.exists():
             raise UserError(
@@ -54,20 +54,31 @@ class LocalFiles:
         elif kind_of(self.path) is None:
             raise UserError(f"file {self.path} is of no known kind; known are {known}")
         else:
-            self.files = [self.path]
+            self.paths = [self.path]
 
     def describe(self) -> dict[str, Any]:
         root = self.path if self.path.is_dir() else self.path.parent
-        return {"kind": "files", "field": self.field, "files": fingerprints(root, self.files)}
+        return {"kind": "files", "field": self.field, "files": fingerprints(root, self.paths)}
 
-    def read(self, bad_input: BadInput, cursor: Any = None) -> _FilesReader:
-        return _FilesReader(self.files, self.field, bad_input, cursor)
+    def read(self, bad_input: BadInput, cursor: Any = None, one_file: bool = False) -> _FilesReader:
+        return _FilesReader(self.paths, self.field, bad_input, cursor, one_file)
+
+    def files(self) -> list[tuple[Any, int]]:
+        return [([index, 0], text_bytes(path)) for index, path in enumerate(self.paths)]
+
+    def file_of(self, cursor: Any) -> int:
+        return int(cursor[0])
 
     def parts(self) -> list[LocalFiles]:
-        return [LocalFiles(path, self.field) for path in self.files]
+        return [LocalFiles(path, self.field) for path in self.paths]
 
     def text_bytes(self) -> int:
-        return sum(p.stat().st_size * (1 if p.suffix in (".txt", ".jsonl") else GUESSED_RATIO) for p in self.files)
+        return sum(map(text_bytes, self.paths))
+
+
+def text_bytes(path: Path) -> int:
+    """A rough guess of the size of a file's text."""
+    return path.stat().st_size * (1 if path.suffix in (".txt", ".jsonl") else GUESSED_RATIO)
 
 
 def fingerprints(root: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
@@ -91,16 +102,17 @@ def _hash(path: Path) -> str:
 class _FilesReader:
     """The cursor is `[file, items]`: the lines or rows of that file that have been read."""
 
-    def __init__(self, files: list[Path], field: str, bad_input: BadInput, cursor: Any):
+    def __init__(self, files: list[Path], field: str, bad_input: BadInput, cursor: Any, one_file: bool):
         self._files, self._field, self._bad_input = files, field, bad_input
         self._file: int
         self._items: int
         self._file, self._items = cursor or (0, 0)
-        self._sizes = [max(1, path.stat().st_size) for path in files]
+        first, self._stop = (self._file, self._file + 1) if one_file else (0, len(files))
+        self._sizes = {i: max(1, path.stat().st_size) for i, path in enumerate(files[first : self._stop], first)}
         self._within = 0.0
 
     def __iter__(self) -> Iterator[str]:
-        while self._file < len(self._files):
+        while self._file < self._stop:
             path = self._files[self._file]
             documents = {".txt": self._text, ".jsonl": self._json_lines, ".parquet": self._parquet}[
                 kind_of(path) or ""
@@ -116,7 +128,8 @@ class _FilesReader:
         return [self._file, self._items]
 
     def fraction(self) -> float | None:
-        return min(1.0, (sum(self._sizes[: self._file]) + self._within) / sum(self._sizes))
+        done = sum(size for file, size in self._sizes.items() if file < self._file)
+        return min(1.0, (done + self._within) / sum(self._sizes.values()))
 
     def _at(self, position: int) -> None:
         self._within = position
