@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from altup.core.hardware import installed
+
 RUN = "import typer; from altup.cli.doctor import command; typer.run(command)"
 
 
@@ -37,6 +39,8 @@ def test_this_machine_is_healthy() -> None:
         assert checks[name]["status"] == checks[f"import {name}"]["status"] == "ok"
         assert checks[name]["detail"] in checks[f"import {name}"]["detail"]
     assert all(check["remedy"] for check in checks.values() if check["status"] != "ok")
+    for name in ("scikit-learn", "sentencepiece", "datasets"):
+        assert (checks[name]["status"] == "ok") == (installed(name) is not None)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from altup.cli.main import app
 from altup.core.errors import UserError
 from altup.evaluation.decoding import round_weights
+from altup.evaluation.metrics import METRICS
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.finetune import build_model, choose_packing, finetune, model_to_score
 from altup.training.metrics import read_records
@@ -22,7 +24,7 @@ from altup.training.run_folder import find_model
 from tests.evaluation.tiny import made_up_words, save_tiny
 from tests.models.helpers import tiny_t5
 from tests.torchrun import train_together
-from tests.training.compare import assert_same_run, records, weights
+from tests.training.compare import assert_same_bits, assert_same_run, records, weights
 
 SMALL: dict[str, Any] = {
     "steps": 30, "batch_size": 16, "lr": 0.05, "log_every": 10, "eval_every": 10, "save_every": 10,
@@ -367,3 +369,28 @@ def test_an_edited_rate_is_refused(model: Path, data: Path, tmp_path: Path) -> N
     result = CliRunner().invoke(app, ["finetune", "--out", str(out), "--resume"])
     assert "step-2 was trained with other settings" in str(result.exception)
     assert "lr: 0.05 there, 0.01 now" in str(result.exception)
+
+
+def test_a_package_that_scores_will_need_is_asked_for_first(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not installed
+    with pytest.raises(UserError, match=r"task glue/cola: matthews needs .*: pip install scikit-learn"):
+        finetune(config(model, data), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert finetune(config(model, data, tasks=["sst2"], steps=2), tmp_path / "run").finished
+
+
+def test_a_metric_that_fails_costs_a_score_alone(
+    model: Path, data: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any) -> float:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setitem(METRICS, "accuracy", broken)
+    flags = ["finetune", "--config", str(trained / "config.yaml"), "--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, flags)
+    assert result.exit_code == 0, result.output
+    assert "3 evaluations failed, the last with: ZeroDivisionError: division by zero" in result.output
+    assert "nothing was scored" in result.output
+    assert_same_bits(weights(trained), weights(tmp_path / "run"))

@@ -23,18 +23,10 @@ import typer
 
 from altup.core.errors import UserError
 from altup.core.hardware import ISA_VARIABLE, SAFE_ISA, installed, make_bf16_safe, usable_cores
+from altup.core.packages import OPTIONAL
 
 OLDEST_PYTHON = (3, 11)
 LOW_DISK_GB = 5
-
-# What each optional package is for; those that no extra installs are named by themselves.
-OPTIONAL = {
-    "datasets": "Hugging Face datasets such as C4",
-    "tensorboard": "training curves",
-    "accelerate": "transformers.Trainer",
-    "wandb": "tracking runs on Weights & Biases",
-    "trackio": "tracking runs locally",
-}
 
 TORCH_PROBE = """
 import json, torch
@@ -209,6 +201,7 @@ def check_bf16() -> Check:
 
 
 def check_optional() -> list[Check]:
+    """Packages that only some work needs; those that no extra installs are named by themselves."""
     extras = _extras()
     checks = []
     for name, purpose in OPTIONAL.items():

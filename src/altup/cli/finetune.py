@@ -38,7 +38,5 @@ def command(
         settings["tasks"] = [*map(check_suite, suite), *settings.get("tasks", ())]
     resolved = FinetuneConfig.resolve(RunFolder(out).saved_config(resume), config, settings)
     outcome = finetune(resolved, out, resume, push_to_hub)
-    scores = (
-        f"scores are in {out / 'README.md'}" if (out / "evaluation").exists() else "nothing was held out to score"
-    )
+    scores = f"scores are in {out / 'README.md'}" if outcome.evaluation else "nothing was scored"
     tell(outcome, "finetune", out, f"the model is in {out / 'final'}, {scores}")

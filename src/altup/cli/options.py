@@ -89,11 +89,15 @@ def _read(one: Setting, value: Any) -> Any:
 
 def tell(outcome: TrainOutcome, verb: str, out: Path, finished: str) -> None:
     """How the run ended, once, however many processes there are; one that was stopped exits with STOPPED."""
+    from altup.training.metrics import FAILED, read_records
     from altup.training.model_card import resume_command
+    from altup.training.run_folder import RunFolder
 
     skipped = f" ({outcome.skipped:,} skipped: gradients that are not finite)" if outcome.skipped else ""
     if outcome.finished:
         text = f"finished {number_of(outcome.step, 'step')}{skipped}; {finished}"
+        if failed := [r for r in read_records(RunFolder(out).metrics) if r.get("split") == FAILED]:
+            text += f"\n{number_of(len(failed), 'evaluation')} failed, the last with: {failed[-1].get('error')}"
     else:
         again = f"Go on with:\n  {resume_command(verb, out)}"
         text = f"stopped after step {outcome.step:,}{skipped}; everything is saved. {again}"

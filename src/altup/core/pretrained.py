@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError, check_whole
 from altup.core.files import check_file_name, check_regular, read_json
+from altup.core.packages import require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -44,6 +45,10 @@ def load_tokenizer(place: str | Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     except Exception as error:  # as above
+        if (
+            "tiktoken" in str(error) or "sentencepiece" in str(error).lower()
+        ):  # the first is tried where this is missing
+            require("sentencepiece", f"the tokenizer of {str(place)!r}")
         raise UserError(f"{str(place)!r} holds no tokenizer that can be read: {_reason(error)}") from error
 
 

@@ -177,23 +177,51 @@ def evaluate_tasks(
     **options: Any,
 ) -> list[TaskScore]:
     """Every task's score. With `out`, predictions go to `out/<task>.<split>.jsonl`. `options` go to `decode`."""
-    scores = []
-    for held in held_out:
-        task, predictions = held.task, {}
-        most = dict(zip(("inputs", "targets"), task.lengths(inputs_length, targets_length), strict=True))
-        cut = dict.fromkeys(most, 0)
+    return [
+        score_decoded(decode_task(model, tokenizer, held, inputs_length, targets_length, **options), out)
+        for held in held_out
+    ]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A task's predictions by split, the most tokens of inputs and targets, and how many of these were cut."""
+
+    held: HeldOutTask
+    predictions: dict[str, list[str]]
+    most: dict[str, int]
+    cut: dict[str, int]
+
+
+def decode_task(
+    model: Any,
+    tokenizer: Any,
+    held: HeldOutTask,
+    inputs_length: int = INPUTS_LENGTH,
+    targets_length: int = TARGETS_LENGTH,
+    **options: Any,
+) -> Decoded:
+    """The predictions for a task; of several processes, all must call it."""
+    most = dict(zip(("inputs", "targets"), held.task.lengths(inputs_length, targets_length), strict=True))
+    predictions, cut = {}, dict.fromkeys(most, 0)
+    for split, examples in held.splits.items():
+        inputs = tokenise(tokenizer, [example.input for example in examples], most["inputs"])
+        cut["inputs"] += inputs.cut
+        cut["targets"] += tokenise(tokenizer, [e.target for e in examples], most["targets"]).cut
+        predictions[split] = decode(
+            model, tokenizer, inputs, inputs_length=most["inputs"], targets_length=most["targets"], **options
+        )
+    return Decoded(held, predictions, most, cut)
+
+
+def score_decoded(decoded: Decoded, out: Path | None = None) -> TaskScore:
+    """The score of a task's predictions, which are written with `out`."""
+    held, predictions = decoded.held, decoded.predictions
+    score = score_task(held.task, predictions, held.splits, held.limit, held.skipped, decoded.most, decoded.cut)
+    if out is not None:
         for split, examples in held.splits.items():
-            inputs = tokenise(tokenizer, [example.input for example in examples], most["inputs"])
-            cut["inputs"] += inputs.cut
-            cut["targets"] += tokenise(tokenizer, [e.target for e in examples], most["targets"]).cut
-            predictions[split] = decode(
-                model, tokenizer, inputs, inputs_length=most["inputs"], targets_length=most["targets"], **options
-            )
-        scores.append(score_task(task, predictions, held.splits, held.limit, held.skipped, most, cut))
-        if out is not None:
-            for split, examples in held.splits.items():
-                write_predictions(out / f"{task.name}.{split}.jsonl", predictions[split], examples)
-    return scores
+            write_predictions(out / f"{held.task.name}.{split}.jsonl", predictions[split], examples)
+    return score
 
 
 def write_predictions(path: Path, predictions: Sequence[str], examples: Sequence[Example]) -> None:

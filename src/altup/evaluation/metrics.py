@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from altup.core.errors import UserError, check_choice
+from altup.core.packages import require
 from altup.data.tasks.task import Example, Task
 
 Metric = Callable[[Task, Sequence[str], Sequence[Example]], float]
@@ -25,16 +26,21 @@ DETERMINERS = frozenset(
     | {"these", "this", "those", "which", "whose", "your"}
 )
 UNKNOWN = -1
+# Packages that not every installation has, by the metrics that import them.
+NEEDS = dict.fromkeys(("matthews", "f1", "f1a", "macro_f1"), "scikit-learn")
 # How many labels a metric compares, at least and at most.
 LABELS = {"accuracy": (1, 999), "matthews": (2, 999), "macro_f1": (1, 999), "f1": (2, 2), "f1a": (2, 2)}
 
 
 def check_metrics(task: Task) -> None:
-    """Check before hours of training that the metrics are known and have the labels that they compare."""
+    """Check before hours of training that the metrics are known, can be computed here, and have the labels that
+    they compare."""
     if not task.metrics:
         raise UserError(f"task {task.name}: no metric; give some of {', '.join(METRICS)}")
     for name in task.metrics:
         check_choice(f"task {task.name}: metric", name, METRICS)
+        if name in NEEDS:
+            require(NEEDS[name], f"task {task.name}: {name}")
         least, most = LABELS.get(name, (0, 999))
         if not least <= len(task.labels) <= most:
             wanted = f"{'exactly' if least == most else 'at least'} {least}"

@@ -85,6 +85,7 @@ def finetune(
             score=lambda values: values["score"],
             also_best=[*suites_of(names), *names],
             yardstick=describe_held_out(data.held_out, config),
+            saves_first=True,
             afterwards=afterwards,
         ).run(resume)
         if process_group.is_first and push_to_hub and outcome.finished:
@@ -145,25 +146,32 @@ def make_evaluate(
 
     Predictions and scores go to `evaluation/step-N` in the run's folder.
     """
-    from altup.evaluation.evaluate import evaluate_tasks
+    from altup.evaluation.evaluate import decode_task, score_decoded
     from altup.evaluation.scores import score_suites, summarise, write_scores
+    from altup.training.metrics import all_or_none
 
     def make(engine: Engine) -> Evaluate:
         def evaluate(model: torch.nn.Module, step: int) -> dict[str, float]:
             place = folder.path / "evaluation" / f"step-{step}"
-            scores: list[TaskScore] = evaluate_tasks(
-                model_to_score(model, low_precision=config.precision == "bf16"),
-                tokenizer,
-                held_out,
-                place if process_group.is_first else None,
-                config.inputs_length,
-                config.targets_length,
-                batch_size=config.eval_batch_size,
-                autocast=engine.autocast,
-                peers=process_group if process_group.world_size > 1 else None,
-            )
-            if process_group.is_first:
-                write_scores(place, summarise(scores, f"step-{step}"))
+            scored = model_to_score(model, low_precision=config.precision == "bf16")
+            decoded = [
+                decode_task(
+                    scored,
+                    tokenizer,
+                    held,
+                    config.inputs_length,
+                    config.targets_length,
+                    batch_size=config.eval_batch_size,
+                    autocast=engine.autocast,
+                    peers=process_group if process_group.world_size > 1 else None,
+                )
+                for held in held_out
+            ]
+            with all_or_none(process_group):
+                out = place if process_group.is_first else None
+                scores: list[TaskScore] = [score_decoded(one, out) for one in decoded]
+                if process_group.is_first:
+                    write_scores(place, summarise(scores, f"step-{step}"))
             values = {"score": sum(s.score for s in scores) / len(scores)}
             values |= {suite.suite: suite.score for suite in score_suites(scores)}
             return values | {s.task: s.score for s in scores}

@@ -30,6 +30,7 @@ from altup.data.tasks.examples import TaskSource, Tokens, load_examples, open_ta
 from altup.data.tasks.examples import pad as pad_rows
 from altup.data.tasks.registry import add_task
 from altup.evaluation.evaluate import HeldOutTask, has_held_out, load_held_out
+from altup.evaluation.metrics import check_metrics
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.packing import IGNORED, LAYOUTS, Sizes, Usual, pack, round_up
 
@@ -184,8 +185,7 @@ def load_data(
 ) -> FinetuneData:
     """Tokenise the training examples and read the held-out ones; `say` reports what is missing or was cut."""
     source = open_tasks(config.data)
-    groups: list[tuple[float | None, list[int]]] = []
-    training: list[TrainingTask] = []
+    chosen: list[tuple[float | None, list[Task]]] = []
     scored: list[Task] = []
     known: dict[str, Task] = {}
     for name, weight in config.weighted_names():
@@ -203,10 +203,16 @@ def load_data(
                         f"task {task.name}: no training examples; put train.jsonl into {place}, or leave it out"
                     )
                 say(f"{task.name}: no training examples in the data; it is not trained")
+        chosen.append((weight, present))
+        scored += [task for task in found if _can_be_scored(task, source, say)]
+    for task in scored:  # before anything is loaded, which may take long
+        check_metrics(task)
+    groups: list[tuple[float | None, list[int]]] = []
+    training: list[TrainingTask] = []
+    for weight, present in chosen:
         loaded = [_load_training(task, source, tokenizer, config, bad_input, say) for task in present]
         training += loaded
         groups.append((weight, [len(task) for task in loaded]))
-        scored += [task for task in found if _can_be_scored(task, source, say)]
     if not training:
         raise UserError("none of the tasks has training examples; check --data")
     shares = shares_of([group for group in groups if group[1]])

@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from altup.core.console import lasting_stream
 from altup.core.errors import DivergedError, UserError
 from altup.studies.jobs import DIVERGED, Job, speed_file
 from altup.studies.results import origin, write_json
 from altup.training.preemption import GPU_LOCK, STOPPED, handle_signals
+
+if TYPE_CHECKING:
+    from altup.training.loop import TrainOutcome
 
 PAUSE = 0.2  # seconds between two checks of running processes
 
@@ -57,7 +60,7 @@ def _pretrain(job: Job, out: Path) -> bool:
     if job.settings["start"]:
         begin_with(config, job.settings["start"], job.folder(out))
     try:
-        return pretrain(config, job.folder(out), resume=True).finished
+        return _is_measured(job, pretrain(config, job.folder(out), resume=True))
     except DivergedError as error:
         if "tunes" not in job.settings:
             raise
@@ -75,7 +78,16 @@ def _finetune(job: Job, out: Path) -> bool:
             f"{job.title}: its pretrained model is not in {out / 'runs'}; run the study without --only"
         )
     config = FinetuneConfig.from_dict({**job.settings["config"], "model": str(found[0])}, job.title)
-    return finetune(config, job.folder(out), resume=True).finished
+    return _is_measured(job, finetune(config, job.folder(out), resume=True))
+
+
+def _is_measured(job: Job, outcome: TrainOutcome) -> bool:
+    """Whether a run has ended, if it has: one whose last evaluation failed has no result."""
+    if outcome.finished and (not outcome.evaluation or outcome.evaluation["step"] != outcome.step):
+        raise UserError(
+            f"{job.title}: its last evaluation failed, so it has no result; its metrics.jsonl says why"
+        )
+    return outcome.finished
 
 
 def _speed(job: Job, out: Path) -> bool:

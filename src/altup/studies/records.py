@@ -43,7 +43,7 @@ COLUMN_MEASURES: dict[str, dict[str, str | None]] = {
 
 def record_job(job: Job, out: Path, results: Path, alone: bool) -> None:
     """Store the record of a finished run; its times are valid only if it ran `alone`."""
-    if job.kind == "speed" or read_record(results, job.key) or not job.is_done(out):
+    if job.kind == "speed" or read_record(results, job.key) or not job.is_done(out) or _lacks_scores(job, out):
         return
     if job.kind == "pretrain":
         from altup.training.pretraining import PretrainConfig
@@ -60,6 +60,15 @@ def record_job(job: Job, out: Path, results: Path, alone: bool) -> None:
     else:
         found = _describe_finetuning(job, job.folder(out))
     write_record(results, {"key": job.key, "kind": job.kind, "title": job.title, **origin(), **found})
+
+
+def _lacks_scores(job: Job, out: Path) -> bool:
+    """Whether a finished run was never measured, because its evaluations failed."""
+    from altup.training.metrics import VALIDATION, read_records
+
+    folder = job.folder(out)
+    measured = (r["split"] == VALIDATION for r in read_records(folder / "metrics.jsonl"))
+    return not (folder / DIVERGED).exists() and not any(measured)
 
 
 def describe_run(config: PretrainConfig, folder: Path, alone: bool) -> Record:

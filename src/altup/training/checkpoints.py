@@ -51,9 +51,10 @@ class TrainingState:
     """What a checkpoint knows beside weights and optimizer.
 
     `meter` holds the sums since the last log, `evaluation` the latest one, `best` the checkpoint with the highest
-    score and `best_of` that of each other number; `yardstick` says what the scores were measured on. `config` is
-    the seal: the settings and the description of the data that the weights come from, whatever config.yaml says
-    later. It is None in checkpoints of earlier versions.
+    score and `best_of` that of each other number; `yardstick` says what the scores were measured on. A checkpoint
+    that was saved before its evaluation has `evaluation_due`. `config` is the seal: the settings and the description
+    of the data that the weights come from, whatever config.yaml says later. It is None in checkpoints of earlier
+    versions.
     """
 
     step: int = 0
@@ -61,6 +62,7 @@ class TrainingState:
     best_of: dict[str, Best | None] = field(default_factory=dict)
     evaluation: dict[str, Any] | None = None
     yardstick: str | None = None
+    evaluation_due: bool = False
     meter: dict[str, float] = field(default_factory=dict)
     config: dict[str, Any] | None = None
 

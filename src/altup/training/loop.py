@@ -20,7 +20,7 @@ from altup.training import checkpoints
 from altup.training.checkpoints import TrainingState
 from altup.training.config import TrainConfig
 from altup.training.engine import Engine, numerics
-from altup.training.metrics import Evaluate, means
+from altup.training.metrics import FAILED, VALIDATION, Evaluate, EvaluationError, describe_error, means
 from altup.training.parallel import ProcessGroup, check_share
 from altup.training.preemption import GpuTurn, StopRequest
 from altup.training.prefetch import StepBatch, prefetch
@@ -55,9 +55,10 @@ class Loop:
     gives the callback that measures it on held-out data, called on every rank; the checkpoint with the highest
     `score` of what it returns is the best, and so is, each for itself, the one with the highest value of every
     name in `also_best`. They are forgotten where a run goes on with another `yardstick`, which says what is
-    measured. `measures_start` evaluates before the first step too. `flops` is the cost of one training example,
-    for the share of the device's peak. `afterwards` writes what belongs to the folder of a run that has ended, on
-    the first rank.
+    measured. `measures_start` evaluates before the first step too; `saves_first` saves before the first
+    evaluation, which nobody has tried yet. One that fails is told and recorded, and the run goes on. `flops` is
+    the cost of one training example, for the share of the device's peak. `afterwards` writes what belongs to the
+    folder of a run that has ended, on the first rank.
     """
 
     config: TrainConfig
@@ -74,6 +75,7 @@ class Loop:
     yardstick: str = ""
     afterwards: Callable[[TrainOutcome], None] | None = None
     measures_start: bool = False
+    saves_first: bool = False
 
     def run(self, resume: bool = False) -> TrainOutcome:
         """Train to the end, or until a signal asks to stop."""
@@ -132,7 +134,9 @@ class _Training:
         self.logged_at, self.tokens = state.step, 0.0  # the step of the last log, and the tokens since
         self.clock = Clock(self.process_group.device)
         self.known_uncompiled = set(left_uncompiled() if self.engine.compiles else ())  # before this run
-        self.reporter = Reporter(self.folder, self.config, state.step, loop.sinks, self.process_group.is_first)
+        self.reporter = Reporter(
+            self.folder, self.config, state.step, loop.sinks, self.process_group.is_first, state.evaluation_due
+        )
         if checkpoint:
             self.reporter.say(f"resuming from {checkpoint}")
 
@@ -157,8 +161,10 @@ class _Training:
         data = prefetch(self.loop.batches, range(first, config.steps), config.micro_batch, process_group)
         turn = GpuTurn()
         before = None
-        if self.evaluate and self.loop.measures_start and first == 0:
-            before = self.evaluate(self.engine.plain, 0)
+        if self.loop.measures_start and first == 0:
+            before = self._evaluate(0)
+        if self.state.evaluation_due:
+            self._evaluate_and_save(first)
         self.clock.lap()
         try:
             for step, batch in enumerate(data, start=first):
@@ -171,7 +177,7 @@ class _Training:
                     return False
                 self.engine.step(step, batch, max(tokens, 1.0))
                 if step == 0 and before:  # now, because a run that fails in its first step leaves no record
-                    self.reporter.record({"step": 0, "split": "validation", **before})
+                    self.reporter.record(before)
                 if step == first and process_group.world_size == 1:  # this step has compiled
                     with self.clock.paused():
                         turn.wait(lambda: self.stop.requested, self.reporter.say)
@@ -202,14 +208,37 @@ class _Training:
         last = done == config.steps
         if done % config.log_every == 0 or last:
             self._log(done)
-        if self.evaluate and (done % config.eval_every == 0 or last):
+        self._evaluate_and_save(done)
+
+    def _evaluate_and_save(self, done: int) -> None:
+        config, state, last = self.config, self.state, done == self.config.steps
+        if self.evaluate and (done % config.eval_every == 0 or last or state.evaluation_due):
             self.held.check()
-            with self.clock.paused():
-                values = self.evaluate(self.engine.plain, done)
-            self.reporter.record({"step": done, "split": "validation", **values})
-            self.state.evaluation = {"step": done, **values}
+            if self.loop.saves_first and not state.evaluation and not state.evaluation_due:
+                state.evaluation_due = True
+                self._save()
+            if record := self._evaluate(done):
+                self.reporter.record(record)
+            if state.evaluation_due:
+                state.evaluation_due, self.saved_at = False, None
         if done % config.save_every == 0 or last:
             self._save()
+
+    def _evaluate(self, done: int) -> dict[str, Any] | None:
+        """The record of an evaluation, or that of its failure; a rank that fails alone cannot go on."""
+        if self.evaluate is None:
+            return None
+        try:
+            with self.clock.paused():
+                values = self.evaluate(self.engine.plain, done)
+        except Exception as error:  # of a metric, a task's own code, or a lack of memory for long answers
+            if self.process_group.world_size > 1 and not isinstance(error, EvaluationError):
+                raise
+            self.engine.plain.train()
+            return {"step": done, "split": FAILED, "error": describe_error(error)}
+        if done:
+            self.state.evaluation = {"step": done, **values}
+        return {"step": done, "split": VALIDATION, **values}
 
     def _log(self, done: int) -> None:
         values = self.engine.meter.read(self.process_group)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,12 +13,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from altup.core.errors import UserError
 from altup.core.files import atomic_write, check_regular, flush, parse_json
 from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import IGNORED, label_name, share, to_tensors
 
 # Fields that differ between two runs that computed the same.
 TIMING_FIELDS = ("seconds", "steps_per_s", "seq_per_s", "tokens_per_s", "mfu")
+
+# The split of a record: an evaluation, and one that failed, with its reason as `error`.
+VALIDATION, FAILED = "validation", "failed evaluation"
 
 # The sums over tokens in a model's output.
 SUMS = ("loss_sum", "nll_sum", "num_correct", "num_tokens")
@@ -88,6 +93,28 @@ def means(values: dict[str, float]) -> dict[str, float]:
 
 
 Evaluate = Callable[[nn.Module, int], dict[str, float]]
+
+
+class EvaluationError(RuntimeError):
+    """An evaluation that failed on every rank, so that all of them can go on together."""
+
+
+@contextlib.contextmanager
+def all_or_none(process_group: ProcessGroup) -> Iterator[None]:
+    """Around work of an evaluation that waits for no other rank: if one fails, EvaluationError on all of them."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # a metric, or a disk
+        failure = error
+    if process_group.all_reduce(torch.tensor([int(failure is not None)])).item():
+        raise EvaluationError(describe_error(failure) if failure else "it failed on another rank") from failure
+
+
+def describe_error(error: BaseException) -> str:
+    """`ZeroDivisionError: division by zero`; a sentence for people stands alone."""
+    told = str(error) or "no reason given"
+    return told if isinstance(error, UserError | EvaluationError) else f"{type(error).__name__}: {told}"
 
 
 class FixedExamples(Protocol):
@@ -170,7 +197,13 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def cut_after(path: Path, step: int) -> None:
-    """Drop the records after `step`, so that a resumed run writes them once."""
-    kept = [record for record in read_records(path) if record["step"] <= step]
+def cut_after(path: Path, step: int, measures_again: bool = False) -> None:
+    """Drop the records after `step`, so that a resumed run writes them once; of `step` itself, those of an
+    evaluation that it repeats."""
+    repeated = (VALIDATION, FAILED) if measures_again else ()
+    kept = [
+        record
+        for record in read_records(path)
+        if record["step"] < step or (record["step"] == step and record.get("split") not in repeated)
+    ]
     atomic_write(path, "".join(json.dumps(record) + "\n" for record in kept))

@@ -42,11 +42,18 @@ class Sink(Protocol):
 class Reporter:
     """All reports of a run: metrics.jsonl, the console, trackers and `more`. Other ranks are silent.
 
-    Records after `step`, from where the run goes on, are cut off: they will be written again.
+    Records after `step`, from where the run goes on, are cut off: they will be written again. With
+    `measures_again` so are those of an evaluation at `step`.
     """
 
     def __init__(
-        self, folder: RunFolder, config: TrainConfig, step: int, more: Sequence[Sink] = (), speaks: bool = True
+        self,
+        folder: RunFolder,
+        config: TrainConfig,
+        step: int,
+        more: Sequence[Sink] = (),
+        speaks: bool = True,
+        measures_again: bool = False,
     ) -> None:
         self._sinks: list[Sink] = []
         self._console: Console | None = None
@@ -54,7 +61,9 @@ class Reporter:
         if not speaks:
             return
         trackers = [tracker(name, folder.path, step, asdict(config)) for name in config.trackers]
-        cut_after(folder.metrics, step or -1)  # a run that begins again may have measured its start
+        cut_after(
+            folder.metrics, step or -1, measures_again
+        )  # a run that begins again may have measured its start
         self._records = JsonLines(folder.metrics)
         self._console = Console(config.steps, step)
         self._sinks += [self._records, self._console, *more, *trackers]
@@ -94,6 +103,8 @@ def describe(values: dict[str, Any], total: int) -> str:
     for name, form in shown.items():
         if values.get(name) is not None:
             parts.append(f"{name.replace('_per_s', '/s')} {values[name]:{form}}")
+    if values.get("error"):
+        parts.append(f"{values['error']} · training goes on")
     if values.get("skipped"):
         parts.append(f"skipped {values['skipped']}")
     return " · ".join(parts)
@@ -111,8 +122,10 @@ class Clock:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # steps still in the queue belong to training
         begun = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - begun
+        try:
+            yield
+        finally:
+            self._since += time.perf_counter() - begun
 
     def lap(self) -> float:
         """Seconds since the last lap."""
