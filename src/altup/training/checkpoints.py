@@ -52,9 +52,9 @@ class TrainingState:
 
     `meter` holds the sums since the last log, `evaluation` the latest one, `best` the checkpoint with the highest
     score and `best_of` that of each other number; `yardstick` says what the scores were measured on. A checkpoint
-    that was saved before its evaluation has `evaluation_due`. `config` is the seal: the settings and the description
-    of the data that the weights come from, whatever config.yaml says later. It is None in checkpoints of earlier
-    versions.
+    that was saved before its evaluation has `evaluation_due`. `config` is the seal: the settings and the
+    description of the data that the weights come from, whatever config.yaml says later. It is None in checkpoints
+    of earlier versions.
     """
 
     step: int = 0
