@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from altup.finetuning.config import FinetuneConfig
+from altup.studies.configs import resolve
 from altup.studies.jobs import StudyData, deciding_fields, speed_key
-from altup.studies.plan import KnownSpeed, make_plan, resolve
+from altup.studies.plan import KnownSpeed, make_plan
 from altup.studies.scale import Scale, find_scale, with_settings
 from altup.studies.study import Study, read_study, shipped
 from tests.processes import prepare_text

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from altup.core.errors import UserError
+from altup.studies.configs import resolve
 from altup.studies.jobs import deciding_fields
-from altup.studies.plan import resolve
 from altup.studies.report import StudyReport
 from altup.studies.results import (
     Record,

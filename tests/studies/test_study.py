@@ -55,7 +55,7 @@ def test_every_study_can_be_resolved_at_every_scale(name: str) -> None:
     """The models exist and their settings go together."""
     from dataclasses import fields
 
-    from altup.studies.plan import resolve
+    from altup.studies.configs import resolve
     from altup.training.pretraining import PretrainConfig
 
     scale = find_scale(name)
@@ -67,7 +67,7 @@ def test_every_study_can_be_resolved_at_every_scale(name: str) -> None:
 
 
 def test_the_paper_scale_is_the_papers_setting() -> None:
-    from altup.studies.plan import resolve
+    from altup.studies.configs import resolve
 
     scale, shipped_studies = find_scale("paper"), shipped()
 

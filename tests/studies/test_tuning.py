@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from altup.cli.main import app
 from altup.core.errors import UserError
-from altup.studies.plan import resolve
+from altup.studies.configs import resolve
 from altup.studies.report import StudyReport
 from altup.studies.results import merge, read_record, read_results, read_sweep
 from altup.studies.run import StudyOutcome, StudyRun

@@ -11,7 +11,6 @@ import typer
 from altup.training.preemption import STOPPED
 
 if TYPE_CHECKING:
-    from altup.studies.plan import Plan, Trial
     from altup.studies.report import StudyReport
     from altup.studies.run import StudyOutcome, StudyRun
 
@@ -186,63 +185,27 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
     from rich.console import Console
     from rich.table import Table
 
-    from altup.core.text import duration, number_of
+    from altup.core.text import duration
+    from altup.studies.forecast import forecast
     from altup.studies.jobs import NOT_PREPARED
     from altup.studies.run import find_device
 
-    plan = studies.plan()
     on = find_device(device) if device else studies.device
-    estimate = studies.estimate(on)
-    waiting = _waiting_trials(plan)
+    lines = forecast(studies, studies.plan(), on)
     table = Table("run", "state", "steps", "about")
-    total, count = 0.0, 0
-    for sweep in plan.sweeps():
-        if most := sweep.most_left:
-            seconds = most * estimate(sweep.first)
-            total, count = total + seconds, count + most
-            told = f"tuning {sweep.title}: at most {number_of(most, 'run')}"
-            table.add_row(
-                told, "begun" if sweep.runs else "new", f"{most} × {sweep.first.steps:,}", duration(seconds)
-            )
-    todo = {job.key for job in studies.todo(plan)}
-    jobs = [*plan.training(), *(plan.speed if studies.speed or any(t.waits_for for t in waiting) else ())]
-    for job in jobs:
-        seconds = estimate(job)
-        state = studies.progress(job)
-        pending = job.key in todo or job.kind == "speed"
-        total += seconds if pending else 0.0
-        table.add_row(
-            job.title, "again, for its model" if pending and state == "finished" else state,
-            f"{job.steps:,}" if job.steps else "", duration(seconds) if pending else "",
-        )  # fmt: skip
-    for trial in waiting:
-        minutes, timed = studies.scale.minutes if trial.study.equal_time else None, trial.as_long_as
-        seconds = estimate(timed) if timed and not minutes else on.start + 60 * (minutes or 0)
-        total += seconds
-        by_speed = trial.study.equal_time is not None or timed is None
-        table.add_row(
-            f"{trial.study.name}: {trial.label}, {trial.size}, seed {trial.seed}", "new",
-            "by its speed" if by_speed or timed is None else f"{timed.steps:,}", duration(seconds),
-        )  # fmt: skip
+    for line in lines:
+        table.add_row(line.title, line.state, line.steps, duration(line.seconds) if line.seconds else "")
+    total, count = sum(line.seconds for line in lines), sum(line.runs for line in lines)
     console = Console()
     console.print(table)
     if studies.study_data.identity == NOT_PREPARED:
         _say("Without --data: counted with T5's vocabulary of 32,128.")
     cost = f", {price * total / 3600:,.2f} at {price:g} an hour" if price is not None else ""
     console.print(
-        f"{len(jobs) + len(waiting) + count} jobs{' at most' if count else ''}; "
+        f"{count} jobs{' at most' if count > len(lines) else ''}; "
         f"about {duration(total)} of one device ({on.name}){cost}. "
         "Times are rough: from measured speeds where there are any, else from FLOPs.", highlight=False,
     )  # fmt: skip
-
-
-def _waiting_trials(plan: Plan) -> list[Trial]:
-    """Those that have no job yet; models that studies share are trained once."""
-    waiting = [trial for trial in plan.trials if trial.waits]
-    return list({
-        trial.as_long_as.key if trial.as_long_as and not trial.study.equal_time else id(trial): trial
-        for trial in waiting
-    }.values())  # fmt: skip
 
 
 @app.command("work", hidden=True)

@@ -1,94 +1,20 @@
-"""The coefficients of the update rules: other ways for P and g to start, what they learned, and pictures of it."""
+"""The coefficients of the update rules: what they learned, and pictures of it."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from altup.core.errors import UserError
 from altup.studies.charts import Series
 from altup.studies.drawings import Lines, Plot
-from altup.studies.jobs import file_name, fresh_model
+from altup.studies.jobs import file_name
 from altup.studies.pages import Figure, HeatRow, heat_map, show_coefficient, table
 from altup.studies.results import Record, Records
 from altup.studies.statistics import Statistics
 from altup.studies.study import Study
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from altup.training.pretraining import PretrainConfig
-
-NOISE = 0.1
-
-
-def _average(P: Tensor, active: int) -> None:
-    """Every block is predicted as the mean of all."""
-    P.fill_(1 / len(P))
-
-
-def _noisy(P: Tensor, active: int) -> None:
-    """The identity and noise whose rows sum to zero."""
-    import torch
-
-    noise = NOISE * torch.randn_like(P)
-    P.add_(noise - noise.mean(dim=1, keepdim=True))
-
-
-def _active(g: Tensor, active: int) -> None:
-    """Only the block that was computed is corrected."""
-    g.zero_()
-    g[active] = 1
-
-
-STARTERS: dict[tuple[str, str], Callable[[Tensor, int], None]] = {
-    ("P", "average"): _average,
-    ("P", "noisy"): _noisy,
-    ("g", "active"): _active,
-}
-
-
-def set_coefficients(model: nn.Module, start: dict[str, str]) -> None:
-    """Change P and g of every update of a fresh model."""
-    import torch
-
-    from altup.nn.altup import AltUpUpdate
-
-    updates = [module for module in model.modules() if isinstance(module, AltUpUpdate)]
-    if not updates:
-        raise UserError(f"start={start!r} needs a method with coefficients, such as altup")
-    with torch.no_grad():
-        for update in updates:
-            for name, value in start.items():
-                STARTERS[name, value](getattr(update, name), update.active)
-
-
-def begin_with(config: PretrainConfig, start: dict[str, str], out: Path) -> None:
-    """Save `out/checkpoints/step-0`: the run's fresh model, but for its coefficients.
-
-    `pretrain(config, out, resume=True)` then goes on from it as from any other checkpoint.
-    """
-    from altup.core.pretrained import load_tokenizer
-    from altup.data.shards import TOKENIZER, TokenStream
-    from altup.training import checkpoints
-    from altup.training.engine import Engine
-    from altup.training.parallel import join_process_group
-    from altup.training.run_folder import RunFolder
-
-    folder = RunFolder(out)
-    if folder.started or checkpoints.list_checkpoints(folder.checkpoints):
-        return
-    with join_process_group() as group:
-        model = fresh_model(config, TokenStream(config.data, "train").vocabulary)
-        set_coefficients(model, start)
-        engine = Engine(model, config, group)
-        state = checkpoints.TrainingState(meter=engine.meter.read(group))
-        tokenizer = load_tokenizer(f"{config.data}/{TOKENIZER}")
-        folder.checkpoints.mkdir(parents=True, exist_ok=True)
-        checkpoints.save_checkpoint(engine, folder.checkpoints, tokenizer, state)
 
 
 def read_coefficients(model: Path) -> dict[str, Any]:

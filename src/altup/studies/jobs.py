@@ -176,12 +176,17 @@ def describe_model(config: PretrainConfig, changes: dict[str, Any]) -> str:
     return " ".join(parts)
 
 
-def pretrain_job(config: PretrainConfig, row: Row, data: StudyData) -> Job:
-    key = key_of("pretrain", deciding_fields(config), row.start, data.identity)
+def pretrain_job(config: PretrainConfig, row: Row, data: StudyData, parent: Job | None = None) -> Job:
+    """Pretraining of a row's model; with `parent` it goes on from that job's model, widened."""
+    of_parent = () if parent is None else (parent.key,)
+    key = key_of("pretrain", deciding_fields(config), row.start, data.identity, *of_parent)
     changes = {**row.settings.get("model_overrides", {}), **row.start}
     title = f"{describe_model(config, changes)} {config.steps} steps seed {config.seed}"
     settings = {"config": asdict(config), "start": row.start, "data": data.identity}
-    return Job("pretrain", key, title, settings, config.steps, config.steps * config.batch_size)
+    if parent is not None:
+        title = f"{title} after {parent.title}"
+        settings["continues"] = {"run": parent.key, "steps": parent.steps}
+    return Job("pretrain", key, title, settings, config.steps, config.steps * config.batch_size, of_parent)
 
 
 def finetune_job(column: str, scale: Scale, trained: Job, seed: int, data: StudyData) -> Job:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError, check_choice
+from altup.studies.configs import Model, resolve
 from altup.studies.jobs import Job, StudyData, finetune_job, pretrain_job, speed_job, speed_key
 from altup.studies.scale import Scale, Variant
-from altup.studies.study import Row, Study
-from altup.studies.tuning import REPORTING, Losses, Sweep, find_sweep, grid_of
+from altup.studies.study import Study
+from altup.studies.tuning import Losses, Parent, Sweep
 
 if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
@@ -26,8 +25,9 @@ class Trial:
     """A row of a study at one size with one seed, and the jobs that measure it.
 
     There is no job yet (`waits`) where the steps of an equal-time run wait for speeds (`waits_for` their keys), or
-    settings for the end of a sweep; `as_long_as` is then a run of about the same time. `size` is the variant's
-    name. `seconds` is what an equal-time run should take.
+    settings for the end of a sweep; `as_long_as` are then jobs of about the same time, the training first. `size`
+    is the variant's name. `seconds` is what the run should take, where a study compares times. `parent` is the run
+    that it goes on from, if any.
     """
 
     study: Study
@@ -36,15 +36,20 @@ class Trial:
     seed: int
     speed_key: str
     pretrain: Job | None = None
-    as_long_as: Job | None = None
+    as_long_as: tuple[Job, ...] = ()
     waits_for: tuple[str, ...] = ()
     sweep: Sweep | None = None
+    parent: Parent | None = None
     seconds: float | None = None
     finetune: dict[str, Job] = field(default_factory=dict)
 
     @property
     def waits(self) -> bool:
         return self.pretrain is None
+
+    @property
+    def is_timed(self) -> bool:
+        return self.study.timed_by(self.study.row(self.label)) is not None
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,8 @@ class Plan:
     trials: list[Trial]
     speed: list[Job]
 
-    def training(self) -> list[Job]:
-        """Every pretraining and fine-tuning job once, study by study."""
+    def wanted(self) -> list[Job]:
+        """Every pretraining and fine-tuning job that measures something once, study by study."""
         found: dict[str, Job] = {}
         for trial in self.trials:
             for job in (trial.pretrain, *trial.finetune.values()):
@@ -65,13 +70,26 @@ class Plan:
                     found.setdefault(job.key, job)
         return list(found.values())
 
+    def training(self) -> list[Job]:
+        """Those, and before them the runs whose models they go on from."""
+        parents = [trial.parent.job for trial in self.trials if trial.parent and not trial.waits]
+        return list({job.key: job for job in (*parents, *self.wanted())}.values())
+
     def sweeps(self) -> list[Sweep]:
         """Every model's sweep once."""
         return list({trial.sweep.key: trial.sweep for trial in self.trials if trial.sweep}.values())
 
     def tuning(self) -> list[Job]:
-        """The runs that sweeps wait for now."""
-        return list({job.key: job for sweep in self.sweeps() for job in sweep.todo}.values())
+        """The runs that sweeps wait for now, and before them those whose models they go on from."""
+        ready = [sweep for sweep in self.sweeps() if sweep.todo and (sweep.parent is None or sweep.parent.settled)]
+        parents = [sweep.parent.job for sweep in ready if sweep.parent]
+        return list({job.key: job for job in (*parents, *(job for sweep in ready for job in sweep.todo))}.values())
+
+    def parents_ahead(self) -> list[Job]:
+        """The runs from which sweeps and waiting trials will go on, some still without their settings."""
+        sweeps = [sweep.parent for sweep in self.sweeps() if sweep.todo]
+        trials = [trial.parent for trial in self.trials if trial.waits]
+        return list({parent.job.key: parent.job for parent in (*sweeps, *trials) if parent}.values())
 
     def speed_first(self) -> list[Job]:
         """The comparisons that trials wait for."""
@@ -85,74 +103,6 @@ class KnownSpeed:
 
     seq_per_s: float
     relative: float
-
-
-def resolve(
-    study: Study,
-    row: Row,
-    size: str,
-    scale: Scale,
-    seed: int,
-    data: str,
-    changes: Mapping[str, Any] = MappingProxyType({}),
-) -> PretrainConfig | None:
-    """The config of a row; None where the row is not run at this scale, or not at this size.
-
-    `changes` are stronger than all else; `lr_factors.embeddings` changes an entry of a mapping.
-    """
-    from altup.training.pretraining import PretrainConfig
-
-    own = row.settings_at(scale.base)
-    if own is None or own.get("size", size) != size:
-        return None
-    overrides = {**scale.shapes.get(size, {}), **own.get("model_overrides", {})}
-    if scale.experts and "moe" in str(own.get("method", "")).split("+"):
-        own = {"experts": scale.experts, **own}
-    settings = {
-        **scale.pretrain,
-        **scale.by_size.get(size, {}),
-        **study.settings.get(scale.base, {}),
-        **own,
-        **scale.given,
-        **{"size": size, "seed": seed, "data": data, "model_overrides": overrides},
-    }
-    for name, value in changes.items():
-        field_name, _, entry = name.partition(".")
-        settings[field_name] = {**settings.get(field_name, {}), entry: value} if entry else value
-    source = f"study {study.name}, row {row.label!r}"
-    try:
-        return PretrainConfig.from_dict(settings, source)
-    except UserError as error:
-        told = str(error)
-        raise UserError(told if told.startswith(source) else f"{source}: {told}") from None
-
-
-def tuned_settings(scale: Scale, sweep: Sweep | None = None) -> dict[str, Any]:
-    """What tuning changes in the runs that are reported: the held-out text, and what the sweep has chosen."""
-    if scale.tune is None:
-        return {}
-    return {**REPORTING, **((sweep.chosen or {}) if sweep else {})}
-
-
-def tuned_names(row: Row, scale: Scale, config: PretrainConfig) -> list[str]:
-    """The settings that are swept for a row: not those that it sets itself, nor those of `--set`."""
-    if scale.tune is None:
-        return []
-    return list(grid_of(scale.tune, config, {**(row.settings_at(scale.base) or {}), **scale.given}))
-
-
-def sweep_of(study: Study, row: Row, size: str, scale: Scale, data: StudyData, losses: Losses) -> Sweep | None:
-    """The sweep of a row that is run at the scale and size; None where nothing of it is tuned."""
-    if scale.tune is None:
-        return None
-
-    def configure(changes: Mapping[str, Any]) -> PretrainConfig:
-        config = resolve(study, row, size, scale, 0, data.data, changes)
-        assert config is not None  # asked before
-        return config
-
-    names = tuned_names(row, scale, configure({}))
-    return find_sweep(scale.tune, row, names, configure, data, losses)
 
 
 def make_plan(
@@ -173,97 +123,104 @@ def make_plan(
     labels = {row.label for study in studies for row in study.rows}
     for label in only:
         check_choice("--only", label, sorted(labels))
-    vocabulary = data.vocabulary.padded_size
+    known = _Speeds(speeds, scale, data.vocabulary.padded_size, machine)
     trials: list[Trial] = []
     to_compare: dict[str, PretrainConfig] = {}
     for study in studies:
         columns = [name for name in study.finetune if name in scale.columns]
         if not finetune or scale.base not in study.finetune_at:
             columns = []
-        for row, variant, config, sweep in _configs(study, scale, data, seeds, only, losses):
-            fast = speed_key(config, vocabulary, machine)
-            trial = Trial(study, row.label, variant.name, config.seed, fast, sweep=sweep)
-            to_compare.setdefault(fast, config)
-            steps: int | None = config.steps
-            if study.equal_time:
-                speed_of = partial(_steps_a_second, speeds, scale, vocabulary, machine)
-                timed = _timed(study, scale, variant, config.seed, data)
-                steps = chosen_steps(study, row.label, variant.name) or _steps_in_time(
-                    config, timed, scale.minutes, speed_of, row.label == study.equal_time
-                )
-                own, needed = speed_of(config), {fast: config}
-                if scale.minutes is None:
-                    needed[speed_key(timed, vocabulary, machine)] = timed
-                if steps is None:
-                    to_compare.update(needed)  # `timed` is compared even where --only does not train it
-                trial = replace(
-                    trial, seconds=steps / own if steps and own else None,
-                    as_long_as=pretrain_job(timed, study.row(study.equal_time), data), waits_for=tuple(needed),
-                )  # fmt: skip
-            elif sweep is not None:
-                trial = replace(trial, as_long_as=pretrain_job(config, row, data))
-            if steps is not None and (sweep is None or sweep.chosen is not None):
-                job = pretrain_job(replace(config, steps=steps), row, data)
-                if sweep is not None:
-                    job = replace(job, settings={**job.settings, "tuned_by": sweep.key, "tuned": list(sweep.grid)})
-                tuned = {name: finetune_job(name, scale, job, config.seed, data) for name in columns}
-                trial = replace(trial, pretrain=job, finetune=tuned)
-            trials.append(trial)
-    return Plan(scale, data.identity, trials, _speed_jobs(to_compare, speeds, scale, vocabulary, machine))
+        for variant, model in _models(study, scale, data, only, losses):
+            for seed in seeds:
+                made = chosen_steps(study, model.row.label, variant.name)
+                trial, compared = _plan_trial(model, variant, seed, known, made, columns)
+                trials.append(trial)
+                for key, config in compared.items():
+                    to_compare.setdefault(key, config)
+    return Plan(scale, data.identity, trials, _speed_jobs(to_compare, known))
 
 
-def _configs(
-    study: Study, scale: Scale, data: StudyData, seeds: Sequence[int], only: Sequence[str], losses: Losses
-) -> Iterable[tuple[Row, Variant, PretrainConfig, Sweep | None]]:
-    """Row, variant, config and sweep of everything the study trains."""
+def _models(
+    study: Study, scale: Scale, data: StudyData, only: Sequence[str], losses: Losses
+) -> Iterable[tuple[Variant, Model]]:
+    """Everything that the study trains, at each of its sizes and lengths."""
     for variant in scale.variants_of(study):
-        steps = {"steps": variant.steps} if variant.steps else {}
         for row in study.rows:
             if only and row.label not in only:
                 continue
-            if resolve(study, row, variant.size, scale, 0, data.data) is None:
-                continue
-            sweep = sweep_of(study, row, variant.size, scale, data, losses)
-            changes = {**steps, **tuned_settings(scale, sweep)}
-            for seed in seeds:
-                config = resolve(study, row, variant.size, scale, seed, data.data, changes)
-                assert config is not None
-                yield row, variant, config, sweep
+            if model := Model.find(study, row, variant.size, scale, data, losses):
+                yield variant, model
 
 
-def _timed(study: Study, scale: Scale, variant: Variant, seed: int, data: StudyData) -> PretrainConfig:
-    """The model of the same size and seed whose time the others of an equal-time study take."""
-    row = study.row(str(study.equal_time))
-    steps = {"steps": variant.steps} if variant.steps else {}
-    timed = resolve(study, row, variant.size, scale, seed, data.data, steps)
+def _plan_trial(
+    model: Model, variant: Variant, seed: int, known: _Speeds, made: int | None, columns: Sequence[str]
+) -> tuple[Trial, dict[str, PretrainConfig]]:
+    """A trial, and the models by their keys whose speed it asks for. `made` are the steps of an equal-time run of
+    another seed."""
+    study, row, scale, data = model.study, model.row, model.scale, model.data
+    config, parent = model.reported(seed, variant.changes(study, row)), model.parent(seed)
+    compared = {known.key(config): config}
+    trial = Trial(study, row.label, variant.name, seed, known.key(config), sweep=model.sweep, parent=parent)
+    steps: int | None = config.steps
+    similar = model.job(config, parent)
+    if timed_by := study.timed_by(row):
+        timed = _timed(study, timed_by, scale, variant, seed, data)
+        similar = pretrain_job(timed, study.row(timed_by), data)
+        minutes = scale.minutes if study.equal_time else None
+        steps = made or known.steps_in_time(config, timed, minutes, row.label == timed_by)
+        needed = compared if minutes is not None else {**compared, known.key(timed): timed}
+        trial = replace(trial, waits_for=tuple(needed))
+        if steps is None:
+            compared = needed  # `timed` is compared even where --only does not train it
+    if any(study.timed_by(other) for other in study.rows) and steps and (own := known.steps_a_second(config)):
+        trial = replace(trial, seconds=steps / own)
+
+    def finetuned(job: Job) -> dict[str, Job]:
+        return {name: finetune_job(name, scale, job, seed, data) for name in columns}
+
+    if steps is None or not model.settled:
+        return replace(trial, as_long_as=(similar, *finetuned(similar).values())), compared
+    job = model.job(replace(config, steps=steps), parent)
+    return replace(trial, pretrain=job, finetune=finetuned(job)), compared
+
+
+def _timed(study: Study, label: str, scale: Scale, variant: Variant, seed: int, data: StudyData) -> PretrainConfig:
+    """The model of the same size and seed whose time others take."""
+    row = study.row(label)
+    timed = resolve(study, row, variant.size, scale, seed, data.data, variant.changes(study, row))
     if timed is None:
-        raise UserError(f"study {study.name}: equal_time row {row.label!r} has no {variant.size} model here")
+        raise UserError(f"study {study.name}: row {label!r}, whose time counts, has no {variant.size} model here")
     return timed
 
 
-def _steps_a_second(
-    speeds: Mapping[str, KnownSpeed], scale: Scale, vocabulary: int, machine: str, config: PretrainConfig
-) -> float | None:
-    """The dense model's speed times the ratio measured in turns, where both are known."""
-    dense, own = (speed_key(c, vocabulary, machine) for c in (dense_of(config, scale), config))
-    if dense not in speeds or own not in speeds:
-        return None
-    return speeds[dense].seq_per_s * speeds[own].relative / config.batch_size
+@dataclass(frozen=True)
+class _Speeds:
+    """The speeds that are known on a machine, of models with a vocabulary."""
 
+    known: Mapping[str, KnownSpeed]
+    scale: Scale
+    vocabulary: int
+    machine: str
 
-def _steps_in_time(
-    config: PretrainConfig,
-    timed: PretrainConfig,
-    minutes: float | None,
-    speed_of: Callable[[PretrainConfig], float | None],
-    is_timed: bool,
-) -> int | None:
-    """The steps that fit into the minutes or, without any, into the time that `timed` takes for its own."""
-    if minutes is None and is_timed:
-        return config.steps
-    own, speed = speed_of(config), speed_of(timed)
-    seconds = 60 * minutes if minutes is not None else timed.steps / speed if speed else None
-    return max(1, round(own * seconds)) if own and seconds else None
+    def key(self, config: PretrainConfig) -> str:
+        return speed_key(config, self.vocabulary, self.machine)
+
+    def steps_a_second(self, config: PretrainConfig) -> float | None:
+        """The dense model's speed times the ratio measured in turns, where both are known."""
+        dense, own = self.key(dense_of(config, self.scale)), self.key(config)
+        if dense not in self.known or own not in self.known:
+            return None
+        return self.known[dense].seq_per_s * self.known[own].relative / config.batch_size
+
+    def steps_in_time(
+        self, config: PretrainConfig, timed: PretrainConfig, minutes: float | None, is_timed: bool
+    ) -> int | None:
+        """The steps that fit into the minutes or, without any, into the time that `timed` takes for its own."""
+        if minutes is None and is_timed:
+            return config.steps
+        own, speed = self.steps_a_second(config), self.steps_a_second(timed)
+        seconds = 60 * minutes if minutes is not None else timed.steps / speed if speed else None
+        return max(1, round(own * seconds)) if own and seconds else None
 
 
 def dense_of(config: PretrainConfig, scale: Scale) -> PretrainConfig:
@@ -271,24 +228,18 @@ def dense_of(config: PretrainConfig, scale: Scale) -> PretrainConfig:
     return replace(config, **DENSE, model_overrides=scale.shapes.get(str(config.size), {}), batches={})
 
 
-def _speed_jobs(
-    configs: dict[str, PretrainConfig],
-    known_speeds: Mapping[str, KnownSpeed],
-    scale: Scale,
-    vocabulary: int,
-    machine: str,
-) -> list[Job]:
+def _speed_jobs(configs: dict[str, PretrainConfig], known: _Speeds) -> list[Job]:
     """Comparisons of speed in turns: a dense model with others of its size that are not measured yet."""
     groups: dict[str, tuple[PretrainConfig, dict[str, PretrainConfig]]] = {}
     for key, config in configs.items():
-        dense = dense_of(config, scale)
-        groups.setdefault(speed_key(dense, vocabulary, machine), (dense, {}))[1][key] = config
-    timing = dict(scale.speed)
+        dense = dense_of(config, known.scale)
+        groups.setdefault(known.key(dense), (dense, {}))[1][key] = config
+    timing = dict(known.scale.speed)
     together = timing.pop("together", TOGETHER)
     jobs = []
     for base, (dense, group) in groups.items():
-        others = [key for key in group if key != base and key not in known_speeds]
-        least = 0 if base in known_speeds else 1
+        others = [key for key in group if key != base and key not in known.known]
+        least = 0 if base in known.known else 1
         for begin in range(0, max(len(others), least), together):
             compared = {base: dense, **{key: group[key] for key in others[begin : begin + together]}}
             jobs.append(speed_job(compared, timing))

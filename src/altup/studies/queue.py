@@ -53,12 +53,11 @@ def do_job(job: Job, out: Path) -> bool:
 
 
 def _pretrain(job: Job, out: Path) -> bool:
-    from altup.studies.coefficients import begin_with
+    from altup.studies.starts import begin
     from altup.training.pretraining import PretrainConfig, pretrain
 
     config = PretrainConfig.from_dict(job.settings["config"], job.title)
-    if job.settings["start"]:
-        begin_with(config, job.settings["start"], job.folder(out))
+    begin(job, config, out)
     try:
         return _is_measured(job, pretrain(config, job.folder(out), resume=True))
     except DivergedError as error:
@@ -71,13 +70,10 @@ def _pretrain(job: Job, out: Path) -> bool:
 def _finetune(job: Job, out: Path) -> bool:
     from altup.finetuning.config import FinetuneConfig
     from altup.finetuning.finetune import finetune
+    from altup.studies.starts import trained_folder
 
-    found = list((out / "runs").glob(f"*-{job.settings['of']}"))
-    if not found:
-        raise UserError(
-            f"{job.title}: its pretrained model is not in {out / 'runs'}; run the study without --only"
-        )
-    config = FinetuneConfig.from_dict({**job.settings["config"], "model": str(found[0])}, job.title)
+    trained = trained_folder(job, job.settings["of"], out)
+    config = FinetuneConfig.from_dict({**job.settings["config"], "model": str(trained)}, job.title)
     return _is_measured(job, finetune(config, job.folder(out), resume=True))
 
 

@@ -55,7 +55,7 @@ def record_job(job: Job, out: Path, results: Path, alone: bool) -> None:
             if diverged.exists()
             else describe_run(config, job.folder(out), alone)
         )
-        kept = ("start", "data", "tunes", "tuned_by", "tuned")
+        kept = ("start", "continues", "data", "tunes", "tuned_by", "tuned")
         found |= {name: job.settings[name] for name in kept if name in job.settings}
     else:
         found = _describe_finetuning(job, job.folder(out))

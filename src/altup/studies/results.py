@@ -21,8 +21,8 @@ from typing import Any
 from altup.core.errors import UserError
 from altup.core.files import atomic_write, check_file_name, check_regular, read_json
 from altup.core.hardware import device_name, versions
+from altup.studies.configs import resolve, tuned_grid, tuned_settings
 from altup.studies.jobs import deciding_fields, file_name, key_of, model_key
-from altup.studies.plan import resolve, tuned_names, tuned_settings
 from altup.studies.scale import Scale, find_scale
 from altup.studies.study import METRICS, SHIPPED, SUPERSEDED, Study
 
@@ -225,7 +225,7 @@ def share_results(
     """The results of one scale with every seed and measure of a model under all the studies that have that model.
 
     Models are the same where everything that decides what they compute is, except the seed and what was tuned for
-    them, as each model is tuned once.
+    them, as each model is tuned once. Those that continue another stay in the study that they were run for.
     """
     by_place: dict[Place, Measured] = {}
     for result in sorted(results, key=lambda r: (r.date, r.run)):
@@ -235,7 +235,7 @@ def share_results(
     for found in by_place.values():
         for (seed, metric), result in found.items():
             kept = record(result.run) if metric == "accuracy" else None
-            if kept:
+            if kept and "continues" not in kept:
                 of_seed = {which: r for which, r in found.items() if which[0] in (seed, "")}
                 models.setdefault(_untuned_key(kept["config"], kept["start"], kept.get("tuned", ())), {}).update(
                     of_seed
@@ -255,15 +255,15 @@ def _models_of(studies: Sequence[Study], scale: Scale) -> Iterable[tuple[Place, 
     """Every model that the studies run at the scale."""
     for study in studies:
         for variant in scale.variants_of(study):
-            changes: dict[str, Any] = {"steps": variant.steps} if variant.steps else {}
             for row in study.rows:
-                timed = study.equal_time is not None and (
-                    scale.minutes is not None or study.equal_time != row.label
-                )
-                config = resolve(study, row, variant.size, scale, 0, "DATA", {**changes, **tuned_settings(scale)})
-                if config is None or timed:
+                timed_by = study.timed_by(row)
+                if row.continues or (timed_by and (scale.minutes is not None or timed_by != row.label)):
                     continue  # steps that fit into a time are not known here
-                key = _untuned_key(deciding_fields(config), row.start, tuned_names(row, scale, config))
+                changes = {**variant.changes(study, row), **tuned_settings(scale)}
+                config = resolve(study, row, variant.size, scale, 0, "DATA", changes)
+                if config is None:
+                    continue
+                key = _untuned_key(deciding_fields(config), row.start, tuned_grid(row, scale, config))
                 yield (study.name, row.label, variant.name), key
 
 

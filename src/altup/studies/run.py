@@ -141,17 +141,20 @@ class StudyRun:
         return job.is_done(self.out) or read_record(self.results, job.key) is not None
 
     def todo(self, plan: Plan) -> list[Job]:
-        """The training jobs that are not done; what is to be fine-tuned must be there, not only its record."""
-        pending = [job for job in plan.training() if not self.is_done(job)]
-        needed = {need for job in pending for need in job.needs}
-        return [
-            job for job in plan.training()
-            if job in pending or (job.key in needed and not job.is_done(self.out))
-        ]  # fmt: skip
+        """The training jobs that are not done; a model that others need must be there, not only its record."""
+        jobs = {job.key: job for job in plan.training()}
+        found = more = {job.key for job in plan.wanted() if not self.is_done(job)}
+        while more := {need for key in more for need in jobs[key].needs if not jobs[need].is_done(self.out)}:
+            found = found | more
+        return [job for key, job in jobs.items() if key in found]
 
     def _next_of_sweeps(self, plan: Plan, given_up: set[str]) -> list[Job]:
-        """The runs that sweeps wait for, without those that failed or were left."""
-        return [job for job in plan.tuning() if job.key not in given_up]
+        """The runs that sweeps wait for, without those that failed or were left; the models that they go on from
+        must be there, not only their records."""
+        return [
+            job for job in plan.tuning()
+            if job.key not in given_up and ("tunes" in job.settings or not job.is_done(self.out))
+        ]  # fmt: skip
 
     def progress(self, job: Job) -> str:
         """finished, begun or new."""

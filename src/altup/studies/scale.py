@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
 from altup.core.schema import check_kinds, parse_yaml, read_yaml, refuse_unknown
-from altup.studies.study import FINETUNED, SCALES, SHIPPED, Study
+from altup.studies.study import FINETUNED, SCALES, SHIPPED, Row, Study
 
 SMOKE_EXAMPLES = {"train": 24, "validation": 8}
 SMOKE_HELD_OUT = 0.05
@@ -32,12 +32,14 @@ class FinetuneColumn:
 @dataclass(frozen=True)
 class Tuning:
     """What a scale sweeps. `grid` has each setting's values in their order, `start` where a sweep begins (without
-    it the nearest value to what the model would have), `steps` and `seed` are those of its runs."""
+    it the nearest value to what the model would have), `steps` and `seed` are those of its runs. `continuing` is
+    the grid of models that go on from a trained one, if it is another."""
 
     grid: dict[str, list[Any]]
     steps: int
     seed: int = 0
     start: dict[str, Any] = field(default_factory=dict)
+    continuing: dict[str, list[Any]] = field(default_factory=dict)
 
     def check(self, source: str) -> None:
         """Raise UserError where a sweep could not be made."""
@@ -45,7 +47,7 @@ class Tuning:
         from altup.training.pretraining import PretrainConfig
 
         known = describe_settings(PretrainConfig)
-        for name, values in self.grid.items():
+        for name, values in (*self.grid.items(), *self.continuing.items()):
             field_name, _, part = name.partition(".")
             check_choice(f"{source}: tune", field_name, known)
             is_mapping = isinstance(known[field_name].default, dict)
@@ -115,6 +117,12 @@ class Scale:
             return [Variant(size, size) for size in sizes]
         return [Variant(f"{size}, {steps:,} steps", size, steps) for size in sizes for steps in lengths]
 
+    def grid_of(self, row: Row) -> dict[str, list[Any]]:
+        """What a sweep of a row walks through, as far as its model has it."""
+        if self.tune is None:
+            return {}
+        return self.tune.continuing if row.continues and self.tune.continuing else self.tune.grid
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -123,6 +131,10 @@ class Variant:
     name: str
     size: str
     steps: int | None = None
+
+    def changes(self, study: Study, row: Row) -> dict[str, Any]:
+        """What it changes in a row's config: the steps, but not of a row that others continue."""
+        return {"steps": self.steps} if self.steps and row.label not in study.continued else {}
 
 
 def find_scale(name: str) -> Scale:

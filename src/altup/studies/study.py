@@ -91,11 +91,17 @@ DEFAULT_STRIDE = {"sequence-altup", "stride-and-skip", "average-pooling"}
 
 @dataclass(frozen=True)
 class Row:
-    """One model of a study: fields of `PretrainConfig`, how its coefficients start, and exceptions by scale."""
+    """One model of a study: fields of `PretrainConfig`, how its coefficients start, and exceptions by scale.
+
+    `continues` is the label of a dense row, as whose trained model this one begins, widened to its own method.
+    With `time_of` it trains as long as the row of that label takes.
+    """
 
     label: str
     settings: dict[str, Any]
     start: dict[str, str] = field(default_factory=dict)
+    continues: str | None = None
+    time_of: str | None = None
     at: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
     def settings_at(self, scale: str) -> dict[str, Any] | None:
@@ -129,11 +135,10 @@ class Study:
 
     `table` names a table of the paper, of which the rows that agree with `where` belong to this study. `sizes`,
     `settings` and `lengths` (numbers of steps, each compared for itself) are by scale; where a scale is not named
-    its own count. `finetune` lists the
-    columns that a model may be fine-tuned for, and `finetune_at` the scales at which that is done. With
-    `equal_time` every model trains as long as the row of that label takes for the scale's steps. `frontier` names
-    the dense rows between which the speedup at equal accuracy is interpolated. `baseline` is what differences are
-    taken to.
+    its own count. Where rows continue others, the lengths are theirs. `finetune` lists the columns that a model
+    may be fine-tuned for, and `finetune_at` the scales at which that is done. With `equal_time` every model trains
+    as long as the row of that label takes for the scale's steps. `frontier` names the dense rows between which the
+    speedup at equal accuracy is interpolated. `baseline` is what differences are taken to.
     """
 
     name: str
@@ -160,6 +165,15 @@ class Study:
             if row.label == label:
                 return row
         raise UserError(f"study {self.name} has no row {label!r}; it has {', '.join(r.label for r in self.rows)}")
+
+    def timed_by(self, row: Row) -> str | None:
+        """The label of the row as long as which this one trains, if any."""
+        return row.time_of or self.equal_time
+
+    @property
+    def continued(self) -> set[str]:
+        """Labels of the rows that others continue."""
+        return {row.continues for row in self.rows if row.continues}
 
     def paper_rows(self) -> list[dict[str, Any]]:
         """The rows of the paper's table that belong here."""
@@ -211,7 +225,8 @@ def _read_row(label: str, values: Any, source: str) -> Row:
     values = dict(values)
     hints = {**get_type_hints(Row), "model_overrides": dict[str, Any]}
     check_kinds(f"{source}: row {label!r}", values, hints)
-    return Row(str(label), start=values.pop("start", {}), at=values.pop("at", {}), settings=values)
+    own = {name: values.pop(name) for name in ("start", "at", "continues", "time_of") if name in values}
+    return Row(str(label), settings=values, **own)
 
 
 def check_start(start: Mapping[str, str]) -> None:
@@ -238,8 +253,14 @@ def _check(study: Study, source: str) -> None:
         *study.frontier,
         *(x for e in study.expect for x in (e.better, e.than)),
     ]
+    named += [label for row in study.rows for label in (row.continues, row.time_of) if label]
     for label in named:
         check_choice(f"{source}: label", label, labels)
+    for row in study.rows:
+        if row.continues and study.row(row.continues).continues:
+            raise UserError(f"{source}: row {row.label!r} continues {row.continues!r}, which continues another")
+        if row.time_of and study.row(row.time_of).time_of:
+            raise UserError(f"{source}: row {row.label!r} has the time of {row.time_of!r}, which has another's")
     exceptions = [scale for row in study.rows for scale in row.at]
     for scale in (*exceptions, *study.sizes, *study.settings, *study.lengths, *study.finetune_at):
         check_choice(f"{source}: scale", scale, SHIPPED)

@@ -62,9 +62,18 @@ def most_runs(grid: Mapping[str, Sequence[Any]]) -> int:
 
 
 @dataclass(frozen=True)
+class Parent:
+    """The job from whose model another goes on. It is not `settled` while its own sweep has not ended: the job
+    then stands for one of other settings."""
+
+    job: Job
+    settled: bool
+
+
+@dataclass(frozen=True)
 class Sweep:
     """The sweep of one model. `runs` are those made, with their losses; `todo` are the jobs that it waits for;
-    `first` is the one it begins with."""
+    `first` is the one it begins with; `parent` the job from whose model they go on, if any."""
 
     key: str
     title: str
@@ -73,6 +82,7 @@ class Sweep:
     runs: list[tuple[Point, float, str]]
     todo: list[Job]
     first: Job
+    parent: Parent | None = None
 
     @property
     def chosen(self) -> Point | None:
@@ -100,11 +110,13 @@ def _finite(curves: Mapping[str, list[tuple[Any, float]]]) -> dict[str, list[tup
     }
 
 
-def grid_of(tuning: Tuning, config: PretrainConfig, fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The settings that the model has, without those that a row or the user has `fixed`."""
+def tunable(
+    grid: Mapping[str, list[Any]], config: PretrainConfig, fixed: Mapping[str, Any]
+) -> dict[str, list[Any]]:
+    """The settings of a grid that the model has, without those that a row or the user has `fixed`."""
     has_coefficients = not HAVE_COEFFICIENTS.isdisjoint(str(config.method).split("+"))
     return {
-        name: values for name, values in tuning.grid.items()
+        name: values for name, values in grid.items()
         if name.partition(".")[0] not in fixed and (has_coefficients or name != "lr_factors.coefficients")
     }  # fmt: skip
 
@@ -112,24 +124,25 @@ def grid_of(tuning: Tuning, config: PretrainConfig, fixed: Mapping[str, Any]) ->
 def find_sweep(
     tuning: Tuning,
     row: Row,
-    names: Sequence[str],
+    grid: dict[str, list[Any]],
     configure: Callable[[Mapping[str, Any]], PretrainConfig],
     data: StudyData,
     losses: Losses,
+    parent: Parent | None = None,
 ) -> Sweep | None:
-    """The sweep over the settings `names` of the model that `configure` makes with some changed; None without
-    any."""
-    if not names:
+    """The sweep through `grid` of the model that `configure` makes with some settings changed; None where the grid
+    is empty."""
+    if not grid:
         return None
     usual = {"steps": tuning.steps, "seed": tuning.seed, **TUNING}
-    config, grid = configure(usual), {name: tuning.grid[name] for name in names}
-    begin = {name: tuning.start.get(name, _nearest(values, _read(config, name))) for name, values in grid.items()}
+    config = configure(usual)
+    begin = {name: _begin(values, tuning.start.get(name), _read(config, name)) for name, values in grid.items()}
     jobs: dict[str, tuple[Point, Job, float | None]] = {}
 
     def job_at(point: Point) -> tuple[Point, Job, float | None]:
         place = str(point)
         if place not in jobs:
-            job = pretrain_job(configure({**usual, **point}), row, data)
+            job = pretrain_job(configure({**usual, **point}), row, data, parent.job if parent else None)
             told = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
                              for name, value in point.items())  # fmt: skip
             job = replace(job, title=f"tuning {job.title}: {told}")
@@ -146,7 +159,8 @@ def find_sweep(
 
     todo = [of_sweep(job_at(point)[1]) for point in walk.missing]
     changes = {**row.settings.get("model_overrides", {}), **row.start}
-    return Sweep(key, describe_model(config, changes), grid, walk, runs, todo, of_sweep(first))
+    title = describe_model(config, changes) + (", going on" if parent else "")
+    return Sweep(key, title, grid, walk, runs, todo, of_sweep(first), parent)
 
 
 def _read(config: PretrainConfig, name: str) -> Any:
@@ -155,8 +169,11 @@ def _read(config: PretrainConfig, name: str) -> Any:
     return value.get(part, 1.0) if part else value
 
 
-def _nearest(values: Sequence[Any], wanted: Any) -> Any:
-    """By their ratio, where they are numbers above 0; else the same one, or the first."""
+def _begin(values: Sequence[Any], told: Any, wanted: Any) -> Any:
+    """Of a setting's values the one that is `told`, else the nearest to the one `wanted`: by their ratio, where
+    they are numbers above 0; else the same one, or the first."""
+    if told in values:
+        return told
     numbers = [value for value in [*values, wanted] if isinstance(value, int | float) and value > 0]
     if len(numbers) == len(values) + 1:
         return min(values, key=lambda value: abs(math.log(value / wanted)))

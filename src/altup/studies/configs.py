@@ -1,0 +1,179 @@
+"""From a row of a study to its model's config: at a scale, with what is tuned for it, and as what it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from altup.core.errors import UserError, check_choice
+from altup.studies.jobs import Job, StudyData, pretrain_job
+from altup.studies.scale import Scale
+from altup.studies.study import Row, Study
+from altup.studies.tuning import REPORTING, Losses, Parent, Sweep, find_sweep, tunable
+
+if TYPE_CHECKING:
+    from altup.training.pretraining import PretrainConfig
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+OTHER_ORDER = 1000  # added to the seed of a model that goes on, which else would see its parent's batches again
+
+
+def resolve(
+    study: Study,
+    row: Row,
+    size: str,
+    scale: Scale,
+    seed: int,
+    data: str,
+    changes: Mapping[str, Any] = NOTHING,
+) -> PretrainConfig | None:
+    """The config of a row; None where the row is not run at this scale, or not at this size.
+
+    `changes` are stronger than all else; `lr_factors.embeddings` changes an entry of a mapping. A model that goes
+    on from another has, unless one is given, the rate of `altup pretrain --from`.
+    """
+    from altup.training.pretraining import GENTLER, PretrainConfig
+
+    own = row.settings_at(scale.base)
+    if own is None or own.get("size", size) != size:
+        return None
+    overrides = {**scale.shapes.get(size, {}), **own.get("model_overrides", {})}
+    if scale.experts and "moe" in str(own.get("method", "")).split("+"):
+        own = {"experts": scale.experts, **own}
+    settings = {
+        **scale.pretrain,
+        **scale.by_size.get(size, {}),
+        **study.settings.get(scale.base, {}),
+        **own,
+        **scale.given,
+        **{"size": size, "seed": seed, "data": data, "model_overrides": overrides},
+    }
+    for name, value in changes.items():
+        field_name, _, entry = name.partition(".")
+        settings[field_name] = {**settings.get(field_name, {}), entry: value} if entry else value
+    if row.continues:
+        settings["seed"] += OTHER_ORDER
+    source = f"study {study.name}, row {row.label!r}"
+    try:
+        config = PretrainConfig.from_dict(settings, source)
+    except UserError as error:
+        told = str(error)
+        raise UserError(told if told.startswith(source) else f"{source}: {told}") from None
+    if row.continues and settings.get("lr") is None and config.lr is not None:
+        config = replace(config, lr=GENTLER * config.lr)
+    return config
+
+
+def tuned_settings(scale: Scale, sweep: Sweep | None = None) -> dict[str, Any]:
+    """What tuning changes in the runs that are reported: the held-out text, and what the sweep has chosen."""
+    if scale.tune is None:
+        return {}
+    return {**REPORTING, **((sweep.chosen or {}) if sweep else {})}
+
+
+def tuned_grid(row: Row, scale: Scale, config: PretrainConfig) -> dict[str, list[Any]]:
+    """What is swept for a row: not what it sets itself, nor what `--set` gives."""
+    return tunable(scale.grid_of(row), config, {**(row.settings_at(scale.base) or {}), **scale.given})
+
+
+def reported_job(
+    config: PretrainConfig, row: Row, data: StudyData, sweep: Sweep | None, parent: Parent | None = None
+) -> Job:
+    """A run with the settings that its model's sweep has chosen."""
+    job = pretrain_job(config, row, data, parent.job if parent else None)
+    if sweep is None or sweep.chosen is None:
+        return job
+    return replace(job, settings={**job.settings, "tuned_by": sweep.key, "tuned": list(sweep.grid)})
+
+
+@dataclass(frozen=True)
+class Model:
+    """A row of a study at a size: its configs by seed, its sweep, and the model that it continues, if any."""
+
+    study: Study
+    row: Row
+    size: str
+    scale: Scale
+    data: StudyData
+    sweep: Sweep | None
+    continues: Model | None
+
+    @classmethod
+    def find(
+        cls, study: Study, row: Row, size: str, scale: Scale, data: StudyData, losses: Losses
+    ) -> Model | None:
+        """None where the row is not run at this scale and size."""
+        if resolve(study, row, size, scale, 0, data.data) is None:
+            return None
+        continues = None
+        if row.continues:
+            continues = cls.find(study, study.row(row.continues), size, scale, data, losses)
+            if continues is None:
+                raise UserError(
+                    f"study {study.name}: row {row.label!r} continues {row.continues!r}, which has no size {size}"
+                )
+        model = cls(study, row, size, scale, data, None, continues)
+        model._check_parent()
+        return replace(model, sweep=model._find_sweep(losses))
+
+    def config(self, seed: int, changes: Mapping[str, Any] = NOTHING) -> PretrainConfig:
+        config = resolve(
+            self.study, self.row, self.size, self.scale, seed, self.data.data, {**self._inherited(), **changes}
+        )
+        assert config is not None  # asked by `find`
+        return config
+
+    def reported(self, seed: int, changes: Mapping[str, Any] = NOTHING) -> PretrainConfig:
+        """The config of a run that is reported; until the sweep has ended, without what it will choose."""
+        return self.config(seed, {**changes, **tuned_settings(self.scale, self.sweep)})
+
+    @property
+    def settled(self) -> bool:
+        """Whether its sweep, if it has one, has ended, and that of the model that it continues."""
+        own = self.sweep is None or self.sweep.chosen is not None
+        return own and (self.continues is None or self.continues.settled)
+
+    def parent(self, seed: int) -> Parent | None:
+        """The run that it goes on from with a seed."""
+        if self.continues is None:
+            return None
+        dense = self.continues
+        return Parent(reported_job(dense.reported(seed), dense.row, self.data, dense.sweep), dense.settled)
+
+    def job(self, config: PretrainConfig, parent: Parent | None) -> Job:
+        return reported_job(config, self.row, self.data, self.sweep, parent)
+
+    def _inherited(self) -> dict[str, Any]:
+        """What was chosen for the model that it continues, but the rate, which a trained model has another of."""
+        if self.continues is None or self.continues.sweep is None:
+            return {}
+        return {name: value for name, value in (self.continues.sweep.chosen or {}).items() if name != "lr"}
+
+    def _find_sweep(self, losses: Losses) -> Sweep | None:
+        tune = self.scale.tune
+        if tune is None:
+            return None
+        grid = tuned_grid(self.row, self.scale, self.config(0))
+
+        def configure(changes: Mapping[str, Any]) -> PretrainConfig:
+            return self.config(0, changes)
+
+        return find_sweep(tune, self.row, grid, configure, self.data, losses, self.parent(tune.seed))
+
+    def _check_parent(self) -> None:
+        """Only a dense model of the same shape can be widened."""
+        if self.continues is None:
+            return
+        from altup.models.upcycling import UPCYCLE_METHODS
+
+        own, parent = self.config(0), self.continues.config(0)
+        source = f"study {self.study.name}, row {self.row.label!r} continues {self.row.continues!r}"
+        check_choice(f"{source}: method", own.method, UPCYCLE_METHODS)
+        if parent.method != "dense":
+            raise UserError(f"{source}, which is {parent.method}; continue a dense one")
+        for name in ("model", "extra_layers", "model_overrides"):
+            if getattr(own, name) != getattr(parent, name):
+                told = f"{name}={getattr(own, name)!r}, the other {getattr(parent, name)!r}"
+                raise UserError(f"{source} with {told}; they must agree")
