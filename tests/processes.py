@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -106,6 +106,18 @@ def run(*arguments: object, stdin: str = "", **environment: str) -> subprocess.C
         given.write_text(stdin)
         code = _start((given, out, errors), arguments, environment).wait()
         return subprocess.CompletedProcess([*map(str, arguments)], code, out.read_text(), errors.read_text())
+
+
+def with_options(defaults: Iterable[object], *given: object) -> list[object]:
+    """`defaults` less the options that `given` names, and `given`: an option may be given once."""
+    kept: list[object] = []
+    dropping = False
+    for word in defaults:
+        if str(word).startswith("--"):
+            dropping = word in given
+        if not dropping:
+            kept.append(word)
+    return [*kept, *given]
 
 
 def fork_two(function: Callable[..., None], *arguments: object) -> None:

@@ -155,7 +155,7 @@ def test_a_file_that_is_not_there() -> None:
     [
         (["--size", "big"], "size='big'"),
         (["--method", "altdown"], "'altdown'"),
-        (["--method", "altup", "--k", "0"], "num_blocks=0"),
+        (["--method", "altup", "--k", "0"], "k=0"),
         (["--method", "dense", "--k", "2"], "k=2 does not fit"),
         (["--method", "sequence-altup", "--stride", "0"], "stride=0"),
         (["--extra-layers", "-1"], "extra_layers=-1"),

@@ -110,6 +110,34 @@ def test_the_advice_of_a_failed_run_can_be_followed(corpus: Path, tmp_path: Path
         run(*arguments, "--vocab-size", "701")
 
 
+def test_a_small_folder_needs_no_options(tmp_path: Path) -> None:
+    """What 32,000 pieces and a hundredth would not do is chosen and said, once; what follows can be trained on."""
+    folder, out = tmp_path / "my-text", tmp_path / "data"
+    folder.mkdir()
+    (folder / "book.txt").write_text("\n\n".join(documents())[:40_000])
+    told = run(folder, "--workers", "1", "--out", out).output
+    assert "little text, hence 360 pieces and not 32,000 (--vocab-size), 20% held out and not 1%" in told
+    assert "Next: altup pretrain" in told
+    assert "is finished and whole" in run(folder, "--workers", "1", "--out", out).output
+    with pytest.raises(UserError, match=r"vocab_size=32000: the vocabulary .* has 360 pieces"):
+        run(folder, "--workers", "1", "--out", out, "--vocab-size", "32000")
+    with pytest.raises(UserError, match=r"validation: there 0\.2, now 0\.01"):
+        run(folder, "--workers", "1", "--out", out, "--validation-fraction", "0.01")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("note.txt", "One note, and nothing to hold out.", "No validation text"),
+        ("notes.jsonl", '{"text": "A line of a few words, each another document."}\n' * 4, "No validation text"),
+        ("notes.jsonl", "\n".join(f'{{"text": "Note {n}: {"word " * n}"}}' for n in range(8)), "-length 32\n"),
+    ],
+)
+def test_next_to_no_text_is_prepared_all_the_same(tmp_path: Path, name: str, text: str, told: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert told in run(tmp_path / name, "--workers", "1", "--out", tmp_path / "data").output
+
+
 def test_other_settings_are_refused(out: Path, options: list[str]) -> None:
     with pytest.raises(UserError, match=r"tokenizer\.vocab_size: there 700, now 701"):
         run(*options, "--out", out, "--vocab-size", "701")

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from altup.training.checkpoints import damage
-from tests.processes import altup, prepare_text, run
+from tests.processes import altup, prepare_text, run, with_options
 from tests.torchrun import COMMAND, environment, torchrun
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
 
@@ -120,11 +120,12 @@ def test_the_end_says_how_many_steps_were_skipped(data: Path, tmp_path: Path) ->
 
 
 def test_one_step_is_one_step(data: Path, tmp_path: Path) -> None:
-    arguments = ["--data", data, "--out", tmp_path / "run", *SMALL, "--steps", "1", "--batch-size", "1"]
-    code, text = altup(tmp_path / "log", "pretrain", *arguments)
+    arguments = with_options(SMALL, "--steps", "1", "--batch-size", "1")
+    code, text = altup(tmp_path / "log", "pretrain", "--data", data, "--out", tmp_path / "run", *arguments)
     assert code == 0, text
     assert "finished 1 step;" in text
     assert "1 step of 1 sequence," in text
+    assert "warning" not in text
     assert "for 1 step at batch 1" in (tmp_path / "run" / "README.md").read_text()
 
 
@@ -134,12 +135,12 @@ def test_one_step_is_one_step(data: Path, tmp_path: Path) -> None:
         (["--steps", "7", "--resume"], r"steps: 6 there, 7 now"),
         (["--lr", "0.5", "--method", "recycled", "--resume"], "method: 'altup' there, 'recycled' now"),
         ([], "already holds this run; add --resume"),
-        (["--size", "gigantic"], "size='gigantic' is not known; choose one of 'tiny'"),
+        (["--size", "gigantic"], "--size gigantic is not known; choose one of 'tiny'"),
         (["--set", "d_ff"], "expected NAME=VALUE"),
-        (["--set", "wings=2"], "model_overrides='wings' is not known"),
+        (["--set", "wings=2"], "--set wings is not known"),
         (
             ["--track", "abacus"],
-            "trackers='abacus' is not known; choose one of 'tensorboard', 'wandb', 'trackio', 'none'",
+            "--track abacus is not known; choose one of 'tensorboard', 'wandb', 'trackio', 'none'",
         ),
         (
             ["--model", "decoder", "--inputs-length", "100000"],
@@ -151,9 +152,10 @@ def test_one_step_is_one_step(data: Path, tmp_path: Path) -> None:
 def test_mistakes_get_one_clear_line(
     trained: Path, data: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    fresh = ["--out", trained, "--data", data, *SMALL, *arguments]
+    fresh = with_options(["--out", trained, "--data", data, *SMALL], *arguments)
     code, text = altup(tmp_path / "log", "pretrain", *fresh)
     assert code == 2
+    assert text.startswith("altup: ")  # nothing is announced before it may begin
     assert message in text
     assert "Traceback" not in text
 
@@ -198,7 +200,7 @@ def test_a_tracker_that_is_not_installed(data: Path, tmp_path: Path) -> None:
     arguments = ["--data", data, "--out", tmp_path / "run", *SMALL, "--track", "wandb"]
     code, text = altup(tmp_path / "log", "pretrain", *arguments)
     assert code == 2
-    assert "trackers='wandb' needs the package 'wandb': pip install wandb" in text
+    assert "--track wandb needs the package 'wandb': pip install wandb" in text
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
@@ -322,7 +324,7 @@ def test_a_signal_to_torchrun_stops_and_saves(data: Path, tmp_path: Path) -> Non
     run, endless = tmp_path / "run", ["--steps", "100000", "--log-every", "1"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
-            [*COMMAND, "-m", "altup", "pretrain", "--data", data, "--out", run, *SMALL, *endless],
+            [*COMMAND, "-m", "altup", "pretrain", "--data", data, "--out", run, *with_options(SMALL, *endless)],
             env=environment(),
             stdout=log,
             stderr=log,

@@ -11,7 +11,7 @@ import yaml
 
 from altup import AltUpBertForMaskedLM, AltUpDecoderForCausalLM
 from altup.training import checkpoints
-from tests.processes import altup, prepare_text, start
+from tests.processes import altup, prepare_text, start, with_options
 from tests.torchrun import train_together
 from tests.training.compare import assert_same_run, records
 
@@ -97,14 +97,14 @@ def test_generate_answers_in_the_family_s_way(trained, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "gpt"], "model='gpt' is not known; choose one of 't5', 'bert', 'decoder'"),
-        (["--model", "bert", "--size", "small"], "size='small' is not known; choose one of 'tiny', 'light'"),
+        (["--model", "gpt"], "--model gpt is not known; choose one of 't5', 'bert', 'decoder'"),
+        (["--model", "bert", "--size", "small"], "--size small is not known; choose one of 'tiny', 'light'"),
         (["--model", "bert", "--method", "average-pooling"], "a masked-language model answers for every token"),
         (["--model", "decoder", "--method", "sequence-altup"], "leave sequence at 'none'"),
-        (["--model", "decoder", "--set", "type_vocab_size=2"], "model_overrides='type_vocab_size' is not known"),
-        (["--model", "decoder", "--set", "bos_token_id=2"], "model_overrides='bos_token_id' is not known"),
+        (["--model", "decoder", "--set", "type_vocab_size=2"], "--set type_vocab_size is not known"),
+        (["--model", "decoder", "--set", "bos_token_id=2"], "--set bos_token_id is not known"),
         (["--from", "./nowhere"], "'nowhere': no such folder; give a run or a model folder"),
-        (["--from", "x", "--method", "altup"], "method='altup': the model of --from x decides; leave it out"),
+        (["--from", "x", "--method", "altup"], "--method altup: the model of --from x decides; leave it out"),
     ],
 )
 def test_mistakes_get_one_clear_line(data: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -119,7 +119,7 @@ def test_mistakes_get_one_clear_line(data: Path, tmp_path: Path, arguments: list
 @pytest.mark.parametrize("family", ["bert", "decoder"])
 def test_two_processes_train_as_one(family: str, data: Path, tmp_path: Path) -> None:
     """Sharded, tied tables included."""
-    command = ["pretrain", "--model", family, "--data", data, *SMALL, "--dropout", "0"]
+    command = ["pretrain", "--model", family, "--data", data, *with_options(SMALL, "--dropout", "0")]
     code, text = altup(tmp_path / "log", *command, "--out", tmp_path / "one")
     assert code == 0, text
     train_together("-m", "altup", *command, "--out", tmp_path / "two", "--parallel", "fsdp", out=tmp_path / "two")

@@ -100,7 +100,7 @@ def test_evaluate_takes_a_users_own_file(tmp_path: Path) -> None:
         ([], "--task"),
         (["--suite", "blue"], "'glue'"),
         (["--task", "sst2", "--data", "nowhere"], "no folder"),
-        (["--task", "sst2", "--batch-size", "0"], "batch_size"),
+        (["--task", "sst2", "--batch-size", "0"], "--batch-size 0"),
         (["--task", "sst2", "--precision", "fp8"], "precision"),
     ],
 )

@@ -257,11 +257,28 @@ def test_long_targets_and_bad_records_are_counted(
     assert "own" in outcome.evaluation
 
 
+def test_a_task_without_a_network_can_be_had_from_files(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"give the folder that holds squad/v1\.1/train\.jsonl with --data DIR"):
+        finetune(FinetuneConfig(model=str(model), tasks=["squad"], steps=1), tmp_path / "run")
+
+
+def test_thousands_of_epochs_are_warned_of(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.jsonl").write_text('{"input": "a", "target": "b"}\n')
+    finetune(
+        config(model, tmp_path, tasks=[str(tmp_path / "one.jsonl")], steps=2, batch_size=600), tmp_path / "run"
+    )
+    assert "warning: each example is seen 1,200 times" in capsys.readouterr().err
+
+
 def test_one_file_holds_nothing_out(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sums.jsonl").write_text('{"input": "a", "target": "b"}\n' * 9)
     outcome = finetune(config(model, tmp_path, tasks=[str(tmp_path / "sums.jsonl")], steps=1), tmp_path / "run")
     assert outcome.evaluation is None
-    assert "nothing is held out" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "nothing is held out" in said
+    assert "warning" not in said
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_nonsense_gets_an_error_that_names_the_field(fields, says):
         ({"method": "altup+recycled"}, "twice"),
         ({"method": "dense", "k": 2}, "k=2 does not fit"),
         ({"method": "altup", "stride": 4}, "stride=4 does not fit"),
-        ({"method": "altup", "k": 0}, "num_blocks=0"),
+        ({"method": "altup", "k": 0}, "k=0 makes no sense"),
         ({"method": None}, "method=None"),
         ({"method": "moe", "experts": 0}, "experts=0"),
         ({"method": "altup", "kk": 4}, "kk=4: there is no such field; did you mean 'k'[?]"),

@@ -17,7 +17,7 @@ import pytest
 
 from altup.training import checkpoints
 from altup.training.preemption import GPU_LOCK
-from tests.processes import altup, prepare_text, start
+from tests.processes import altup, prepare_text, start, with_options
 from tests.torchrun import COMMAND, environment, train_together
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
 
@@ -227,7 +227,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 def test_signals_during_the_save_are_answered_once(data: Path, tmp_path: Path) -> None:
     """From the moment that a checkpoint is begun to the end of the process."""
     out = tmp_path / "run"
-    running = start(tmp_path / "log", *command(data, out, 100_000), "--save-every", "100000")
+    running = start(tmp_path / "log", *with_options(command(data, out, 100_000), "--save-every", "100000"))
     running.wait_for("step 3/")
     running.signal(signal.SIGINT)
     while not any((out / "checkpoints").iterdir()):

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 import altup
+from altup.cli.verb import Verb
 from altup.core.console import outlive_stderr, outlive_stdout
 from altup.core.errors import UserError
 from altup.training.preemption import STOPPED
@@ -63,9 +64,11 @@ def _options(
 for _verb in VERBS:
     _module = importlib.import_module(f"altup.cli.{_verb}")
     if hasattr(_module, "app"):
+        for _command in _module.app.registered_commands:
+            _command.cls = Verb
         app.add_typer(_module.app, name=_verb)
     else:
-        app.command(name=_verb)(_module.command)
+        app.command(name=_verb, cls=Verb)(_module.command)
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from altup.data.shards import Manifest
 
 SECONDS_BETWEEN_LINES = 15.0
-RAW_LENGTH = 568  # tokens of a sequence at T5's input length of 512
+LENGTHS = (512, 256, 128, 64, 32)  # of inputs; the first is T5's
+RAW_LENGTH = 568  # tokens of a sequence at T5's
 
 
 def command(
@@ -33,8 +34,13 @@ def command(
     out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("data"),
     embedded: Annotated[bool, typer.Option("--embedded", help="Use the English that comes with Python.")] = False,
     vocab_size: Annotated[
-        int, typer.Option(help="Pieces of the vocabulary to train; 100 sentinels come on top.")
-    ] = 32000,
+        int | None,
+        typer.Option(
+            help="Pieces of the vocabulary to train; 100 sentinels come on top "
+            "[default: 32000; fewer where the text cannot fill them].",
+            show_default=False,
+        ),
+    ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(help="Take this one instead: a model's, by its run, folder or hub name; a tokenizer.json."),
@@ -44,7 +50,9 @@ def command(
     ] = None,
     validation_fraction: Annotated[
         float | None,
-        typer.Option(help="Hold out this part of the documents [default: 0.01; 0.04 with --embedded]."),
+        typer.Option(
+            help="Hold out this part of the documents [default: 0.01; 0.04 with --embedded; more of little text]."
+        ),
     ] = None,
     field: Annotated[
         str, typer.Option(help="The field of .jsonl, .parquet and datasets that holds the text.")
@@ -94,7 +102,7 @@ def command(
     recipe = Recipe(
         sources=[open_source(name, field) for name in names],
         validation=[open_source(name, field) for name in validation or []],
-        validation_fraction=(0.04 if embedded else 0.01) if validation_fraction is None else validation_fraction,
+        validation_fraction=0.04 if embedded and validation_fraction is None else validation_fraction,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         sample_bytes=sample_mb * MEBIBYTE,
@@ -129,8 +137,8 @@ def _merge(out: Path, recipe: Recipe | None) -> None:
     from altup.data.parts import merge_parts
 
     with _goes_on(), _display() as watch:
-        manifest = merge_parts(out, recipe.settings() if recipe else None, watch)
-    _tell(out, manifest)
+        manifest = merge_parts(out, recipe.for_folder(out).settings() if recipe else None, watch)
+    _tell(out, manifest, recipe)
 
 
 @contextmanager
@@ -156,14 +164,23 @@ def _prepare(out: Path, recipe: Recipe, workers: int | None) -> None:
         manifest = prepare(out, recipe, workers, watch)
     if finished_before:
         typer.echo(f"{out} is finished and whole: every shard was compared with its hash.")
-    _tell(out, manifest)
+    _tell(out, manifest, recipe)
 
 
-def _tell(out: Path, manifest: Manifest) -> None:
+def _tell(out: Path, manifest: Manifest, recipe: Recipe | None) -> None:
     """What was prepared, and what to do next."""
-    _report(manifest)
-    if manifest.shards("validation"):  # without it the next step would be refused
-        typer.echo(f"Next: altup pretrain --data {shlex.quote(str(out))} --out runs/NAME")
+    _report(manifest, recipe)
+    if length := _fitting_length(manifest):  # without one the next step would be refused
+        shorter = f" --inputs-length {length}" if length < LENGTHS[0] else ""
+        typer.echo(f"Next: altup pretrain --data {shlex.quote(str(out))} --out runs/NAME{shorter}")
+
+
+def _fitting_length(manifest: Manifest) -> int | None:
+    """The longest usual input of which both splits hold a sequence."""
+    from altup.data.shards import SPLITS
+
+    tokens = min(sum(shard.tokens for shard in manifest.shards(split)) for split in SPLITS)
+    return next((length for length in LENGTHS if tokens >= length * RAW_LENGTH / LENGTHS[0]), None)
 
 
 @contextmanager
@@ -225,11 +242,13 @@ def _log_lines() -> Watch:
     return watch
 
 
-def _report(manifest: Manifest) -> None:
+def _report(manifest: Manifest, recipe: Recipe | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from altup.data.held_out import FRACTION
     from altup.data.shards import SPLITS
+    from altup.data.tokenizer import PIECES, SENTINELS
 
     table = Table("split", *("documents", "characters", "tokens", f"sequences of {RAW_LENGTH}"))
     for column in table.columns[1:]:
@@ -249,7 +268,17 @@ def _report(manifest: Manifest) -> None:
     assert manifest.vocabulary is not None
     size, padded = manifest.vocabulary.size, manifest.vocabulary.padded_size
     typer.echo(f"Vocabulary: {size:,} with the sentinels; a model's tables have {padded:,} rows.")
+    chosen = []
+    pieces, held_out = size - len(SENTINELS), manifest.settings["validation"]
+    if recipe and recipe.vocab_size is None and not recipe.tokenizer and pieces < PIECES:
+        chosen.append(f"{pieces:,} pieces and not {PIECES:,} (--vocab-size)")
+    if recipe and recipe.validation_fraction is None and isinstance(held_out, float) and held_out > FRACTION:
+        chosen.append(f"{held_out:.0%} held out and not {FRACTION:.0%} (--validation-fraction)")
+    if chosen:
+        typer.echo(f"There is little text, hence {', '.join(chosen)}.")
     if not manifest.shards("validation"):
-        typer.echo("No validation text: give --validation, or hold out more with --validation-fraction.")
+        typer.echo(
+            "No validation text: give more text or --validation, or hold out more with --validation-fraction."
+        )
     for reason, count in manifest.skipped().items():
         typer.echo(f"Skipped: {count:,} × {reason} (the first places are in manifest.json)")

@@ -28,12 +28,17 @@ def did_you_mean(name: object, known: Iterable[object], alike: float = 0.6) -> s
     return f"did you mean {near[0]!r}?" if near else ""
 
 
+def choose_one(value: object, choices: Iterable[object]) -> str:
+    """`did you mean 'altup'? Choose one of 'dense', 'altup'`: the remedy for a value that is none of them."""
+    choices = list(choices)
+    hint = did_you_mean(value, choices)
+    return f"{f'{hint} Choose' if hint else 'choose'} one of {', '.join(map(repr, choices))}"
+
+
 def check_choice(field: str, value: object, choices: Iterable[object]) -> None:
     choices = list(choices)
     if value not in choices:
-        hint = did_you_mean(value, choices)
-        told = f"{hint} Choose" if hint else "choose"
-        raise UserError(f"{field}={value!r} is not known; {told} one of {', '.join(map(repr, choices))}")
+        raise UserError(f"{field}={value!r} is not known; {choose_one(value, choices)}")
 
 
 def check_whole(field: str, value: object, least: int, most: int | None = None) -> None:

@@ -53,6 +53,7 @@ def prepare_part(
 ) -> Manifest:
     """Make a part of the folder `out`, or finish or repair it if it was begun with the same recipe."""
     out, watch = Path(out), watch or (lambda stage, fraction, documents, tokens: None)
+    recipe = recipe.for_folder(out)
     settings = recipe.settings()
     folder = folder_of(out, part)
     with system_errors(out):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from altup.core.files import TEMPORARY, rename_folder
 from altup.core.hardware import usable_cores
 from altup.data import tokenizer as tokenizers
 from altup.data.bad_input import MEBIBYTE, BadInput, Limits
+from altup.data.held_out import choose_fraction, document_hash
 from altup.data.prepared_folder import locked_folder, open_manifest, system_errors
 from altup.data.segments import Part, Pass, SegmentWriter
 from altup.data.shards import SPLITS, TOKENIZER, Manifest, hashes
@@ -30,21 +30,26 @@ Watch = Callable[[str, float | None, int, int], None]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that the prepared data depend on. Validation text is given, or held out by document hash."""
+    """Everything that the prepared data depend on. Validation text is given, or held out by document hash.
+
+    Without a `validation_fraction` or a `vocab_size` they are chosen: 0.01 and 32,000, and for little text more to
+    hold out and a smaller vocabulary.
+    """
 
     sources: Sequence[Source]
     validation: Sequence[Source] = ()
-    validation_fraction: float = 0.01
+    validation_fraction: float | None = None
     tokenizer: str | None = None
-    vocab_size: int = 32_000
+    vocab_size: int | None = None
     sample_bytes: int = 50 * MEBIBYTE
     shard_tokens: int = 1 << 25
     on_error: str = "skip"
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        check_range("validation_fraction", self.validation_fraction, 0, 1)
-        if not self.tokenizer:
+        if self.validation_fraction is not None:
+            check_range("validation_fraction", self.validation_fraction, 0, 1)
+        if not self.tokenizer and self.vocab_size is not None:
             check_whole("vocab_size", self.vocab_size, tokenizers.LEAST_VOCABULARY)
         for name in ("sample_bytes", "shard_tokens"):
             check_whole(name, getattr(self, name), 1)
@@ -53,7 +58,7 @@ class Recipe:
             raise UserError("no source is given; name files, folders, hf:NAME:CONFIG:SPLIT, or use --embedded")
 
     def settings(self) -> dict[str, Any]:
-        trained = {"vocab_size": self.vocab_size, "sample_bytes": self.sample_bytes}
+        trained = {"vocab_size": self.vocab_size or tokenizers.PIECES, "sample_bytes": self.sample_bytes}
         return {
             "train": Chain(self.sources).describe(),
             "validation": Chain(self.validation).describe() if self.validation else self.validation_fraction,
@@ -72,8 +77,14 @@ class Recipe:
         """Whether a document of `sources` belongs to validation; the same text always falls on the same side."""
         if self.validation or not self.validation_fraction:
             return False
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") < self.validation_fraction * 2**64
+        return document_hash(text) < self.validation_fraction * 2**64
+
+    def for_folder(self, out: Path) -> Recipe:
+        """The recipe with the part to hold out, if that is to be chosen."""
+        if self.validation or self.validation_fraction is not None:
+            return self
+        chosen = choose_fraction(out, self.sources, self.on_error, self.limits)
+        return replace(self, validation_fraction=chosen)
 
 
 def prepare(out: str | Path, recipe: Recipe, workers: int | None = None, watch: Watch | None = None) -> Manifest:
@@ -84,9 +95,11 @@ def prepare(out: str | Path, recipe: Recipe, workers: int | None = None, watch: 
     out, watch = Path(out), watch or (lambda stage, fraction, documents, tokens: None)
     workers = usable_cores() if workers is None else workers
     check_whole("workers", workers, 1)
+    recipe = recipe.for_folder(out)
     settings = recipe.settings()
     with system_errors(out), locked_folder(out):
         manifest = open_manifest(out, settings)
+        _check_pieces(out, recipe, manifest)
         if manifest.finished:
             return manifest
         _settle_tokenizer(out, recipe, manifest, watch)
@@ -114,6 +127,17 @@ def finish(out: Path, manifest: Manifest) -> None:
         )
     manifest.finished = True
     manifest.save(out)
+
+
+def _check_pieces(out: Path, recipe: Recipe, manifest: Manifest) -> None:
+    """A vocabulary whose size was chosen is not the one that is asked for now."""
+    if recipe.tokenizer or recipe.vocab_size is None or manifest.vocabulary is None:
+        return
+    if (pieces := manifest.vocabulary.size - len(tokenizers.SENTINELS)) != recipe.vocab_size:
+        raise UserError(
+            f"vocab_size={recipe.vocab_size}: the vocabulary in {out} has {pieces:,} pieces, as many as suit the "
+            "text; leave it out, or give another --out"
+        )
 
 
 def _settle_tokenizer(out: Path, recipe: Recipe, manifest: Manifest, watch: Watch) -> None:
@@ -151,7 +175,7 @@ def make_tokenizer(folder: Path, recipe: Recipe, watch: Watch) -> None:
     else:
         watch("reading a sample for the vocabulary", None, 0, 0)
         texts = list(sample_text(recipe))
-        watch(f"training a vocabulary of {recipe.vocab_size} pieces", None, len(texts), 0)
+        watch(f"training a vocabulary of {recipe.vocab_size or tokenizers.PIECES} pieces", None, len(texts), 0)
         tokenizers.save(tokenizers.train(texts, recipe.vocab_size), folder)
 
 

@@ -113,11 +113,19 @@ class _ChainReader:
 
 class HubDataset:
     """A Hugging Face dataset, streamed: by its name on the hub, or by the path of a saved dataset or of a folder
-    that `load_dataset` reads."""
+    that `load_dataset` reads. `otherwise` is what to do where the hub or the library is missing."""
 
-    def __init__(self, name: str, config: str | None = None, split: str = "train", field: str = "text"):
+    def __init__(
+        self,
+        name: str,
+        config: str | None = None,
+        split: str = "train",
+        field: str = "text",
+        otherwise: str = "check the name (hf:NAME:CONFIG:SPLIT)",
+    ):
         self.name, self.config, self.split, self.field = name, config, split, field
         self._dataset: Any = None
+        self._otherwise = otherwise
 
     def describe(self) -> dict[str, Any]:
         from altup.data.text_files import fingerprints
@@ -153,7 +161,7 @@ class HubDataset:
             import datasets
         except ImportError:
             raise UserError(
-                f"dataset {self.name!r} needs the datasets library; pip install 'altup[hub]'"
+                f"dataset {self.name!r} needs the datasets library; pip install 'altup[hub]', or {self._otherwise}"
             ) from None
         folder = Path(self.name)
         if (
@@ -178,7 +186,7 @@ class HubDataset:
     def _refused(self, reason: str) -> UserError:
         return UserError(
             f"dataset {self.name!r}, config {self.config!r}, split {self.split!r} cannot be opened ({reason}); "
-            "check the name (hf:NAME:CONFIG:SPLIT) and the network"
+            f"check the network, or {self._otherwise}"
         )
 
 

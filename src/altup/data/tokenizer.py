@@ -27,6 +27,9 @@ SENTINELS = [f"<extra_id_{i}>" for i in range(100)]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 COVERAGE = 0.9995  # of the sample's characters get a piece of their own; the others are spelt in bytes
 NEVER = -1000.0  # the score of pieces that text must not match: `</s>` written out in a document is no end
+PIECES = 32_000  # T5's
+CHARACTERS_A_PIECE = 100  # of a text that cannot fill PIECES, so that a piece is seen some dozens of times
+OTHERS = 3 + len(BYTES)  # pad, eos, unk and bytes, beside the trained pieces
 LEAST_VOCABULARY = 360  # specials, bytes, printable ASCII
 RESTORE = "restore it, or run the same `altup prepare` command again"
 PADDED_TO = 128  # embedding rows; 32,100 pieces and sentinels become T5's 32,128
@@ -66,32 +69,44 @@ def _blank() -> Tokenizer:
     return tokenizer
 
 
-def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A unigram vocabulary of `vocab_size` pieces, the same for the same texts on every run."""
-    check_whole("vocab_size", vocab_size, LEAST_VOCABULARY)
+def train(texts: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
+    """A unigram vocabulary of `vocab_size` pieces, the same for the same texts on every run.
+
+    Without a size it has 32,000, and fewer where the text cannot fill them.
+    """
+    if vocab_size is not None:
+        check_whole("vocab_size", vocab_size, LEAST_VOCABULARY)
     sample = list(texts)
     characters = Counter[str]()
     for text in sample:
         characters.update(text)
     if all(character.isspace() for character in characters):
         raise UserError("there is no text to train a vocabulary on; check the sources")
+    wanted = vocab_size or PIECES
+    pieces = _train_pieces(sample, characters, wanted)
+    if (filled := len(pieces) + OTHERS) < wanted:
+        if vocab_size is not None:
+            raise UserError(
+                f"vocab_size={vocab_size} is more than the text can fill; "
+                + (f"give at most {filled}, or more text" if filled >= LEAST_VOCABULARY else "give more text")
+            )
+        fewer = min(filled, characters.total() // CHARACTERS_A_PIECE)
+        pieces = _train_pieces(sample, characters, max(LEAST_VOCABULARY, fewer))
+    return _assemble(pieces)
+
+
+def _train_pieces(sample: list[str], characters: Counter[str], vocab_size: int) -> list[tuple[str, float]]:
+    """Pieces and their scores, the likeliest first; fewer than asked for where the text has no more."""
     rare = _rare(characters, COVERAGE, most=vocab_size // 4)
-    others = 3 + len(BYTES)
     tokenizer = _blank()
     trainer = trainers.UnigramTrainer(
-        vocab_size=vocab_size - others,
+        vocab_size=vocab_size - OTHERS,
         seed_size=10 * vocab_size,  # type: ignore[call-arg]
         initial_alphabet=[chr(c) for c in range(33, 127)],
         show_progress=False,
     )
     tokenizer.train_from_iterator((text.translate(rare) for text in sample), trainer)
-    pieces = _settled(json.loads(tokenizer.to_str())["model"]["vocab"])[: vocab_size - others]
-    if (filled := len(pieces) + others) < vocab_size:
-        raise UserError(
-            f"vocab_size={vocab_size} is more than the text can fill; "
-            + (f"give at most {filled}, or more text" if filled >= LEAST_VOCABULARY else "give more text")
-        )
-    return _assemble(pieces)
+    return _settled(json.loads(tokenizer.to_str())["model"]["vocab"])[: vocab_size - OTHERS]
 
 
 def _rare(characters: Counter[str], coverage: float, most: int) -> dict[int, str]:

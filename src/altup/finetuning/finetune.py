@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from altup.core.text import number_of
 from altup.finetuning.config import FinetuneConfig
+from altup.training.config import warn_of_epochs
 
 if TYPE_CHECKING:
     import torch
@@ -55,11 +56,6 @@ def finetune(
         if left_out := bad_input.summary():
             say(f"left out: {left_out}")
         config = replace(config, batches=data.mixture.describe())
-        _introduce(config, data.mixture, say)
-        assert config.save_every is not None
-        if config.keep_best and config.eval_every % config.save_every:
-            both = f"eval_every={config.eval_every}, save_every={config.save_every}"
-            say(f"{both}: only steps that are both measured and saved can be kept as the best")
         names = [held.task.name for held in data.held_out]
 
         def afterwards(outcome: TrainOutcome) -> None:
@@ -82,6 +78,7 @@ def finetune(
             if names
             else None,
             tokenizer=tokenizer,
+            introduction=_introduction(config, data.mixture),
             score=lambda values: values["score"],
             also_best=[*suites_of(names), *names],
             yardstick=describe_held_out(data.held_out, config),
@@ -212,14 +209,21 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _introduce(config: FinetuneConfig, mixture: Any, say: Callable[[str], None]) -> None:
+def _introduction(config: FinetuneConfig, mixture: Any) -> list[str]:
+    """The run that is about to start, on one line, and what may not be meant."""
     parts = ", ".join(
         f"{task.name} {share / sum(mixture.shares):.1%}"
         for task, share in zip(mixture.tasks, mixture.shares, strict=True)
     )
     epochs = config.steps * config.batch_size / mixture.sequences_per_epoch
-    say(
+    lines = [
         f"{config.model}: {number_of(config.steps, 'step')} of {number_of(config.batch_size, 'example')}, "
-        f"{epochs:.2f} epochs of {mixture.sequences_per_epoch:,}{', packed' if config.pack else ''}; "
-        f"{parts}; {config.precision}"
-    )
+        f"{epochs:,.2f} epochs of {mixture.sequences_per_epoch:,}{', packed' if config.pack else ''}; "
+        f"{parts}; {config.precision}",
+        *warn_of_epochs(epochs),
+    ]
+    assert config.save_every is not None
+    if config.keep_best and config.eval_every % config.save_every:
+        both = f"eval_every={config.eval_every}, save_every={config.save_every}"
+        lines.append(f"{both}: only steps that are both measured and saved can be kept as the best")
+    return lines

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from transformers import PreTrainedConfig
 
-from altup.core.errors import UserError, check_choice, check_range, check_whole, did_you_mean
+from altup.core.errors import UserError, check_choice, check_range, check_whole, choose_one, did_you_mean
 from altup.core.pretrained import MOST_LAYERS
 
 WIDENINGS = ("none", "altup", "recycled", "sum", "wide")
@@ -53,16 +53,16 @@ def preset_fields(
     fields: dict[str, Any] = {}
     for name in method.split("+"):
         if name not in PRESETS:
-            raise UserError(
-                f"method={method!r}: {name!r} is not known; choose one of {', '.join(METHODS)}, "
-                "or join several with '+'"
-            )
+            part = "" if name == method else f": {name!r}"
+            told = f"{choose_one(name, PRESETS)}, or join several with '+'"
+            raise UserError(f"method={method!r}{part} is not known; {told}")
         clash = fields.keys() & PRESETS[name].keys()
         if clash:
             raise UserError(f"method={method!r} sets {', '.join(sorted(clash))} twice; leave one part out")
         fields |= PRESETS[name]
     if "widening" in fields:
         fields["num_blocks"] = 2 if k is None else k
+        check_whole("k", fields["num_blocks"], 1, MOST["num_blocks"])
     elif k not in (None, 1):
         raise UserError(f"k={k} does not fit method={method!r}, which widens nothing; try method 'altup'")
     if "sequence" in fields:

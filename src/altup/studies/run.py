@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from altup.core.errors import UserError
+from altup.core.errors import UserError, choose_one
 from altup.core.hardware import PEAK_BF16, device_name, peak_flops
 from altup.studies.jobs import Job, StudyData, objective_of, read_speed, speed_file, speed_key
 from altup.studies.plan import KnownSpeed, Plan, make_plan
@@ -233,7 +233,7 @@ def find_device(name: str) -> Device:
     """A GPU by a part of its name."""
     peak = peak_flops(name)
     if peak is None:
-        raise UserError(f"the peak of {name!r} is not known; known are {', '.join(PEAK_BF16)}")
+        raise UserError(f"the peak of {name!r} is not known; {choose_one(name, PEAK_BF16)}")
     return Device(name, USE_OF_PEAK * peak, GPU_START)
 
 

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
+from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole, choose_one
 from altup.core.schema import check_kinds, parse_yaml, read_yaml, refuse_unknown
 from altup.studies.study import FINETUNED, SCALES, SHIPPED, Row, Study
 
@@ -144,11 +144,11 @@ def find_scale(name: str) -> Scale:
         return _build(name, name, parse_yaml(text, name), name)
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        raise UserError(f"scale {name!r} is not known; choose {', '.join(SCALES)} or give a YAML file")
+        raise UserError(f"scale {name!r} is not known; {choose_one(name, SCALES)}, or give a YAML file")
     values = read_yaml(path)
     base = values.pop("like", "mini")
     if base not in SHIPPED:
-        raise UserError(f"{name}: like={base!r} is not known; choose one of {', '.join(SHIPPED)}")
+        raise UserError(f"{name}: like={base!r} is not known; {choose_one(base, SHIPPED)}")
     text = files(__package__).joinpath("scales", f"{base}.yaml").read_text(encoding="utf-8")
     return _build(path.stem, base, _merged(parse_yaml(text, name), values), name)
 

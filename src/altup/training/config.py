@@ -32,6 +32,7 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
 
 MOST_TOKENS = 2**20  # of a sequence: beyond this, its attention fits no machine
 MOST_EXAMPLES = 10**6  # of a batch
+MANY_EPOCHS = 1_000  # after which a model has learnt its text by heart
 LONG_RUN = 50_000  # steps: further than Muon's defaults were tried, and where the paper's own recipe works
 
 
@@ -213,6 +214,16 @@ class TrainConfig(Settings):
         return {
             name: (mine[name], theirs[name]) for name in mine if name not in free and mine[name] != theirs[name]
         }
+
+
+def warn_of_epochs(epochs: float) -> list[str]:
+    """A line for a run that sees its data again and again."""
+    if epochs < MANY_EPOCHS:
+        return []
+    return [
+        f"warning: each example is seen {epochs:,.0f} times, so the model learns it by heart; give more data or "
+        "fewer steps"
+    ]
 
 
 def _has_gpu() -> bool:

@@ -57,8 +57,8 @@ class Loop:
     name in `also_best`. They are forgotten where a run goes on with another `yardstick`, which says what is
     measured. `measures_start` evaluates before the first step too; `saves_first` saves before the first
     evaluation, which nobody has tried yet. One that fails is told and recorded, and the run goes on. `flops` is
-    the cost of one training example, for the share of the device's peak. `afterwards` writes what belongs to the
-    folder of a run that has ended, on the first rank.
+    the cost of one training example, for the share of the device's peak. `introduction` is said once nothing more
+    can be refused. `afterwards` writes what belongs to the folder of a run that has ended, on the first rank.
     """
 
     config: TrainConfig
@@ -69,6 +69,7 @@ class Loop:
     make_evaluate: Callable[[Engine], Evaluate | None] | None = None
     tokenizer: Any = None
     flops: float | None = None
+    introduction: Sequence[str] = ()
     sinks: Sequence[Sink] = ()
     score: Callable[[dict[str, float]], float] = lowest_loss
     also_best: Sequence[str] = ()
@@ -137,6 +138,8 @@ class _Training:
         self.reporter = Reporter(
             self.folder, self.config, state.step, loop.sinks, self.process_group.is_first, state.evaluation_due
         )
+        for line in loop.introduction:
+            self.reporter.say(line)
         if checkpoint:
             self.reporter.say(f"resuming from {checkpoint}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shlex
-import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from altup.core.errors import UserError, check_choice
 from altup.core.schema import setting
 from altup.core.text import number_of
-from altup.training.config import LONG_RUN, MOST_TOKENS, TrainConfig
+from altup.training.config import LONG_RUN, MOST_TOKENS, TrainConfig, warn_of_epochs
 
 if TYPE_CHECKING:
     import torch
@@ -220,8 +219,6 @@ def pretrain(
         model_config = start.config if start else config.model_config(vocabulary)
         ours = start is None or start.ours
         cost = account(model_config, config.inputs_length, objective.targets) if ours else None
-        if process_group.is_first:
-            _introduce(config, start, cost, batches, process_group)
 
         def afterwards(outcome: TrainOutcome) -> None:
             write_card(
@@ -248,6 +245,7 @@ def pretrain(
             ),
             tokenizer=tokenizer,
             flops=cost.flops_train if cost else None,
+            introduction=_introduction(config, start, cost, batches, process_group),
             afterwards=afterwards,
             measures_start=start is not None,
         ).run(resume)
@@ -285,14 +283,14 @@ def example_command(model: str, run: Path) -> str:
     return f"altup generate {shlex.quote(str(run))} --prompt {prompt}"
 
 
-def _introduce(
+def _introduction(
     config: PretrainConfig,
     start: StartingModel | None,
     cost: Accounting | None,
     batches: ShardBatches,
     process_group: ProcessGroup,
-) -> None:
-    """The run that is about to start, on one line."""
+) -> list[str]:
+    """The run that is about to start, on one line, and a warning where the text is short."""
     epochs = config.steps * config.batch_size / batches.sequences_per_epoch
     where = (
         f"{process_group.world_size} × {process_group.device.type}"
@@ -300,10 +298,9 @@ def _introduce(
         else process_group.device.type
     )
     what = f"{start.title}, from {start.name}" if start else f"{config.method} {config.size} {config.kind}"
-    print(
+    line = (
         f"{what}{f': {cost.total:,} parameters' if cost else ''}; "
         f"{number_of(config.steps, 'step')} of {number_of(config.batch_size, 'sequence')}, "
-        f"{epochs:.2f} epochs; {config.precision} on {where}",
-        file=sys.stderr,
-        flush=True,
+        f"{epochs:,.2f} epochs; {config.precision} on {where}"
     )
+    return [line, *warn_of_epochs(epochs)]

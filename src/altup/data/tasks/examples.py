@@ -90,7 +90,8 @@ class TaskHub:
         if task.hub is None:
             raise UserError(f"task {task.name!r} is not on the hub; give the folder of its files with --data")
         name, config = task.hub
-        return HubDataset(name, config, split)
+        files = f"{task.folder or task.name}/{split}.jsonl"
+        return HubDataset(name, config, split, otherwise=f"give the folder that holds {files} with --data DIR")
 
     def has(self, task: Task, split: str) -> bool:
         return task.hub is not None
@@ -106,7 +107,7 @@ class TaskHub:
             except Exception as error:  # whatever the library and the network raise
                 raise UserError(
                     f"dataset {dataset.name!r}, {split}, failed after record {number} "
-                    f"({type(error).__name__}: {error}); check the network and start again"
+                    f"({type(error).__name__}: {error}); check the network, or give files with --data DIR"
                 ) from error
             number += 1
             yield f"dataset {dataset.name}, {split}, record {number}", record
