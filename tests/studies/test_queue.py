@@ -5,10 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from altup.core.files import Lock
 from altup.studies.jobs import Job
 from altup.studies.queue import Queue, start_process
 from altup.studies.scale import Scale, with_settings
@@ -85,3 +89,64 @@ def test_a_process_has_a_session_of_its_own_and_its_words_in_the_log(tmp_path: P
     assert os.getsid(process.pid) == process.pid
     assert process.wait() == 2
     assert "absent.json" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_job_that_another_process_works_on_is_waited_for(
+    scale: Scale, data: Path, tmp_path: Path, isolated: bool
+) -> None:
+    """As one of a study that was killed and started again at once."""
+    jobs = plan([TWO], scale, data).training()
+    lock = Lock(jobs[0].folder(tmp_path) / ".lock")
+    assert lock.acquire()
+    said: list[str] = []
+    done: list[str] = []
+    queue = Queue(
+        tmp_path, said.append, lambda job: done.append(job.key), isolated=isolated, width=2, start=fork_workers()
+    )
+    free = threading.Timer(1.0, lock.release)
+    free.start()
+    queue.run(jobs)
+    assert (queue.failed, queue.left) == ([], [])
+    assert sorted(done) == sorted(job.key for job in jobs)
+    assert sum(f"waiting for another process that trains {jobs[0].title}" in line for line in said) == 1
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_waiting_for_another_process_has_an_end(scale: Scale, data: Path, tmp_path: Path, isolated: bool) -> None:
+    jobs = plan([TWO], scale, data).training()[:1]
+    assert Lock(jobs[0].folder(tmp_path) / ".lock").acquire()
+    queue = Queue(tmp_path, print, print, isolated=isolated, until=time.monotonic() + 0.5, start=fork_workers())
+    queue.run(jobs)
+    assert (queue.failed, queue.left) == ([], [jobs[0].key])
+
+
+def start_and_be_killed(folder: Path, results: Any) -> None:
+    """The job is a pipe that nobody writes to, so that its process waits for it."""
+    with (folder / "log").open("ab") as log:
+        process: Any = start_process(["study", "work", str(folder / "job"), "--out", "out"], dict(os.environ), log)
+    results.put(process.pid)
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not _threads(process.pid) > 1:  # the second one waits for this process to end
+        time.sleep(0.05)
+    results.put(process.poll())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").glob("*")))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "job")
+    results = FORKSERVER.SimpleQueue()
+    parent = FORKSERVER.Process(target=start_and_be_killed, args=(tmp_path, results))
+    parent.start()
+    child = results.get()
+    assert results.get() is None  # it was there when its parent was killed
+    parent.join()
+    end = time.monotonic() + 20
+    while (state := Path(f"/proc/{child}/stat")).exists() and ") Z " not in state.read_text():
+        assert time.monotonic() < end, (tmp_path / "log").read_text()
+        time.sleep(0.05)

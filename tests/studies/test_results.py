@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from altup.core.errors import UserError
+from altup.core.files import locked
 from altup.studies.configs import resolve
 from altup.studies.jobs import deciding_fields
 from altup.studies.report import StudyReport
@@ -50,6 +53,30 @@ def test_results_add_up(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("40,%", "forty,%", 1))
     with pytest.raises(UserError, match="line"):
         read_results(both)
+
+
+def test_merges_at_once_lose_nothing(tmp_path: Path) -> None:
+    """Each reads the tables and writes them again."""
+    sources = [tmp_path / str(number) for number in range(8)]
+    for number, source in enumerate(sources):
+        write_results(source, [result("Dense", 40.0, str(seed)) for seed in range(8 * number, 8 * number + 8)])
+    with ThreadPoolExecutor(8) as threads:
+        for found in [threads.submit(merge, source, tmp_path / "all") for source in sources]:
+            found.result()
+    assert {int(r.seed) for r in read_results(tmp_path / "all")} == set(range(64))
+
+
+def test_a_merge_waits_for_who_writes(tmp_path: Path) -> None:
+    write_results(tmp_path / "one", SEEDS)
+    (tmp_path / "all").mkdir()
+    with ThreadPoolExecutor() as threads:
+        with locked(tmp_path / "all", "held by another test"):
+            waits = threads.submit(merge, tmp_path / "one", tmp_path / "all")
+            time.sleep(0.4)
+            assert not waits.done()
+            assert not list((tmp_path / "all").iterdir())
+        assert waits.result(10) == (5, 0)
+    assert [path.name for path in (tmp_path / "all").iterdir()] == ["varying-k.csv"]
 
 
 @pytest.mark.parametrize(

@@ -231,3 +231,24 @@ def test_several_processes_stopped_and_gone_on(data: Path, tmp_path: Path) -> No
     assert "2 jobs finished now" in text
     logs = "".join(path.read_text() for path in out.glob("logs/*.log"))
     assert logs.count("resuming from") == 2
+
+
+@pytest.mark.slow
+def test_killed_and_started_again_at_once(data: Path, tmp_path: Path) -> None:
+    """Processes of the killed one save and end; those of the next wait for that, and go on where they stood."""
+    out, mine = tmp_path / "out", tmp_path / "two.yaml"
+    mine.write_text(TEXT)
+    command = ["study", "run", mine, "--scale", "smoke", "--data", data, "--out", out, "--set", "steps=600"]
+    command += ["--set", "eval_every=600", "--set", "save_every=600", "--no-speed", "--jobs", "2"]
+    running = start(tmp_path / "first.txt", *command)
+    end = time.monotonic() + 120
+    while sum("step 20/" in path.read_text() for path in out.glob("logs/*.log")) < 2:
+        assert time.monotonic() < end, running.text
+        time.sleep(0.1)
+    running.signal(signal.SIGKILL)
+    running.wait()
+    code, text = altup(tmp_path / "second.txt", *command)
+    assert code == 0, text
+    assert "2 jobs finished now" in text
+    logs = "".join(path.read_text() for path in out.glob("logs/*.log"))
+    assert logs.count("resuming from") == 2

@@ -212,6 +212,7 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
 def work_one(
     job: Annotated[Path, typer.Argument(help="A job as JSON.")],
     out: Annotated[Path, typer.Option(help="The studies folder.")],
+    until_stdin_ends: Annotated[bool, typer.Option("--until-stdin-ends", help="Save and stop then.")] = False,
 ) -> None:
     """Do one job in this process; `run` starts these."""
     import json
@@ -219,8 +220,11 @@ def work_one(
     from altup.core.console import outlive_stdout
     from altup.studies.jobs import Job
     from altup.studies.queue import do_job
+    from altup.training.preemption import stop_when_closed
 
     outlive_stdout()
+    if until_stdin_ends:
+        stop_when_closed(0)
     described = json.loads(job.read_text(encoding="utf-8"))
     finished = do_job(Job(**{**described, "needs": tuple(described["needs"])}), out)
     if not finished:

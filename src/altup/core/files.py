@@ -165,15 +165,29 @@ class Lock:
 
 
 @contextlib.contextmanager
-def locked(path: Path, refusal: str) -> Iterator[Lock]:
-    """Hold the lock on a file or folder; UserError(refusal) where another process has it."""
+def locked(path: Path, refusal: str | None) -> Iterator[Lock]:
+    """Hold the lock on a file or folder; UserError(refusal) where another process has it, or wait without one.
+
+    A process that only looks whether it is held (`is_locked`) is no reason to refuse.
+    """
     lock = Lock(path)
-    if not lock.acquire():
-        raise UserError(refusal)
+    end = time.monotonic() + 2 * PAUSE
+    if not lock.acquire(keep_waiting=lambda: refusal is None or time.monotonic() < end):
+        raise UserError(str(refusal))
     try:
         yield lock
     finally:
         lock.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock on a file or folder."""
+    if not path.exists():
+        return False
+    lock = Lock(path)
+    free = lock.acquire()
+    lock.release()
+    return not free
 
 
 def _try_lock(descriptor: int) -> bool:

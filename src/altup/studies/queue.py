@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from altup.core.errors import DivergedError, UserError
 from altup.studies.jobs import DIVERGED, Job, speed_file
 from altup.studies.results import origin, write_json
 from altup.training.preemption import GPU_LOCK, STOPPED, handle_signals
+from altup.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from altup.training.loop import TrainOutcome
@@ -42,9 +44,20 @@ Running = dict[Process, tuple[Job, str | None]]  # and the device
 
 
 def start_process(arguments: list[str], environment: dict[str, str], log: IO[bytes]) -> Process:
-    """`altup arguments…` in a session of its own: Ctrl-C is for this process, which passes it on once."""
-    command = [sys.executable, "-m", "altup", *arguments]
-    return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    """`altup arguments…` in a session of its own: Ctrl-C is for this process, which passes it on once.
+
+    It saves and ends with this process, even if that one is killed: its stdin ends then.
+    """
+    command = [sys.executable, "-m", "altup", *arguments, "--until-stdin-ends"]
+    return subprocess.Popen(
+        command, stdin=_while_we_live(), stdout=log, stderr=log, env=environment, start_new_session=True
+    )
+
+
+@functools.cache
+def _while_we_live() -> int:
+    """The read end of a pipe that ends when this process does: nobody else gets its write end."""
+    return os.pipe()[0]
 
 
 def do_job(job: Job, out: Path) -> bool:
@@ -126,6 +139,7 @@ class Queue:
     stopped: bool = False
     _number: int = 0
     _since: dict[str, float] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)  # of jobs that wait for a process of others
 
     def run(self, jobs: Sequence[Job], alone: bool = False) -> None:
         """Run all jobs in order, `width` at a time, or one if they must be `alone`; failures are noted."""
@@ -136,7 +150,7 @@ class Queue:
             self._run_processes(list(jobs), 1 if alone else self.width)
             return
         for job in jobs:
-            if self.stopped:
+            if self.stopped or not self._wait_for_others(job):
                 self.left.append(job.key)
             elif self._may_start(job):
                 self._announce(job)
@@ -151,6 +165,30 @@ class Queue:
             self.left.append(job.key)
             return False
         return True
+
+    def _has_another_process(self, job: Job) -> bool:
+        """Whether a job must wait for a process that is not of this queue."""
+        if job.kind == "speed" or not RunFolder(job.folder(self.out)).is_locked:
+            return False
+        if job.key not in self._told:
+            self._told.add(job.key)
+            self.say(
+                f"waiting for another process that trains {job.title}; one that a killed `altup study run` left "
+                "saves and ends by itself"
+            )
+        return True
+
+    def _wait_for_others(self, job: Job) -> bool:
+        """Whether the job is free; False if a signal or the time limit came first."""
+        try:
+            with _signals_as_interrupt():
+                while self._has_another_process(job):
+                    if self._is_too_late(job):
+                        return False
+                    time.sleep(PAUSE)
+        except KeyboardInterrupt:
+            self.stopped = True
+        return not self.stopped
 
     def _is_too_late(self, job: Job, ahead: float = 0) -> bool:
         """`ahead` are the seconds that others will take first."""
@@ -200,7 +238,7 @@ class Queue:
                         if device is not None and not self._sharing(running, device):
                             self._since[device] = time.monotonic()
                         running[self._start(job, device)] = job, device
-                    if not running:
+                    if not running and not self._must_wait(waiting):
                         break
                     time.sleep(PAUSE)
                     for process in [p for p in running if p.poll() is not None]:
@@ -228,10 +266,15 @@ class Queue:
                 continue
             if ahead and self._is_too_late(job, ahead):
                 continue  # it may fit once those before it have ended
+            if self._has_another_process(job):
+                continue
             waiting.remove(job)
             if self._may_start(job):
                 return job
         return None
+
+    def _must_wait(self, waiting: list[Job]) -> bool:
+        return any(self._has_another_process(job) and not self._is_too_late(job) for job in waiting)
 
     def _sharing(self, running: Running, device: str) -> list[Job]:
         """The jobs on a device. The first trains, since `_since`, and the others wait for their turns."""

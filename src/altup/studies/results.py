@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
-from altup.core.files import atomic_write, check_file_name, check_regular, read_json
+from altup.core.files import atomic_write, check_file_name, check_regular, locked, read_json
 from altup.core.hardware import device_name, versions
 from altup.studies.configs import resolve, tuned_grid, tuned_settings
 from altup.studies.jobs import deciding_fields, file_name, key_of, model_key
@@ -107,8 +107,16 @@ def _read_line(line: dict[Any, Any], place: str) -> Result:
 
 
 def write_results(folder: Path, results: Iterable[Result]) -> None:
-    """Add results to a folder; those of the same identity are replaced, the others stay."""
+    """Add results to a folder; those of the same identity are replaced, the others stay.
+
+    Who else adds to it meanwhile waits: what one has read, another must not have changed before it is written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, None):
+        _add_results(folder, results)
+
+
+def _add_results(folder: Path, results: Iterable[Result]) -> None:
     by_study: dict[str, dict[tuple[str, ...], Result]] = {}
     for result in [*read_results(folder), *results]:
         by_study.setdefault(result.study, {})[result.identity] = result
@@ -197,7 +205,10 @@ def _scale_file(folder: Path, name: str) -> Path:
 
 
 def merge(source: Path, target: Path) -> tuple[int, int]:
-    """Add the results of one folder to another: how many results and records came from the source."""
+    """Add the results of one folder to another: how many results and records came from the source.
+
+    Several at once add to the target one after the other.
+    """
     results = read_results(source)
     if not results:
         raise UserError(f"{source} holds no results; `altup study run --out DIR` writes them to DIR/results")
@@ -207,15 +218,17 @@ def merge(source: Path, target: Path) -> tuple[int, int]:
     scales = [
         scale for name in names if _scale_file(source, name).exists() and (scale := read_scale([source], name))
     ]
-    write_results(target, results)
-    for record in records:
-        write_record(target, record)
-    for sweep in sweeps:
-        known = read_sweep([target], sweep["key"])
-        if known is None or len(known["runs"]) <= len(sweep["runs"]):
-            write_sweep(target, sweep)
-    for scale in scales:
-        write_scale(target, scale)
+    target.mkdir(parents=True, exist_ok=True)
+    with locked(target, None):
+        _add_results(target, results)
+        for record in records:
+            write_record(target, record)
+        for sweep in sweeps:
+            known = read_sweep([target], sweep["key"])
+            if known is None or len(known["runs"]) <= len(sweep["runs"]):
+                write_sweep(target, sweep)
+        for scale in scales:
+            write_scale(target, scale)
     return len(results), len(records)
 
 

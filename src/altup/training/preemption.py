@@ -74,6 +74,21 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def stop_when_closed(descriptor: int) -> None:
+    """Send this process SIGTERM once the other end of a pipe is closed.
+
+    The process that holds it may end in any way, killed or crashed: its files are closed. So what works for it
+    saves and ends with it.
+    """
+
+    def watch() -> None:
+        while os.read(descriptor, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="altup-parent", daemon=True).start()
+
+
 class GpuTurn:
     """Runs that share a GPU train one after the other, while the others load, compile and wait.
 

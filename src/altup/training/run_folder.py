@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from altup.core.errors import UserError, may_not_write
-from altup.core.files import Lock, atomic_write, locked
+from altup.core.files import Lock, atomic_write, is_locked, locked
 from altup.core.hub import find_pretrained, missing_folder
 from altup.core.schema import differences, read_yaml
 from altup.training import checkpoints
@@ -63,6 +63,11 @@ class RunFolder:
         """Whether there is a run to resume; a run that failed before its first record left nothing."""
         has_records = self.config.exists() and self.metrics.exists() and self.metrics.stat().st_size > 0
         return has_records or bool(checkpoints.list_checkpoints(self.checkpoints))
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a process trains in it."""
+        return is_locked(self.path / LOCK)
 
     @contextlib.contextmanager
     def lock(self, process_group: ProcessGroup) -> Iterator[FolderLock]:
