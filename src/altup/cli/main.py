@@ -14,7 +14,8 @@ import typer
 import altup
 from altup.cli.verb import Verb
 from altup.core.console import outlive_stderr, outlive_stdout
-from altup.core.errors import UserError
+from altup.core.errors import UserError, is_out_of_memory
+from altup.core.text import shorten
 from altup.training.preemption import STOPPED
 
 # In the order of a model's life. Each module has a function `command`, or an `app` of several; heavy imports
@@ -94,6 +95,15 @@ def _run() -> int:
         if os.environ.get("ALTUP_TRACEBACK"):
             raise
         typer.secho(f"altup: {error}", err=True, fg="red")
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if os.environ.get("ALTUP_TRACEBACK") or not is_out_of_memory(error):
+            raise
+        told = shorten(str(error) or type(error).__name__, 300)
+        typer.secho(
+            f"altup: out of memory: {told}; give a smaller batch, shorter sequences or a smaller model",
+            err=True, fg="red",
+        )  # fmt: skip
         return 2
     except OSError as error:  # a folder where a file should be, a full disk, what may not be written
         if os.environ.get("ALTUP_TRACEBACK") or (error.filename is None and error.errno not in NO_ROOM):

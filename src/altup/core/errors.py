@@ -22,6 +22,23 @@ def may_not_write(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
+# What libraries say who have no memory, whatever their exceptions are called.
+NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "out of memory",
+    "_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+    "Cannot allocate memory",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory of a GPU or of the machine has run out; torch need not be loaded."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in NO_MEMORY)
+
+
 def did_you_mean(name: object, known: Iterable[object], alike: float = 0.6) -> str:
     """`did you mean 'steps'?`, or nothing where no known name is like it."""
     near = difflib.get_close_matches(str(name), [str(one) for one in known], n=1, cutoff=alike)

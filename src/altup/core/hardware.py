@@ -7,10 +7,12 @@ instructions where an environment variable says so, which it reads at the first 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -67,6 +69,25 @@ def usable_cores() -> int:
 def host_memory() -> int:
     """Bytes of memory that this machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_memory() -> int:
+    """Bytes that a process may still take: of this machine, of its container (cgroup 2), or of `ulimit -v`."""
+    pages = os.sysconf("SC_PAGE_SIZE")
+    found = [os.sysconf("SC_AVPHYS_PAGES") * pages]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")] or found
+    with contextlib.suppress(OSError, ValueError):  # a container without a limit says `max`
+        folder = Path("/sys/fs/cgroup")
+        used = int((folder / "memory.current").read_text(encoding="utf-8"))
+        found.append(int((folder / "memory.max").read_text(encoding="utf-8")) - used)
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        taken = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * pages
+        if limit != resource.RLIM_INFINITY:
+            found.append(limit - taken)
+    return max(0, min(found))
 
 
 def installed(package: str) -> str | None:

@@ -20,6 +20,7 @@ from altup.training import checkpoints
 from altup.training.checkpoints import TrainingState
 from altup.training.config import TrainConfig
 from altup.training.engine import Engine, numerics
+from altup.training.memory import MemoryAdvice
 from altup.training.metrics import FAILED, VALIDATION, Evaluate, EvaluationError, describe_error, means
 from altup.training.parallel import ProcessGroup, check_share
 from altup.training.preemption import GpuTurn, StopRequest
@@ -92,8 +93,9 @@ class Loop:
                 self.prune(state)  # what a kill between a save and its pruning left
             finished = checkpoint is not None and self._has_ended(checkpoint, state)
             if not finished:
-                with numerics(config.deterministic, config.precision == "bf16"):
-                    finished = _Training(self, checkpoint, state, stop, held).run()
+                same_numbers = numerics(config.deterministic, config.precision == "bf16")
+                with same_numbers, MemoryAdvice(config, process_group) as memory:
+                    finished = _Training(self, checkpoint, state, stop, held, memory).run()
             outcome = TrainOutcome(state.step, finished, state.evaluation, int(state.meter["skipped"]))
             if self.afterwards and process_group.is_first:
                 with stop.while_saving():
@@ -121,9 +123,15 @@ class _Training:
     """A running loop: the engine, its reports, and its state."""
 
     def __init__(
-        self, loop: Loop, checkpoint: Path | None, state: TrainingState, stop: StopRequest, held: FolderLock
+        self,
+        loop: Loop,
+        checkpoint: Path | None,
+        state: TrainingState,
+        stop: StopRequest,
+        held: FolderLock,
+        memory: MemoryAdvice,
     ) -> None:
-        self.loop, self.state, self.stop, self.held = loop, state, stop, held
+        self.loop, self.state, self.stop, self.held, self.memory = loop, state, stop, held, memory
         self.config, self.process_group, self.folder = loop.config, loop.process_group, loop.folder
         state.config = asdict(self.config)
         torch.manual_seed(self.config.seed)
@@ -178,6 +186,8 @@ class _Training:
                     self.stop.saving = True  # to the end: trackers are closed after it
                     self._save()
                     return False
+                if step == first and (warning := self.memory.compare(self.engine, batch)):
+                    self.reporter.say(warning)
                 self.engine.step(step, batch, max(tokens, 1.0))
                 if step == 0 and before:  # now, because a run that fails in its first step leaves no record
                     self.reporter.record(before)

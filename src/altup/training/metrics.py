@@ -15,6 +15,7 @@ from torch import nn
 
 from altup.core.errors import UserError
 from altup.core.files import atomic_write, check_regular, flush, parse_json
+from altup.core.text import shorten
 from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import IGNORED, label_name, share, to_tensors
 
@@ -113,7 +114,7 @@ def all_or_none(process_group: ProcessGroup) -> Iterator[None]:
 
 def describe_error(error: BaseException) -> str:
     """`ZeroDivisionError: division by zero`; a sentence for people stands alone."""
-    told = str(error) or "no reason given"
+    told = shorten(str(error), 300) or "no reason given"
     return told if isinstance(error, UserError | EvaluationError) else f"{type(error).__name__}: {told}"
 
 
