@@ -63,6 +63,28 @@ def evaluate(
     `tasks` and `suites` are names, or a user's own files; `data` is a folder of task files, None the hub. `out` is
     by default in the run, the lengths those of the run's fine-tuning. Scores that the same weights have in `out`
     are kept. `progress` reports how many of all examples are decoded.
+
+    Args:
+        model: A run, a checkpoint, a model folder or a name on the hub.
+        tasks: Names of tasks, or your own files.
+        suites: Names of suites: `glue`, `super_glue`.
+        data: A folder of task files; None is the hub.
+        out: Where predictions and scores go.
+        limit: Score at most so many examples of each task.
+        inputs_length: Most tokens of an input.
+        targets_length: Most tokens of an answer.
+        batch_size: Examples decoded at a time.
+        precision: `bf16` or `fp32`; by default bf16 on GPUs.
+        on_error: What bad records do: `stop`, or `skip` to leave them out and count them.
+        say: Called with notes for the user.
+        progress: Called with the number of examples decoded and of all.
+
+    Returns:
+        The scores, their folder, and what was skipped.
+
+    Example:
+        >>> import altup
+        >>> scores = altup.evaluate("runs/desks", tasks=["desks"]).scores  # doctest: +SKIP
     """
     check_numbers(batch_size, limit, inputs_length, targets_length, precision)
     source, bad_input = open_tasks(data), BadInput(on_error)

@@ -21,6 +21,12 @@ class FinetuneConfig(TrainConfig):
     A checkpoint is saved with every evaluation unless `save_every` says otherwise, so that the best can be kept.
     `data` may be moved: what counts is `batches`, the description of the data, which is filled in at the start
     and compared when a run goes on.
+
+    Example:
+        >>> import altup
+        >>> config = altup.FinetuneConfig(model="runs/altup", tasks=["squad=2", "glue=1"], data="tasks")
+        >>> config.batch_size
+        256
     """
 
     model: str = setting("", "A run, a model folder, or a T5 1.1 on the hub.")

@@ -28,7 +28,22 @@ if TYPE_CHECKING:
 def finetune(
     config: FinetuneConfig, out: str | Path, resume: bool = False, push_to_hub: str | None = None
 ) -> TrainOutcome:
-    """Train as `config` says in the folder `out`, under `torchrun` with the other processes."""
+    """Train as `config` says in the folder `out`, under `torchrun` with the other processes.
+
+    Args:
+        config: Model, tasks and how to train.
+        out: The folder of the run.
+        resume: Go on from the newest whole checkpoint in `out`, if there is one.
+        push_to_hub: A Hugging Face repository to upload the final model to.
+
+    Returns:
+        How the run ended: `finished`, `step`, `evaluation` (the last scores) and `skipped`.
+
+    Example:
+        >>> import altup
+        >>> config = altup.FinetuneConfig(model="runs/altup", tasks=["desks"], steps=200)
+        >>> outcome = altup.finetune(config, "runs/desks")  # doctest: +SKIP
+    """
     from altup.core.pretrained import load_tokenizer
     from altup.data.bad_input import BadInput
     from altup.evaluation.loading import check_vocabulary

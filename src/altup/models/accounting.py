@@ -119,6 +119,21 @@ def account(config: AltUpConfig, inputs: int = INPUTS, targets: int | None = Non
 
     `targets` are T5's decoder tokens (114 unless given), or the tokens that BERT's head answers for (15 %
     unless given). A decoder answers for all of its inputs, whatever `targets` says.
+
+    Args:
+        config: Of any of our models.
+        inputs: Input tokens of a sequence.
+        targets: Target tokens of a sequence.
+
+    Returns:
+        Parameters, FLOPs and activation bytes, in all and by part.
+
+    Example:
+        >>> import altup
+        >>> base = altup.account(altup.AltUpT5Config.from_preset("base"))
+        >>> wide = altup.account(altup.AltUpT5Config.from_preset("base", "altup", k=2))
+        >>> f"{wide.flops_forward / base.flops_forward:.3f} times the FLOPs"
+        '1.142 times the FLOPs'
     """
     check_whole("inputs", inputs, 1)
     if isinstance(config, AltUpDecoderConfig):

@@ -150,7 +150,17 @@ class AltUpConfig(PreTrainedConfig):
         experts: int | None = None,
         **fields_beside: Any,
     ) -> Self:
-        """A model by the names of its size and method; any field can be set beside them."""
+        """A model by the names of its size and method; any field can be set beside them.
+
+        Args:
+            size: A name of the family's `SIZES`, such as `tiny`, `small` or `base`.
+            method: `dense`, `altup`, `sameup`, `recycled`, `sum`, `dense-wide`, `sequence-altup`,
+                `stride-and-skip`, `average-pooling`, `moe`, or several joined with `+`.
+            k: Blocks of a widening method; 2 by default.
+            stride: Stride of a sequence method; 4 by default.
+            experts: Partial experts beside each layer.
+            fields_beside: Any other field of the config.
+        """
         check_choice("size", size, cls.SIZES)
         known = {*(field.name for field in fields(cls)), "extra_layers"}
         for name, value in fields_beside.items():

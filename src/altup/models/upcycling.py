@@ -44,6 +44,23 @@ def upcycle(
     folder or hub name of any of these. `dense` only converts. All K blocks start equal; where nothing would
     ever tell two of them apart, noise in P whose rows sum to zero (from `seed`) lets training part them without
     changing the function.
+
+    Args:
+        model: A model, its folder, or its name on the hub.
+        method: `recycled`, `altup`, `sameup` or `dense`.
+        num_blocks: K, how many blocks the new model has.
+        seed: Of the noise that parts blocks which training would keep equal.
+
+    Returns:
+        A new model of ours; the old one is left as it is.
+
+    Example:
+        >>> import altup
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        >>> llama = LlamaForCausalLM(LlamaConfig(vocab_size=50, **shape))
+        >>> type(altup.upcycle(llama, "altup", num_blocks=2)).__name__
+        'AltUpDecoderForCausalLM'
     """
     check_choice("method", method, UPCYCLE_METHODS)
     check_whole("num_blocks", num_blocks, 1, MOST["num_blocks"])

@@ -114,13 +114,7 @@ class AltUp(nn.Module):
 
         x̂ⁱ = Σⱼ Pᵢⱼ xʲ,    y = layer(xᵃ),    x_newⁱ = x̂ⁱ + gᵢ (y − x̂ᵃ),
 
-    with K² + K learned scalars a layer. A hand-written transformer becomes
-
-        rule = AltUp(num_blocks=2, num_layers=len(layers))
-        state = rule.lift(embedding(tokens))              # the table is K·d wide
-        for i, layer in enumerate(layers):
-            state = rule(state, layer, i)
-        logits = head(norm(rule.lower(state)))            # norm and head are K·d wide
+    with K² + K learned scalars a layer.
 
     With `recycled=True` the table, norm and head stay d wide: `lift` repeats the embedding K times and `lower`
     adds the blocks up (or averages them: `lowering="mean"`, for models without a scale-free final norm).
@@ -128,6 +122,26 @@ class AltUp(nn.Module):
 
     A layer that ends with `return x + update` may return the tuple `(x, update)` instead: the rule then does the
     addition itself, in float32 and without a pass of its own.
+
+    Args:
+        num_blocks: K, how many blocks of the layers' width d the state has.
+        num_layers: How many layers will be run through the rule; each has coefficients of its own.
+        selection: The block that each layer works on: `alternating`, `same`, or a list with one block a layer.
+        recycled: Whether the table is d wide and its rows are repeated K times.
+        lowering: `concat`, `sum` or `mean` of the blocks at the end. By default `sum` if recycled, else `concat`.
+
+    Example:
+        A hand-written transformer; embedding, norm and head are K·d wide:
+
+        >>> import torch
+        >>> from altup import AltUp
+        >>> layers = [torch.nn.Linear(8, 8) for _ in range(4)]
+        >>> rule = AltUp(num_blocks=2, num_layers=4)
+        >>> state = rule.lift(torch.randn(3, 5, 2 * 8))
+        >>> for i, layer in enumerate(layers):
+        ...     state = rule(state, layer, i)
+        >>> state.shape, rule.lower(state).shape
+        (torch.Size([2, 3, 5, 8]), torch.Size([3, 5, 16]))
     """
 
     def __init__(

@@ -123,6 +123,24 @@ class DynamicAltUp(AltUp):
     """AltUp with data-dependent coefficients, d + K·d + K³ + K² of them a layer.
 
     A layer is fed the `old` active block, as in the paper, or the `predicted` one, as in Gemma 3n.
+
+    Args:
+        num_blocks: K, how many blocks of the layers' width d the state has.
+        num_layers: How many layers will be run through the rule.
+        width: d, the width of a block.
+        selection: The block that each layer works on: `alternating`, `same`, or a list with one block a layer.
+        recycled: Whether the table is d wide and its rows are repeated K times.
+        lowering: `concat`, `sum` or `mean` of the blocks at the end.
+        feed: What a layer is fed: the `old` active block or the `predicted` one.
+        clip: Bound of A and C in training, as Gemma 3n has it; None is none.
+
+    Example:
+        >>> import torch
+        >>> from altup import DynamicAltUp
+        >>> rule = DynamicAltUp(num_blocks=2, num_layers=1, width=8)
+        >>> state = rule(rule.lift(torch.randn(3, 5, 16)), torch.nn.Linear(8, 8), 0)
+        >>> rule.lower(state).shape
+        torch.Size([3, 5, 16])
     """
 
     def __init__(

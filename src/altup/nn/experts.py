@@ -42,6 +42,21 @@ class PartialExperts(nn.Module):
     that of about twice the routed tokens at most, however many experts there are.
     With `balance=True`, `balance_loss` holds E·Σᵢ fᵢ·mean(pᵢ) of the last training forward, where f is an
     expert's share of the routed tokens (padding included): 1 when all are used alike.
+
+    Args:
+        width: d of the tokens.
+        num_experts: How many experts there are.
+        hidden: The width of an expert's hidden layer.
+        top_k: How many experts each token visits.
+        jitter: In training the router's input is multiplied by factors in [1 − jitter, 1 + jitter].
+        balance: Whether to compute `balance_loss` in training.
+
+    Example:
+        >>> import torch
+        >>> from altup import PartialExperts
+        >>> experts = PartialExperts(width=8, num_experts=4)
+        >>> experts(torch.randn(3, 5, 8)).shape
+        torch.Size([3, 5, 8])
     """
 
     def __init__(

@@ -53,6 +53,17 @@ class SequenceAltUp(nn.Module):
     """Sequence-AltUp (Algorithm 2) around one layer: it sees every `stride`-th token, yet all are updated.
 
     Extra arguments go to the layer as they are: masks and positions must be those of the kept tokens.
+
+    Args:
+        layer: Any module that maps [batch, tokens, d] to the same shape.
+        stride: Every how many tokens the layer sees one.
+
+    Example:
+        >>> import torch
+        >>> from altup import SequenceAltUp
+        >>> fast = SequenceAltUp(torch.nn.Linear(8, 8), stride=4)
+        >>> fast(torch.randn(3, 10, 8)).shape  # the layer ran on tokens 0, 4 and 8
+        torch.Size([3, 10, 8])
     """
 
     def __init__(self, layer: nn.Module, stride: int) -> None:
@@ -68,7 +79,20 @@ class SequenceAltUp(nn.Module):
 
 
 class StrideAndSkip(nn.Module):
-    """The baseline that leaves the skipped tokens as they were."""
+    """The baseline that leaves the skipped tokens as they were.
+
+    Args:
+        layer: Any module that maps [batch, tokens, d] to the same shape.
+        stride: Every how many tokens the layer sees one.
+
+    Example:
+        >>> import torch
+        >>> from altup import StrideAndSkip
+        >>> x = torch.randn(3, 10, 8)
+        >>> y = StrideAndSkip(torch.nn.Linear(8, 8), stride=4)(x)
+        >>> torch.equal(y[:, 1:4], x[:, 1:4])
+        True
+    """
 
     def __init__(self, layer: nn.Module, stride: int) -> None:
         super().__init__()
@@ -83,7 +107,17 @@ class StrideAndSkip(nn.Module):
 
 
 class AveragePooling(nn.Module):
-    """The baseline that shortens the sequence once: the mean of each window of `stride` tokens."""
+    """The baseline that shortens the sequence once: the mean of each window of `stride` tokens.
+
+    Args:
+        stride: How many tokens a window has.
+
+    Example:
+        >>> import torch
+        >>> from altup import AveragePooling
+        >>> AveragePooling(stride=4)(torch.randn(3, 10, 8)).shape
+        torch.Size([3, 3, 8])
+    """
 
     def __init__(self, stride: int) -> None:
         super().__init__()

@@ -44,6 +44,12 @@ class PretrainConfig(TrainConfig):
 
     With `from_model` the run goes on from a trained model, which decides all of this itself: `model` then says
     which family learns as it does. `from_seal`, filled in at the start, tells its weights from others.
+
+    Example:
+        >>> import altup
+        >>> config = altup.PretrainConfig(data="data/mine", model="decoder", size="tiny", method="altup", k=2)
+        >>> config.method, config.batch_size
+        ('altup', 128)
     """
 
     optimizer: str | None = setting(None, shown=f"muon, above {LONG_RUN} steps adafactor, the paper's")
@@ -186,7 +192,22 @@ def build_model(model: str, model_config: AltUpConfig, checkpoint: Path | None) 
 def pretrain(
     config: PretrainConfig, out: str | Path, resume: bool = False, push_to_hub: str | None = None
 ) -> TrainOutcome:
-    """Train as `config` says in the folder `out`, under `torchrun` with the other processes."""
+    """Train as `config` says in the folder `out`, under `torchrun` with the other processes.
+
+    Args:
+        config: What to train, on what and how.
+        out: The folder of the run.
+        resume: Go on from the newest whole checkpoint in `out`, if there is one.
+        push_to_hub: A Hugging Face repository to upload the final model to.
+
+    Returns:
+        How the run ended: `finished`, `step`, `evaluation` (the last held-out figures) and `skipped`.
+
+    Example:
+        >>> import altup
+        >>> config = altup.PretrainConfig(data="data/mine", method="altup", k=2, steps=2500)
+        >>> outcome = altup.pretrain(config, "runs/altup")  # doctest: +SKIP
+    """
     from altup.core.pretrained import load_tokenizer
     from altup.data.batches import HeldOut, ShardBatches
     from altup.data.objectives import build_objective

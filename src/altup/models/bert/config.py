@@ -22,6 +22,12 @@ class AltUpBertConfig(AltUpConfig):
     `d_model` is the width of a layer; with `altup` the representation between the layers, the embeddings and
     the head are `num_blocks` times as wide, with `wide` the layers too.
     `tie_word_embeddings` is true wherever table and head are of one width, unless told otherwise.
+
+    Example:
+        >>> from altup import AltUpBertConfig
+        >>> config = AltUpBertConfig.from_preset("tiny", "altup", k=2, vocab_size=1000)
+        >>> config.d_model, config.embedding_width, config.output_width
+        (128, 256, 256)
     """
 
     model_type = "altup_bert"

@@ -152,7 +152,18 @@ class AltUpBertPreTrainedModel(AltUpPreTrainedModel):
 
 
 class AltUpBertModel(LayerStack, AltUpBertPreTrainedModel):
-    """The encoder alone: `input_ids` [batch, tokens] → [batch, tokens, output_width]."""
+    """The encoder alone: `input_ids` [batch, tokens] → [batch, tokens, output_width].
+
+    Args:
+        config: Shape and method; `AltUpBertConfig.from_preset` makes one.
+
+    Example:
+        >>> import torch
+        >>> from altup import AltUpBertConfig, AltUpBertModel
+        >>> encoder = AltUpBertModel(AltUpBertConfig.from_preset("tiny", "recycled", k=2, vocab_size=100))
+        >>> encoder(torch.randint(3, 100, (2, 12))).last_hidden_state.shape
+        torch.Size([2, 12, 128])
+    """
 
     _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012
 
@@ -210,7 +221,19 @@ class AltUpBertModel(LayerStack, AltUpBertPreTrainedModel):
 
 class AltUpBertForMaskedLM(AltUpBertPreTrainedModel):
     """The encoder and the head that names the token at every place: `input_ids` and `labels` [batch, tokens] make
-    a loss, and logits [batch, tokens, vocab_size]."""
+    a loss, and logits [batch, tokens, vocab_size].
+
+    Args:
+        config: Shape and method; `AltUpBertConfig.from_preset` makes one.
+
+    Example:
+        >>> import torch
+        >>> from altup import AltUpBertConfig, AltUpBertForMaskedLM
+        >>> model = AltUpBertForMaskedLM(AltUpBertConfig.from_preset("tiny", "altup", k=2, vocab_size=100))
+        >>> ids = torch.randint(3, 100, (2, 12))
+        >>> model(input_ids=ids, labels=ids).logits.shape
+        torch.Size([2, 12, 100])
+    """
 
     _tied_weights_keys = {"head.decoder.weight": "bert.embeddings.words.weight"}  # noqa: RUF012
 

@@ -22,6 +22,12 @@ class AltUpDecoderConfig(AltUpConfig):
 
     `d_model` is the width of a layer; with `altup` the representation between the layers, the table and the head
     are `num_blocks` times as wide, with `wide` the layers too.
+
+    Example:
+        >>> from altup import AltUpDecoderConfig
+        >>> config = AltUpDecoderConfig.from_preset("tiny", "altup", k=2, vocab_size=1000)
+        >>> config.d_model, config.embedding_width, config.output_width
+        (128, 256, 256)
     """
 
     model_type = "altup_decoder"

@@ -85,7 +85,18 @@ class AltUpDecoderPreTrainedModel(AltUpPreTrainedModel):
 
 
 class AltUpDecoderModel(LayerStack, AltUpDecoderPreTrainedModel):
-    """The stack alone: `input_ids` [batch, tokens] → [batch, tokens, output_width]."""
+    """The stack alone: `input_ids` [batch, tokens] → [batch, tokens, output_width].
+
+    Args:
+        config: Shape and method; `AltUpDecoderConfig.from_preset` makes one.
+
+    Example:
+        >>> import torch
+        >>> from altup import AltUpDecoderConfig, AltUpDecoderModel
+        >>> stack = AltUpDecoderModel(AltUpDecoderConfig.from_preset("tiny", "altup", k=2, vocab_size=100))
+        >>> stack(torch.randint(3, 100, (2, 12))).last_hidden_state.shape
+        torch.Size([2, 12, 256])
+    """
 
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012
 
@@ -151,7 +162,22 @@ class AltUpDecoderModel(LayerStack, AltUpDecoderPreTrainedModel):
 
 class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
     """The stack and the head that names the next token: `input_ids` and `labels` [batch, tokens] make a loss, and
-    logits [batch, tokens, vocab_size]; `generate` writes on."""
+    logits [batch, tokens, vocab_size]; `generate` writes on.
+
+    Args:
+        config: Shape and method; `AltUpDecoderConfig.from_preset` makes one.
+
+    Example:
+        >>> import torch
+        >>> from altup import AltUpDecoderConfig, AltUpDecoderForCausalLM
+        >>> config = AltUpDecoderConfig.from_preset("tiny", "altup", k=2, vocab_size=100)
+        >>> model = AltUpDecoderForCausalLM(config)
+        >>> ids = torch.randint(3, 100, (2, 12))
+        >>> model(input_ids=ids, labels=ids).logits.shape
+        torch.Size([2, 12, 100])
+        >>> model.generate(ids, max_new_tokens=4, min_new_tokens=4).shape
+        torch.Size([2, 16])
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 

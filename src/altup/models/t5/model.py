@@ -279,7 +279,18 @@ class AltUpT5PreTrainedModel(AltUpPreTrainedModel):
 
 
 class AltUpT5EncoderModel(AltUpT5PreTrainedModel):
-    """The encoder alone: takes what `T5Encoder.forward` takes and gives [batch, tokens, output_width]."""
+    """The encoder alone: takes what `T5Encoder.forward` takes and gives [batch, tokens, output_width].
+
+    Args:
+        config: Shape and method; `AltUpT5Config.from_preset` makes one.
+
+    Example:
+        >>> import torch
+        >>> from altup import AltUpT5Config, AltUpT5EncoderModel
+        >>> encoder = AltUpT5EncoderModel(AltUpT5Config.from_preset("tiny", "altup", k=2, vocab_size=100))
+        >>> encoder(torch.randint(3, 100, (2, 12))).last_hidden_state.shape
+        torch.Size([2, 12, 256])
+    """
 
     _keys_to_ignore_on_load_unexpected = [r"^decoder\.", r"^lm_head\."]  # noqa: RUF012
 
@@ -297,7 +308,23 @@ class AltUpT5EncoderModel(AltUpT5PreTrainedModel):
 
 class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, ReplayedGeneration, GenerationMixin):  # type: ignore[misc]
     """Encoder, decoder and head: `input_ids` [batch, inputs] and `labels` [batch, targets] make a loss, and logits
-    [batch, targets, vocab_size]; `generate` writes targets, on a GPU greedily in recorded steps."""
+    [batch, targets, vocab_size]; `generate` writes targets, on a GPU greedily in recorded steps.
+
+    Args:
+        config: Shape and method; `AltUpT5Config.from_preset` makes one.
+
+    Example:
+        >>> import torch
+        >>> from altup import AltUpT5Config, AltUpT5ForConditionalGeneration
+        >>> config = AltUpT5Config.from_preset("tiny", "altup", k=2, vocab_size=100)
+        >>> model = AltUpT5ForConditionalGeneration(config)
+        >>> ids = torch.randint(3, 100, (2, 12))
+        >>> output = model(input_ids=ids, labels=ids[:, :5])
+        >>> output.logits.shape, output.loss.shape
+        (torch.Size([2, 5, 100]), torch.Size([]))
+        >>> model.generate(ids, max_new_tokens=4, min_new_tokens=4).shape
+        torch.Size([2, 5])
+    """
 
     _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}  # noqa: RUF012
 

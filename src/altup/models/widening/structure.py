@@ -39,6 +39,16 @@ class Structure:
     - `entries`: for `altup` and `sameup`, names of the parameters that make the state entering the first layers:
       embedding tables and the like, and convolutions or linear maps.
     - `example`: inputs to run the model with, as keyword arguments.
+
+    Args:
+        stacks: Names of the lists of layers.
+        entries: Names of the parameters that make the state.
+        example: Arguments of the model's forward.
+
+    Example:
+        >>> import altup
+        >>> altup.Structure(stacks=["backbone.blocks"]).entries is None
+        True
     """
 
     stacks: list[str] | None = None
@@ -54,7 +64,13 @@ _HANDLERS: dict[str, Handler] = {}
 def register_handler(model_type: str, handler: Handler) -> None:
     """Tell `widen` how models whose config has this `model_type` are built.
 
-    altup.register_handler("my_model", lambda model: altup.Structure(stacks=["backbone.blocks"]))
+    Args:
+        model_type: The `model_type` of the models' config.
+        handler: A function that takes the model and returns its `Structure`.
+
+    Example:
+        >>> import altup
+        >>> altup.register_handler("my_model", lambda model: altup.Structure(stacks=["backbone.blocks"]))
     """
     _HANDLERS[model_type] = handler
 

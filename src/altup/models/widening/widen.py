@@ -56,6 +56,26 @@ def widen(
 
     `selection` says which block each layer works on: `alternating`, `same`, or a list with one block a layer.
     The model is run before and after with `example`, a small batch that is made up when not given.
+
+    Args:
+        model: Any transformer of Hugging Face: causal, masked, sequence-to-sequence, vision or speech.
+        method: `recycled`, `altup` or `sameup`.
+        num_blocks: K, how many times as wide the state between the layers becomes.
+        selection: Which block each layer works on; by default that of the method.
+        example: Arguments to run the model with, where `input_ids` alone do not fit it.
+        seed: Of the noise that parts blocks which training would keep equal.
+
+    Returns:
+        The same model object.
+
+    Example:
+        >>> import altup
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=20))
+        >>> before = sum(p.numel() for p in model.parameters())
+        >>> model = altup.widen(model, "recycled", num_blocks=2)
+        >>> sum(p.numel() for p in model.parameters()) - before  # K² + K a layer
+        12
     """
     plan = WideningPlan.choose(method, num_blocks, selection, seed)
     _check(model)
@@ -91,6 +111,19 @@ def narrow(model: PreTrainedModel) -> PreTrainedModel:
 
     Training the layers alone keeps them equal; once the coefficients or the blocks of a wide parameter have moved
     there is no narrow model that computes the same, and this refuses.
+
+    Args:
+        model: A model that `widen` has widened.
+
+    Returns:
+        The same model object, as it was before.
+
+    Example:
+        >>> import altup
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=20))
+        >>> altup.narrow(altup.widen(model)) is model
+        True
     """
     plan = WideningPlan.of(model)
     if not isinstance(model, PreTrainedModel) or plan is None or not _is_widened(model, plan):
@@ -115,6 +148,20 @@ def load_widened(
     `options` are those of `from_pretrained` (`dtype`, `device_map`, …). The class is the one named in the config;
     give `model_class` where that is not a class of transformers, and `config` where its fields (dropout, say) are
     to differ from those saved.
+
+    Args:
+        place: A folder, or a name on the hub.
+        model_class: The model's class, where transformers does not know it.
+        config: A config to use instead of the saved one.
+        options: Those of `from_pretrained`.
+
+    Example:
+        >>> import altup
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=20))
+        >>> altup.widen(model, "altup").save_pretrained("wide-gpt2")
+        >>> type(altup.load_widened("wide-gpt2")).__name__
+        'GPT2LMHeadModel'
     """
     if model_class is not None and not issubclass(model_class, PreTrainedModel):
         raise UserError(f"model_class={model_class!r} is no model of transformers; an Auto class is not needed")
