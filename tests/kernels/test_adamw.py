@@ -11,6 +11,7 @@ from torch import nn
 from altup.core.errors import UserError
 from altup.kernels import adamw_reference, adamw_update
 from altup.training.optimizers.adamw import RelativeAdamW
+from altup.training.optimizers.muon import Muon
 from tests.kernels.interpreter import DEVICE, needs_gpu, runs_kernel
 
 OPTIONS = {"lr": 0.02, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "smallest": 1e-3}
@@ -94,10 +95,11 @@ def copies(weights):
     return [nn.Parameter(p.detach().double()) for p in weights]
 
 
-def build(weights, betas=(0.9, 0.999), lr=0.02):
+def build(weights, betas=(0.9, 0.999), lr=0.02, kind=RelativeAdamW):
     half = len(weights) // 2
     groups = [{"params": weights[:half], "weight_decay": 0.1}, {"params": weights[half:], "weight_decay": 0.0}]
-    return RelativeAdamW([group for group in groups if group["params"]], lr=lr, betas=betas, eps=1e-8)
+    groups = [{**group, "orthogonal": False} for group in groups if group["params"]]  # known to Muon alone
+    return kind(groups, lr=lr, betas=betas, eps=1e-8)
 
 
 def uses_kernels(optimizer):
@@ -109,10 +111,10 @@ def everything(weights, optimizer):
     return [t.detach().clone() for p in weights for t in (p, *optimizer.state[p].values())]
 
 
-def compare_steps(weights, betas=(0.9, 0.999), lr=0.02, steps=3):
+def compare_steps(weights, betas=(0.9, 0.999), lr=0.02, steps=3, kind=RelativeAdamW):
     """Each from the same weights, because of what bfloat16 rounds away."""
     plain = copies(weights)
-    optimizer, reference = build(weights, betas, lr), build(plain, betas)
+    optimizer, reference = build(weights, betas, lr, kind), build(plain, betas, kind=kind)
     for step in range(steps):
         set_gradients(weights, step)
         for p, wide in zip(weights, plain, strict=True):
@@ -135,16 +137,17 @@ def compare_steps(weights, betas=(0.9, 0.999), lr=0.02, steps=3):
 
 @runs_kernel
 @pytest.mark.parametrize(
-    ("shapes", "dtype"),
+    ("shapes", "dtype", "kind"),
     [
-        *((name, torch.float32) for name in SHAPES),
-        ("of many sizes", torch.bfloat16),
-        ("of many sizes", torch.float16),
+        *((name, torch.float32, RelativeAdamW) for name in SHAPES),
+        ("of many sizes", torch.bfloat16, RelativeAdamW),
+        ("of many sizes", torch.float16, RelativeAdamW),
+        ("of many sizes", torch.float32, Muon),  # measured by the sizes of the start
     ],
 )
-def test_steps_equal_the_definition(shapes, dtype, poisoned):
+def test_steps_equal_the_definition(shapes, dtype, kind, poisoned):
     weights = parameters(SHAPES[shapes], dtype)
-    optimizer, reference = compare_steps(weights, lr=torch.tensor(0.02, device=DEVICE))
+    optimizer, reference = compare_steps(weights, lr=torch.tensor(0.02, device=DEVICE), kind=kind)
     assert all(uses_kernels(optimizer))
     assert not any(uses_kernels(reference))
 
@@ -231,7 +234,7 @@ def test_replayed_steps_are_the_launched_ones_bit_for_bit_and_nothing_waits():
         assert torch.equal(got, want)
 
 
-ADDRESSES = ("weights", "grads", "means", "squares", "steps")
+ADDRESSES = ("weights", "grads", "means", "squares", "steps", "sizes")
 NUMBERS = ("log_beta1", "log_beta2", "smallest", "fresh1", "fresh2", "eps", "decay")
 
 
@@ -261,11 +264,13 @@ def test_passes_move_16_bytes_at_a_time(dtype, bytes_each, hopper):
     assert descend.asm["ptx"].count("st.global.v4") == vectors + 2 * wide
 
 
+@pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("ones", [{}, {"count": 1}, {"numel": 1, "count": 1}])  # which Triton makes constants
-def test_the_sum_of_parts(ones, hopper):
+def test_the_sum_of_parts(ones, given, hopper):
     from altup.kernels.adamw import triton as kernels
 
-    assert not hopper.spills(compiled(hopper, kernels._count_kernel, "fp32", PARTS=kernels.PARTS, **ones))
+    constants = {"GIVEN": given, "PARTS": kernels.PARTS, **ones}
+    assert not hopper.spills(compiled(hopper, kernels._count_kernel, "fp32", **constants))
 
 
 @pytest.mark.parametrize("name", ["_squares_kernel", "_descend_kernel"])

@@ -16,29 +16,32 @@ from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch
 __all__ = ["adamw_reference", "adamw_update", "runs_fused"]
 
 
-def runs_fused(weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor) -> bool:
-    """Whether the kernels can update a tensor: these are all that they read and write."""
+def runs_fused(weight: Tensor, *others: Tensor) -> bool:
+    """Whether the kernels can update a tensor; `others` are all else that they read and write."""
     if weight.dtype not in FUSED_DTYPES or not can_launch(weight.device):
         return False
     from altup.kernels.multi_tensor import can_read
 
-    return can_read([weight, grad, mean, square, step])
+    return can_read([weight, *others])
 
 
 @torch.no_grad()
 def adamw_update(
     weights: Sequence[Tensor], grads: Sequence[Tensor], means: Sequence[Tensor], squares: Sequence[Tensor],
-    steps: Sequence[Tensor], *, lr: Tensor | float, skip: Tensor | None = None, betas: tuple[float, float],
-    eps: float, weight_decay: float, smallest: float, implementation: str = "auto",
+    steps: Sequence[Tensor], sizes: Sequence[Tensor] | None = None, *, lr: Tensor | float,
+    skip: Tensor | None = None, betas: tuple[float, float], eps: float, weight_decay: float, smallest: float,
+    implementation: str = "auto",
 ) -> None:  # fmt: skip
-    """`adamw_reference` of each of many tensors, in place, counted in `steps`, which are float32 scalars.
+    """`adamw_reference` of each of many tensors, in place, counted in `steps`, which are float32 scalars,
+    as `sizes` are.
 
     Nothing changes where the bool scalar `skip`, on the weights' device, is true; the host never waits for it.
     "auto" takes the Triton kernels if they can update all of the tensors, "triton" requires them, and "plain"
     does not use them.
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
-    tensors = list(zip(weights, grads, means, squares, steps, strict=True))
+    columns = (weights, grads, means, squares, steps, *([] if sizes is None else [sizes]))
+    tensors: list[tuple[Tensor, ...]] = list(zip(*columns, strict=True))
     fused = implementation != "plain" and all(runs_fused(*each) for each in tensors)
     if implementation == "triton" and not fused:
         raise UserError(
@@ -48,7 +51,7 @@ def adamw_update(
     options: dict[str, Any] = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "smallest": smallest}
     if not fused:
         for each in tensors:
-            _plain(*each, lr, skip, options)
+            _plain(*each, lr=lr, skip=skip, **options)
         return
     from altup.kernels.adamw.triton import update
     from altup.kernels.multi_tensor import tensor_list
@@ -66,11 +69,11 @@ def adamw_update(
 
 
 def _plain(
-    weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor, lr: Tensor | float,
-    skip: Tensor | None, options: dict[str, Any],
+    weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor, size: Tensor | None = None, *,
+    skip: Tensor | None, **options: Any,
 ) -> None:  # fmt: skip
     dtype = torch.promote_types(weight.dtype, torch.float32)
     number = step.double() + 1  # because 1 - 0.999 has lost digits in float32
-    new = adamw_reference(weight.to(dtype), grad.to(dtype), mean, square, number, lr=lr, **options)
+    new = adamw_reference(weight.to(dtype), grad.to(dtype), mean, square, number, size=size, **options)
     for tensor, value in zip((weight, mean, square, step), (*new, number), strict=True):
         tensor.copy_(value if skip is None else torch.where(skip, tensor, value))

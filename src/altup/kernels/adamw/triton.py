@@ -1,6 +1,6 @@
 """Triton kernels of AdamW-RMS, for many tensors of one size at a time.
 
-Two passes, of which the first reads the weights for their RMS. What a program adds up it writes once, and the
+Two passes, of which the first reads the weights for their RMS, unless sizes are given. What a program adds up it writes once, and the
 parts are added in a fixed order, so that results are the same bit for bit from run to run. Nothing waits for the
 host.
 """
@@ -31,18 +31,22 @@ def _squares_kernel(weights, weight_like, parts, numel, BLOCK: tl.constexpr):
 
 @triton.jit
 def _count_kernel(
-    steps, step_like, parts, factors, lr, skip, numel, count, log_beta1, log_beta2, smallest, PARTS: tl.constexpr
-):
-    """Of a tensor: t, lr · max(smallest, RMS(w)) / (1 - β₁ᵗ) and 1 / (1 - β₂ᵗ)."""
+    steps, step_like, sizes, size_like, parts, factors, lr, skip, numel, count, log_beta1, log_beta2, smallest,
+    GIVEN: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Of a tensor: t, lr · size / (1 - β₁ᵗ) and 1 / (1 - β₂ᵗ); the size is GIVEN or max(smallest, RMS(w))."""
     if tl.load(skip) != 0:
         return
     n = tl.program_id(0)
     step = tl.load(pointer(steps, step_like, n)) + 1  # by all threads, before the sum has them wait for each other
-    total = tl.zeros([PARTS], tl.float32)
-    for start in range(0, count, PARTS):
-        j = start + tl.arange(0, PARTS)
-        total += tl.load(parts + n * count + j, mask=j < count, other=0.0)
-    size = tl.maximum(tl.sqrt(tl.sum(total) / numel), smallest)
+    if GIVEN:
+        size = tl.load(pointer(sizes, size_like, n))
+    else:
+        total = tl.zeros([PARTS], tl.float32)
+        for start in range(0, count, PARTS):
+            j = start + tl.arange(0, PARTS)
+            total += tl.load(parts + n * count + j, mask=j < count, other=0.0)
+        size = tl.maximum(tl.sqrt(tl.sum(total) / numel), smallest)
     tl.store(pointer(steps, step_like, n), step)
     # In float64, because 1 - 0.999 has lost digits in float32.
     correction1 = 1 - tl.exp(step.to(tl.float64) * log_beta1)
@@ -77,12 +81,13 @@ def _descend_kernel(
 
 
 def update(
-    weights: TensorList, grads: TensorList, means: TensorList, squares: TensorList, steps: TensorList, *,
-    lr: Tensor, skip: Tensor, betas: tuple[float, float], eps: float, weight_decay: float, smallest: float,
+    weights: TensorList, grads: TensorList, means: TensorList, squares: TensorList, steps: TensorList,
+    sizes: TensorList | None = None, *, lr: Tensor, skip: Tensor, betas: tuple[float, float], eps: float, weight_decay: float,
+    smallest: float,
 ) -> None:  # fmt: skip
     """One step in place, counted in `steps`, which are scalars; nothing where the bool scalar `skip` is true.
 
-    `lr` and `skip` are on the weights' device.
+    `sizes` are scalars too and take the place of max(smallest, RMS(weight)). `lr` and `skip` are on the weights' device.
     """
     n, numel = len(weights.addresses), weights.like.numel()
     count = triton.cdiv(numel, BLOCK)
@@ -91,10 +96,12 @@ def update(
     skip = skip.view(torch.uint8)
     log_beta1, log_beta2 = (math.log(beta) if beta else -math.inf for beta in betas)
     with torch.cuda.device_of(parts):
-        _squares_kernel[count, n](*weights, parts, numel, BLOCK=BLOCK)
+        if sizes is None:
+            _squares_kernel[count, n](*weights, parts, numel, BLOCK=BLOCK)
         _count_kernel[n,](
-            *steps, parts, factors, lr, skip, numel, count, log_beta1, log_beta2, smallest, PARTS=PARTS
-        )
+            *steps, *(sizes or steps), parts, factors, lr, skip, numel, count, log_beta1, log_beta2, smallest,
+            GIVEN=sizes is not None, PARTS=PARTS,
+        )  # fmt: skip
         _descend_kernel[count, n](
             *weights, *grads, *means, *squares, factors, lr, skip, numel,
             1 - betas[0], 1 - betas[1], eps, weight_decay, BLOCK=BLOCK,

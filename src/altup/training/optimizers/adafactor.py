@@ -39,7 +39,7 @@ class Adafactor(RelativeOptimizer):
     def __init__(self, params: Iterable[Any], lr: float | Tensor) -> None:
         super().__init__(params, lr=lr)
 
-    def initial_moments(self, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
+    def initial_state(self, p: Tensor, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
         if len(what.shape) < 2 or min(what.shape[-2:]) < FACTORED_FROM:
             return {"square": what.zeros(*what.shape)}
         *batch, rows, columns = what.shape

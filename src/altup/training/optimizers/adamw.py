@@ -39,14 +39,16 @@ class RelativeAdamW(RelativeOptimizer):
     p ← (1 - lr·weight_decay)·p - lr · max(1e-3, RMS(p)) · m̂ / (√v̂ + eps).
     """
 
-    def initial_moments(self, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
+    KERNEL_STATE: tuple[str, ...] = ("exp_avg", "exp_avg_sq", "step")
+
+    def initial_state(self, p: Tensor, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
         return {"exp_avg": what.zeros(*what.shape), "exp_avg_sq": what.zeros(*what.shape)}
 
     def _update_all(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         """By kernels, many tensors at once, where they can."""
         fused = [p for p in parameters if p.grad is not None and self._runs_kernels(p, p.grad)]
         if fused:
-            moments = ([self.state[p][name] for p in fused] for name in ("exp_avg", "exp_avg_sq", "step"))
+            moments = ([self.state[p][name] for p in fused] for name in self.KERNEL_STATE)
             grads = [p.grad for p in fused if p.grad is not None]
             options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
             adamw_update(fused, grads, *moments, skip=skip, smallest=SMALLEST_RMS, **options)
@@ -55,9 +57,7 @@ class RelativeAdamW(RelativeOptimizer):
 
     def _runs_kernels(self, p: Tensor, grad: Tensor) -> bool:
         state = self.state[p]
-        return not isinstance(p, DTensor) and runs_fused(
-            p, grad, state["exp_avg"], state["exp_avg_sq"], state["step"]
-        )
+        return not isinstance(p, DTensor) and runs_fused(p, grad, *(state[name] for name in self.KERNEL_STATE))
 
     def direction(
         self, what: Kind, state: dict[str, Tensor], grad: Tensor, group: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Muon (Jordan, 2024) for the matrices of layers, with updates relative to the size of the parameter.
+"""Muon (Jordan, 2024) for the matrices of layers, with updates relative to the size that a parameter began with.
 
 torch has a Muon (`torch.optim.Muon`). It waits for the learning rate on the host, so that its step cannot be
 recorded as a CUDA graph, cannot be skipped on the device, and does not know sharded parameters.
@@ -15,13 +15,14 @@ from torch import Tensor
 
 from altup.core.errors import UserError
 from altup.training.optimizers.adamw import RelativeAdamW
-from altup.training.optimizers.relative import RelativeOptimizer
-from altup.training.optimizers.sharding import Kind
+from altup.training.optimizers.relative import SMALLEST_RMS, RelativeOptimizer
+from altup.training.optimizers.sharding import Kind, local
 
 MOMENTUM = 0.95
 UPDATE_RMS = 0.2  # what AdamW's updates have, about, so that both take the same learning rates
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
+SIZE_OF_ZEROS = 0.02  # what a parameter that begins with zeros, as biases do, is taken to be like
 
 
 class Muon(RelativeAdamW):
@@ -29,18 +30,29 @@ class Muon(RelativeAdamW):
 
         m ← 0.95·m + 0.05·G
         U = 0.2 · √max(rows, columns) · orthogonalized(0.95·m + 0.05·G)        [RMS about 0.2]
-        p ← (1 - lr·weight_decay)·p - lr · max(1e-3, RMS(p)) · U
+        p ← (1 - lr·weight_decay)·p - lr · max(1e-3, RMS(p at the start)) · U
 
     for the groups with `orthogonal=True`. A tensor of more dimensions is a pile of matrices. All other groups
-    are updated as by `RelativeAdamW`. State of a matrix: `step` and `momentum`.
+    have the U of `RelativeAdamW`. State of a matrix: `step`, `size` and `momentum`.
+
+    The size is that of the start, because a rate relative to the present size lets weights grow by a factor in
+    every step: at high rates their size doubles every few hundred steps, and a long run ends in infinities.
 
     Under FSDP2 the processes exchange rows, so that each orthogonalizes its share of the whole matrices.
     """
 
-    def initial_moments(self, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
+    KERNEL_STATE = (*RelativeAdamW.KERNEL_STATE, "size")
+
+    @torch.no_grad()
+    def initial_state(self, p: Tensor, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
+        rms = what.rms([local(p)])[0]
+        size = {"size": rms.clamp(min=SMALLEST_RMS).where(rms > 0, SIZE_OF_ZEROS)}
         if group["orthogonal"]:
-            return {"momentum": what.zeros(*what.shape)}
-        return super().initial_moments(what, group)
+            return {**size, "momentum": what.zeros(*what.shape)}
+        return {**size, **super().initial_state(p, what, group)}
+
+    def size(self, what: Kind, weights: list[Tensor], state: dict[str, Tensor]) -> Tensor:
+        return state["size"]
 
     def _update_all(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         if group["orthogonal"]:

@@ -14,7 +14,7 @@ SMALLEST_RMS = 1e-3
 
 
 class RelativeOptimizer(torch.optim.Optimizer):
-    """p ← p - lr · max(1e-3, RMS(p)) · U, where a subclass says what U is.
+    """p ← p - lr · size · U, where a subclass says what U is. The size is max(1e-3, RMS(p)) unless it says otherwise.
 
     Parameters of one kind are stacked and updated together, so that the number of kernels depends on the
     number of shapes and not of tensors. Nothing waits for the device. Under FSDP2 each process updates its
@@ -26,11 +26,10 @@ class RelativeOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 what = kind(p)
-                moments = self.initial_moments(what, group)
-                self.state[p] = {"step": torch.zeros((), device=p.device), **moments}
+                self.state[p] = {"step": torch.zeros((), device=p.device), **self.initial_state(p, what, group)}
 
-    def initial_moments(self, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
-        """The state of a parameter before its first step, besides `step`."""
+    def initial_state(self, p: Tensor, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
+        """Of a parameter before its first step, besides `step`."""
         raise NotImplementedError
 
     def direction(
@@ -39,6 +38,10 @@ class RelativeOptimizer(torch.optim.Optimizer):
         """New moments, and U as a tensor [n, ...] (which may reuse `grad`) and a factor [n], for n stacked
         parameters; `state["step"]` [n] counts this step already."""
         raise NotImplementedError
+
+    def size(self, what: Kind, weights: list[Tensor], state: dict[str, Tensor]) -> Tensor:
+        """[n]: what the updates of n parameters, with these local pieces, are measured by."""
+        return what.rms(weights).clamp(min=SMALLEST_RMS)
 
     @torch.no_grad()
     def step(self, skip: Tensor | None = None) -> None:  # type: ignore[override]
@@ -59,8 +62,7 @@ class RelativeOptimizer(torch.optim.Optimizer):
 
         step = old["step"] + 1
         moments, update, factor = self.direction(what, {**old, "step": step}, grad, group)
-        size = what.rms(weights).clamp(min=SMALLEST_RMS)
-        update.mul_(along(group["lr"] * size * factor, update))
+        update.mul_(along(group["lr"] * self.size(what, weights, old) * factor, update))
         shrink = 1 - group["lr"] * group.get("weight_decay", 0.0)
 
         new = {"step": step, **moments}
@@ -71,8 +73,8 @@ class RelativeOptimizer(torch.optim.Optimizer):
         if group.get("weight_decay"):
             torch._foreach_mul_(weights, shrink)
         torch._foreach_sub_(weights, list(update.unbind()))
-        for name, tensors in stored.items():
-            torch._foreach_copy_(tensors, list(new[name].unbind()))
+        for name, tensor in new.items():
+            torch._foreach_copy_(stored[name], list(tensor.unbind()))
 
 
 def along(values: Tensor, tensor: Tensor) -> Tensor:
