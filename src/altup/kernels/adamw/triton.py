@@ -1,8 +1,8 @@
 """Triton kernels of AdamW-RMS, for many tensors of one size at a time.
 
-Two passes, of which the first reads the weights for their RMS, unless sizes are given. What a program adds up it writes once, and the
-parts are added in a fixed order, so that results are the same bit for bit from run to run. Nothing waits for the
-host.
+Two passes, of which the first reads the weights for their RMS; where sizes are given, only the second. What a
+program adds up it writes once, and the parts are added in a fixed order, so that results are the same bit for bit
+from run to run. Nothing waits for the host.
 """
 
 from __future__ import annotations
@@ -82,12 +82,13 @@ def _descend_kernel(
 
 def update(
     weights: TensorList, grads: TensorList, means: TensorList, squares: TensorList, steps: TensorList,
-    sizes: TensorList | None = None, *, lr: Tensor, skip: Tensor, betas: tuple[float, float], eps: float, weight_decay: float,
-    smallest: float,
+    sizes: TensorList | None = None, *, lr: Tensor, skip: Tensor, betas: tuple[float, float], eps: float,
+    weight_decay: float, smallest: float,
 ) -> None:  # fmt: skip
     """One step in place, counted in `steps`, which are scalars; nothing where the bool scalar `skip` is true.
 
-    `sizes` are scalars too and take the place of max(smallest, RMS(weight)). `lr` and `skip` are on the weights' device.
+    `sizes` are scalars too and take the place of max(smallest, RMS(weight)). `lr` and `skip` are on the weights'
+    device.
     """
     n, numel = len(weights.addresses), weights.like.numel()
     count = triton.cdiv(numel, BLOCK)

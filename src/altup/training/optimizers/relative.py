@@ -14,7 +14,7 @@ SMALLEST_RMS = 1e-3
 
 
 class RelativeOptimizer(torch.optim.Optimizer):
-    """p ← p - lr · size · U, where a subclass says what U is. The size is max(1e-3, RMS(p)) unless it says otherwise.
+    """p ← p - lr · size · U, where a subclass says what U is; the size is max(1e-3, RMS(p)) unless it says more.
 
     Parameters of one kind are stacked and updated together, so that the number of kernels depends on the
     number of shapes and not of tensors. Nothing waits for the device. Under FSDP2 each process updates its
