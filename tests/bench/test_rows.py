@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from altup.bench.rows import BenchRow, Machine, Sheet, read_rows
-from altup.bench.show import build_table, by_problem
+from altup.bench.show import build_table, by_problem, print_tables
 from altup.bench.timing import Spread
 from altup.core.errors import UserError
 
@@ -61,8 +60,25 @@ def test_stored_rows_can_still_be_shown():
     """The files of earlier versions that the documentation shows."""
     assert len(STORED) >= 8
     for path in STORED:
-        for name, rows in by_problem(row for row, _ in read_rows(path)).items():
-            assert build_table(name, rows).row_count == len({row.provider for row in rows})
+        for rows in by_problem(row for row, _ in read_rows(path)).values():
+            table = build_table(rows)
+            for provider in {row.provider for row in rows}:
+                assert any(line[0] == provider for line in table.rows) or provider in " ".join(table.notes)
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_stored_rows_fit_a_terminal(path, monkeypatch, capsys):
+    """80 columns, every number whole; and every ratio says what it is a ratio to."""
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [row for row, _ in read_rows(path)]
+    print_tables(rows)
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    told = " ".join(shown.split())
+    for row in rows:
+        if row.metric == "speedup":
+            assert f"×: {row.note}" in told
 
 
 def test_foreign_files_are_refused_and_left_alone(tmp_path):
@@ -97,19 +113,13 @@ def test_percentiles_are_the_usual_ones():
         assert spread.samples == count
 
 
-def test_tables_show_the_beginning_of_a_note_on_one_line(tmp_path):
-    """In a narrow terminal too; a file keeps the whole."""
-    long = "OutOfMemoryError: CUDA out of memory.\nTried to allocate 20.00 GiB. " + "GPU 0 has 139 GiB. " * 20
+def test_tables_show_the_beginning_of_a_note(tmp_path):
+    """A file keeps the whole."""
+    long = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.\n" + "GPU 0 has 139 GiB. " * 20
     rows = [ROWS[0], BenchRow("step", "t5", "peer", "", "", status="failed", note=long, size="base", batch=64)]
     path = tmp_path / "rows.jsonl"
     sheet = Sheet(path, MACHINE)
     for row in rows:
         sheet.add(row)
     assert read_rows(path)[1][0].note == long
-    stream = io.StringIO()
-    Console(file=stream, width=100).print(build_table("step", rows))
-    shown = stream.getvalue()
-    assert "failed: OutOfMemoryError: CUDA out of memory. Tried to" in " ".join(shown.split())
-    assert "…" in shown
-    assert "139 GiB" not in shown
-    assert len(shown.strip().splitlines()) <= 6
+    assert build_table(rows).notes[-1] == "Not measured (failed, OutOfMemoryError: CUDA out of memory): t5."

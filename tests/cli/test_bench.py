@@ -64,6 +64,19 @@ def test_plot_and_table_from_a_file(measured, tmp_path):
     assert "<svg" in again.read_text()
 
 
+def test_a_run_on_a_cpu_tells_what_it_measured():
+    only = [word for name in ("altup k2*", "dense*", "copy", "triton") for word in ("--only", name)]
+    run = bench("rule", "step", "--quick", "--repeat", "1", *only)
+    assert "skipped" not in run.stdout + run.stderr
+    assert "altup k2 eager" in run.stdout
+    assert "overhead: over our dense." in run.stdout
+    assert "floor" not in run.stdout  # at these sizes, floors mean nothing
+    told = " ".join(run.stdout.split())
+    assert "Not measured (need a GPU): dense, altup k2." in told
+    assert "Toy sizes" in told
+    assert "3 providers, were left out" in told
+
+
 def test_stored_rows_are_printed_again_as_they_were(measured):
     run, out, _ = measured
     assert bench("--show", str(out), "--json").stdout == run.stdout
@@ -95,7 +108,7 @@ def test_mistakes_are_explained(arguments, message, monkeypatch, tmp_path):
 
 def test_a_mistake_is_one_line_and_exit_code_2():
     run = bench("speed", code=2)
-    assert run.stderr.startswith("altup: cases='speed' is not known; choose one of 'step', 'rule'")
+    assert run.stderr.startswith("altup: 'speed' is not known; choose one of 'step', 'rule'")
     assert len(run.stderr.splitlines()) == 1
 
 

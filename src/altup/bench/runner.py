@@ -86,7 +86,7 @@ class Runner:
             self._report(problem, provider, SKIPPED, "time limit")
             return None
         if not provider.fits(self.setup):
-            self._report(problem, provider, SKIPPED, "for GPUs")
+            self.emit(_row(problem, provider, "", "", status=SKIPPED, note="needs a GPU"))  # told once, at the end
             return None
         self.say(f"{problem}: {provider.name}")
         if self.cold:

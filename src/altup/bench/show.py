@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from altup.bench.rows import OK, BenchRow
 from altup.core.errors import UserError
-from altup.core.text import shorten
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 TIMES = ("forward", "backward", "both", "update", "generate", "produce", "copy")
 DRAWN = ("both", "update", "generate", "produce")
-NOTE = 60  # characters of a note that are shown; files keep the whole
+PARTS = ("forward", "backward")
+NEED_GPU = ("needs a GPU", "for GPUs")  # the second is what earlier versions wrote
 # Okabe and Ito's colours, which colour-blind readers and grey prints tell apart.
 COLOURS = {"ours": "#0072B2", "plain": "#56B4E9", "peer": "#E69F00", "floor": "#BBBBBB"}
-OTHERS = {
+SHARES = {
     "overhead": "{:+.1%}",
-    "floor": "{:+.1%}",
-    "fraction": "{:.1%}",
-    "overhead/floor": "{:.2f}×",
     "over plain": "{:.2f}×",
+    "fraction": "{:.1%}",
+    "floor": "{:+.1%}",
+    "overhead/floor": "{:.2f}×",
 }
+HEADINGS = {"s": "start s", "speedup": "×"}
 
 
 def by_problem(rows: Iterable[BenchRow]) -> dict[str, list[BenchRow]]:
@@ -56,38 +53,75 @@ def find(rows: Sequence[BenchRow], metric: str, modes: Sequence[str] = ()) -> Be
     return found[-1] if found else None
 
 
-def build_table(name: str, rows: Sequence[BenchRow]) -> Table:
-    from rich import box
-    from rich.table import Table
+@dataclass(frozen=True)
+class BenchTable:
+    """A problem's numbers, a line a provider, and below them what the columns mean and what was not measured."""
 
+    head: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+
+
+def build_table(rows: Sequence[BenchRow]) -> BenchTable:
+    """The most important columns come first: a narrow terminal shows the others in a table of their own."""
     modes = [mode for mode in TIMES if any(row.mode == mode and row.metric == "ms" for row in rows)]
-    measured = {row.metric for row in rows if row.p50 is not None}
+    wholes = [mode for mode in modes if mode not in PARTS]
+    times = {f"{mode} ms": [mode] for mode in modes if mode in PARTS}
+    if wholes:
+        only = [mode for mode in wholes if mode != "copy"] or wholes
+        times[f"{only[0]} ms" if len(only) == 1 else "ms"] = wholes
+    measured = {row.metric for row in rows if row.p50 is not None and row.kind != "floor"}
     rates = sorted(metric for metric in measured if metric.endswith("/s"))
-    others = [metric for metric in ("GiB", "s", "speedup", *OTHERS) if metric in measured]
-    table = Table(title=name, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("provider", no_wrap=True)
-    headings = {"s": "start s", "speedup": "×"}
-    for heading in [*(f"{mode} ms" for mode in modes), *rates, *(headings.get(o, o) for o in others)]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("note", overflow="fold")
-    for provider, mine in sorted(by_provider(rows).items(), key=lambda item: find(item[1], "ms") is None):
+    order = ("speedup", "overhead", "over plain", *rates, "GiB", "s", "fraction", "floor", "overhead/floor")
+    others = [metric for metric in order if metric in measured]
+    lines = []
+    for provider, mine in by_provider(rows).items():
+        cells = [_time(find(mine, "ms", chosen)) for chosen in times.values()]
+        cells += [_number(find(mine, metric)) for metric in others]
+        if any(cells):
+            lines.append([provider, *cells])
+    head = ["provider", *times, *(HEADINGS.get(metric, metric) for metric in others)]
+    return BenchTable(head, lines, [*_meanings(rows), *_absent(rows)])
+
+
+def _meanings(rows: Sequence[BenchRow]) -> Iterator[str]:
+    """What ratios are ratios to, and which providers do a part of the work only."""
+    for metric in ("speedup", *SHARES):
+        notes = dict.fromkeys(row.note for row in rows if row.metric == metric and row.note)
+        if notes:
+            yield f"{HEADINGS.get(metric, metric)}: {'; '.join(notes)}."
+    floors = {row.provider: "" for row in rows if row.kind == "floor" and row.status == OK}
+    floors |= {row.provider: f" ({_number(row)} GB/s)" for row in rows if row.metric == "GB/s"}
+    if floors:
+        told = ", ".join(name + speed for name, speed in floors.items())
+        yield f"A part of the work, and a bound for the others: {told}."
+
+
+def _absent(rows: Sequence[BenchRow]) -> Iterator[str]:
+    """The providers without a number, by the reason."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for provider, mine in by_provider(rows).items():
         bad = next((row for row in mine if row.status != OK), None)
-        cells = [_time(find(mine, "ms", [mode])) for mode in modes]
-        cells += [_number(find(mine, rate)) for rate in rates]
-        cells += [_other(find(mine, metric)) for metric in others]
-        note = (
-            f"{bad.status}: {bad.note}" if bad and not any(cells) else "floor" if mine[0].kind == "floor" else ""
-        )
-        table.add_row(provider, *cells, shorten(note, NOTE))
-    return table
+        if bad and find(mine, "ms") is None:
+            reason = bad.note.splitlines()[0].split(". ")[0] if bad.note else "no reason is known"
+            reasons["need a GPU" if reason in NEED_GPU else f"{bad.status}, {reason}"].append(provider)
+    for reason, providers in reasons.items():
+        yield f"Not measured ({reason}): {', '.join(providers)}."
 
 
 def print_tables(rows: Iterable[BenchRow]) -> None:
-    from rich.console import Console
+    from altup.core.tables import print_table, table_console
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = table_console()
     for name, mine in by_problem(rows).items():
-        console.print(build_table(name, mine))
+        table = build_table(mine)
+        if table.rows:
+            print_table(console, table.head, table.rows, name)
+        else:
+            console.print(name, style="bold", markup=False)
+        for note in table.notes:
+            console.print(note, style="dim", markup=False)
+        console.print()
 
 
 def _time(row: BenchRow | None) -> str:
@@ -95,13 +129,11 @@ def _time(row: BenchRow | None) -> str:
 
 
 def _number(row: BenchRow | None) -> str:
-    return "" if row is None or row.p50 is None else f"{row.p50:,.0f}" if row.p50 >= 100 else f"{row.p50:.3g}"
-
-
-def _other(row: BenchRow | None) -> str:
     if row is None or row.p50 is None:
         return ""
-    return OTHERS.get(row.metric, "{:.2f}").format(row.p50)
+    if row.metric.endswith("/s"):
+        return f"{row.p50:,.0f}" if row.p50 >= 100 else f"{row.p50:.3g}"
+    return SHARES.get(row.metric, "{:.2f}").format(row.p50)
 
 
 def draw(rows: Iterable[BenchRow], path: Path) -> None:

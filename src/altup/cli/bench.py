@@ -66,12 +66,25 @@ def command(
         from altup.bench.show import print_tables
 
         print_tables(rows)
+        if config.quick and show is None:
+            typer.echo(_tell_toys(rows))
     if plot is not None:
         from altup.bench.show import draw
 
         draw(rows, plot)
     if any(row.status == "disagrees" and row.kind == "ours" for row in rows):
         raise typer.Exit(1)
+
+
+def _tell_toys(rows: list[BenchRow]) -> str:
+    """What a quick run is good for."""
+    from altup.bench.show import NEED_GPU
+
+    told = "Toy sizes: they show that everything runs and agrees with its definition, not how fast it is."
+    left_out = sum(row.note in NEED_GPU for row in rows)
+    if left_out:
+        told += f"\nNo GPU here: compiled code and Triton kernels, {left_out} providers, were left out."
+    return told + "\nSpeed: `altup bench` on a GPU, or what was measured on one: docs/benchmarks.md."
 
 
 def _stored(config: BenchConfig, path: Path, printed: TextIO | None, as_json: bool) -> list[BenchRow]:
