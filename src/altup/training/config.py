@@ -104,6 +104,10 @@ class TrainConfig(Settings):
     max_skipped: int = setting(
         20, "Steps in a row with gradients that are not finite, before the run stops.", at_least=1, may_change=True
     )
+    watchdog: float = setting(
+        15.0, "Minutes without a finished step, before the run ends with exit code 75; 0: never.",
+        panel="Watching", at_least=0, may_change=True,
+    )  # fmt: skip
     log_every: int = setting(50, "Steps between records.", panel="Watching", at_least=1, may_change=True)
     eval_every: int = setting(500, "Steps between evaluations.", panel="Watching", at_least=1, may_change=True)
     save_every: int = setting(1_000, "Steps between checkpoints.", panel="Watching", at_least=1, may_change=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from altup.training.preemption import GpuTurn, StopRequest
 from altup.training.prefetch import StepBatch, prefetch
 from altup.training.progress import Clock, Reporter, Sink
 from altup.training.run_folder import FolderLock, RunFolder, disk_errors
+from altup.training.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +150,7 @@ class _Training:
         )
         for line in loop.introduction:
             self.reporter.say(line)
+        self.watchdog = Watchdog(self.config.watchdog, self.process_group, self.reporter.say)
         if checkpoint:
             self.reporter.say(f"resuming from {checkpoint}")
 
@@ -155,7 +158,13 @@ class _Training:
         """Whether all steps are done; if not, the loop was asked to stop, and has saved."""
         try:
             self._check_yardstick()
-            return self._train()
+            with self.watchdog:
+                done = self._train()
+            if done:
+                self.stop.saving = True
+                self.held.check()
+                checkpoints.save_final(self.engine, self.folder.final, self.loop.tokenizer)
+            return done
         finally:
             self.reporter.close()
 
@@ -192,17 +201,21 @@ class _Training:
                 if step == 0 and before:  # now, because a run that fails in its first step leaves no record
                     self.reporter.record(before)
                 if step == first and process_group.world_size == 1:  # this step has compiled
-                    with self.clock.paused():
+                    with self._aside("waiting for its turn"):
                         turn.wait(lambda: self.stop.requested, self.reporter.say)
                 self.tokens += inputs + (tokens if self.engine.reads_labels else 0)
                 self._after_step(step + 1)
+                self.watchdog.beat(step + 1)
         finally:
             data.close()
             turn.end()
-        self.stop.saving = True
-        self.held.check()
-        checkpoints.save_final(self.engine, self.folder.final, self.loop.tokenizer)
         return True
+
+    @contextlib.contextmanager
+    def _aside(self, what: str) -> Iterator[None]:
+        """Around what is no training: neither the clock nor the watchdog counts it."""
+        with self.clock.paused(), self.watchdog.excused(what):
+            yield
 
     def _agree(self, batch: StepBatch) -> tuple[float, float, float, float]:
         """Labels, input tokens, requests to stop and whether the folder is lost, summed over the ranks: one small
@@ -242,7 +255,7 @@ class _Training:
         if self.evaluate is None:
             return None
         try:
-            with self.clock.paused():
+            with self._aside("evaluating"):
                 values = self.evaluate(self.engine.plain, done)
         except Exception as error:  # of a metric, a task's own code, or a lack of memory for long answers
             if self.process_group.world_size > 1 and not isinstance(error, EvaluationError):
@@ -297,7 +310,7 @@ class _Training:
         state = self.state
         if self.saved_at == state.step:
             return
-        with self.clock.paused(), self.stop.while_saving():
+        with self._aside("saving"), self.stop.while_saving():
             self.held.check()
             state.meter = self.engine.meter.read(self.process_group)
             state.choose_best(self.loop.score, self.loop.also_best)

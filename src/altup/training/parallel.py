@@ -12,7 +12,8 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NoReturn
+from datetime import timedelta
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
 from altup.core.errors import UserError
+
+WAIT_MINUTES = 60  # for other ranks in a collective: longer than the watchdog's patience, which says more
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,15 @@ class ProcessGroup:
         received = bytes(box.tolist())
         return received[1:].decode() if received else None
 
+    def board(self) -> Any:
+        """Notes that ranks write and read without waiting for each other, by a connection of its own."""
+        if self.world_size == 1:
+            return None
+        board: Any = dist.distributed_c10d._get_default_store()
+        board = board.clone()
+        board.set_timeout(timedelta(seconds=10))
+        return board
+
     def barrier(self) -> None:
         if self.world_size > 1:
             self.all_reduce(torch.zeros(1))
@@ -76,7 +88,9 @@ def join_process_group() -> Iterator[ProcessGroup]:
         yield ProcessGroup(rank, world, device)
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=_meeting_place(), rank=rank, world_size=world)
+    dist.init_process_group(
+        backend, store=_meeting_place(), rank=rank, world_size=world, timeout=timedelta(minutes=WAIT_MINUTES)
+    )
     try:
         yield ProcessGroup(rank, world, device)
     finally:

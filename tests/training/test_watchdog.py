@@ -1,0 +1,94 @@
+"""A run that hangs says where it stands and ends, so that a scheduler can start it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from altup.core.errors import UserError
+from altup.training.config import TrainConfig
+from tests.processes import server
+from tests.torchrun import _fork_ranks
+from tests.training import hanging
+from tests.training.compare import assert_same_run
+from tests.training.tiny import run
+
+SECONDS = 2.0
+SETTINGS = {"watchdog": SECONDS / 60, "log_every": 1}
+
+
+def hang(case: dict[str, Any], said: Path) -> None:
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    hanging.main(case)
+
+
+def start(tmp_path: Path, what: str, **more: Any) -> Any:
+    case = {"out": str(tmp_path / "run"), "what": what, "settings": SETTINGS, **more}
+    process = server.Process(target=hang, args=(case, tmp_path / "said"))
+    process.start()
+    return process
+
+
+def test_a_disk_that_hangs_ends_the_run_and_a_restart_goes_on(tmp_path: Path) -> None:
+    process = start(tmp_path, "data")
+    process.join(60)
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 75, said
+    assert "warning: no step was finished for 1 s, where 0 s are usual. rank 0: step 9, batches.py:" in said
+    assert "no step was finished for 2 s (watchdog: 0.0333333 minutes). rank 0: step 9, batches.py:" in said
+    assert "exit code 75: start it again with --resume" in said
+    run(tmp_path / "run", resume=True, log_every=1)
+    run(tmp_path / "whole", log_every=1)
+    assert_same_run(tmp_path / "whole", tmp_path / "run", 12)
+
+
+@pytest.mark.parametrize("what", ["evaluation", "compiling"])
+def test_what_may_take_long_is_not_counted(tmp_path: Path, what: str) -> None:
+    process = start(tmp_path, what, seconds=2 * SECONDS)
+    process.join(60)
+    assert process.exitcode == 0, (tmp_path / "said").read_text()
+    assert (tmp_path / "run" / "final" / "config.json").exists()
+
+
+def test_a_process_that_was_stopped_for_a_while_does_not_hang(tmp_path: Path) -> None:
+    process = start(
+        tmp_path, "nothing", settings={**SETTINGS, "steps": 4000, "eval_every": 4000, "save_every": 4000}
+    )
+    end = time.monotonic() + 60
+    while "step 20/" not in ((tmp_path / "said").read_text() if (tmp_path / "said").exists() else ""):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(1.5 * SECONDS)
+    os.kill(process.pid, signal.SIGCONT)
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(60)
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 0, said
+    assert "no step was finished" not in said
+
+
+def test_ranks_say_where_each_of_them_stands(tmp_path: Path) -> None:
+    case = {"out": str(tmp_path / "run"), "what": "rank 1", "settings": SETTINGS}
+    codes, said = _fork_ranks([hanging.__file__, json.dumps(case)], timeout=120)
+    assert 75 in codes, said
+    assert "warning: no step was finished for" in said
+    told = next(line for line in said.splitlines() if "warning: no step" in line)
+    assert "rank 0: step 9, " in told
+    assert "rank 1: step 9, engine.py:" in told
+    assert "(hanging.py work)" in told
+
+
+def test_it_can_be_switched_off(tmp_path: Path) -> None:
+    run(tmp_path, watchdog=0, steps=2)
+    assert not [thread for thread in threading.enumerate() if thread.name == "altup-watchdog"]
+    with pytest.raises(UserError, match="watchdog"):
+        TrainConfig(watchdog=-1)
