@@ -16,6 +16,7 @@ from altup.training.loop import Loop
 from altup.training.parallel import join_process_group, leave
 from tests.training.tiny import MadeUp, build, tiny_loop
 
+COMPILER = "/lib/torch/_dynamo/convert_frame.py"
 AT = 8  # the step (from 0) that hangs
 
 
@@ -69,9 +70,11 @@ def main(case: dict[str, Any]) -> None:
         elif case["what"] == "evaluation":
             slow_evaluation(loop, seconds)
         elif case["what"] == "compiling":
-            slow_forward(loop, seconds, "/lib/torch/_dynamo/convert_frame.py")
+            slow_forward(loop, seconds, COMPILER)
         elif case["what"] == "rank 1":
             slow_forward(loop, seconds, rank=1)
+        elif case["what"] == "rank 1 compiling":
+            slow_forward(loop, seconds, COMPILER, rank=1)
         loop.run(resume=True)
     leave()
 

@@ -87,6 +87,13 @@ def test_ranks_say_where_each_of_them_stands(tmp_path: Path) -> None:
     assert "(hanging.py work)" in told
 
 
+def test_a_rank_that_compiles_is_waited_for(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "steps": 10}
+    case = {"out": str(tmp_path / "run"), "what": "rank 1 compiling", "seconds": 2 * SECONDS, "settings": settings}
+    codes, said = _fork_ranks([hanging.__file__, json.dumps(case)], timeout=120)
+    assert codes == [0, 0], said
+
+
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
     run(tmp_path, watchdog=0, steps=2)
     assert not [thread for thread in threading.enumerate() if thread.name == "altup-watchdog"]
