@@ -192,6 +192,23 @@ def test_a_tokenizer_that_is_none(model: Path, text: str) -> None:
         load_tokenizer(model)
 
 
+def test_a_tokenizer_whose_damage_shows_in_use(model: Path) -> None:
+    """The library panics: not an Exception, and nothing that a user could read."""
+    path = model / "tokenizer.json"
+    damaged = json.loads(path.read_text())
+    template = [{"SpecialToken": {"id": "</gone>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    damaged["post_processor"] = {
+        **{"type": "TemplateProcessing", "single": template, "pair": template},
+        "special_tokens": {"</gone>": {"id": "</gone>", "ids": [1], "tokens": ["</s>"]}},
+    }
+    path.write_text(json.dumps(damaged))
+    load_tokenizer(model)
+    damaged["post_processor"]["special_tokens"] = {}
+    path.write_text(json.dumps(damaged))
+    with pytest.raises(UserError, match="holds no tokenizer that can be read"):
+        load_tokenizer(model)
+
+
 @pytest.mark.parametrize("kind", ["altup_t5", "t5"])
 def test_layers_without_end(model: Path, kind: str) -> None:
     change(model / "config.json", model_type=kind, num_layers=10**9)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from altup.core.errors import UserError
-from altup.data.shards import MANIFEST, Manifest, TokenStream, token_type, verify
+from altup.data.shards import MANIFEST, SAMPLE, Manifest, TokenStream, token_type, verify
 
 
 @pytest.fixture
@@ -58,6 +58,35 @@ def test_a_damaged_shard_is_found_and_named(folder: Path, name: str, harm: objec
     if harm is not flip:
         with pytest.raises(UserError, match=name):
             TokenStream(folder, name.split("-")[0])
+
+
+def test_a_sample_finds_other_bytes_of_the_same_size(folder: Path) -> None:
+    """A corpus that is smaller than the sample is read whole; a larger one in parts, another one every time."""
+    flip(folder / "train-00003.bin")
+    with pytest.raises(UserError, match=r"train-00003.bin has other content than was written"):
+        verify(folder, SAMPLE)
+    found = []
+    for _ in range(200):
+        try:
+            verify(folder, most_bytes=1)
+        except UserError:
+            found.append(True)
+    assert 0 < len(found) < 150  # one of some ten shards was damaged
+    truncate(folder / "train-00004.bin")
+    with pytest.raises(UserError, match=r"train-0000[34]"):
+        verify(folder, most_bytes=1)
+
+
+def test_an_id_beyond_the_vocabulary_is_named(folder: Path) -> None:
+    """Whatever the hashes say: an index without its row is an error of the model, or stops a GPU."""
+    stream = TokenStream(folder)
+    tokens = np.fromfile(folder / "train-00003.bin", "<u2")
+    tokens[5] = 60_000
+    tokens.tofile(folder / "train-00003.bin")
+    place = sum(shard.tokens for shard in stream.shards[:3])
+    assert stream.windows(np.array([0, place + 6]), 32).shape == (2, 32)
+    with pytest.raises(UserError, match=r"train-00003.bin has the id 60,000, but the vocabulary only \d+ tokens"):
+        stream.windows(np.array([0, place]), 32)
 
 
 def test_another_tokenizer_is_found(folder: Path) -> None:

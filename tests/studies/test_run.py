@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import threading
 import time
@@ -64,6 +65,21 @@ def test_what_is_recorded_is_what_the_runs_say(done: tuple[StudyRun, Any]) -> No
     assert rows["Dense", "relative_speed"].value == 1
     assert rows["AltUp K=2", "relative_speed"].value > 0
     assert rows["AltUp K=2", "generate_ms"].value > 0
+
+
+def test_a_run_whose_last_evaluation_is_lost_is_not_recorded(
+    done: tuple[StudyRun, Any], scale: Scale, data: Path, tmp_path: Path
+) -> None:
+    """An earlier one must not stand for it."""
+    run, _ = done
+    shutil.copytree(run.out / "runs", tmp_path / "runs")
+    metrics = next((tmp_path / "runs").glob("*altup*")) / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
+    again = study_run(tmp_path, scale, data)
+    with pytest.raises(
+        UserError, match=r"metrics.jsonl has no evaluation of the last step, 4: .* the file was cut"
+    ):
+        again.run(lambda text: None)
 
 
 def test_nothing_is_done_twice_and_more_seeds_are_added(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from altup.core.errors import UserError
+from altup.core.files import sha256_of
+from altup.data.prepare import Recipe, prepare
+from altup.data.text_files import LocalFiles
 from altup.training.checkpoints import read_state
 from altup.training.pretraining import PretrainConfig, pretrain
 from tests.processes import prepare_text
@@ -59,3 +64,60 @@ def test_a_checkpoint_is_sealed_with_its_model_and_data(trained: Path, stopped: 
     moved = data.with_name("moved")
     shutil.copytree(data, moved)
     assert pretrain(PretrainConfig(data=str(moved), **SMALL), stopped, resume=True).finished
+
+
+@pytest.fixture
+def copied(data: Path, tmp_path: Path) -> Path:
+    """Data that may be damaged."""
+    return Path(shutil.copytree(data, tmp_path / "data"))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def test_other_bytes_between_two_lives_are_noticed(stopped: Path, copied: Path) -> None:
+    config = PretrainConfig(data=str(copied), **SMALL)
+    for name, told in (
+        ("train-00000.bin", "has other content than was written; run the same `altup prepare`"),
+        ("validation-00000.bin", "has other content than was written"),
+        ("tokenizer/tokenizer.json", "is missing or not the one the shards were made with"),
+    ):
+        whole = (copied / name).read_bytes()
+        flip(copied / name)
+        with pytest.raises(UserError, match=rf"{name} {told}"):
+            pretrain(config, stopped, resume=True)
+        (copied / name).write_bytes(whole)
+    assert pretrain(config, stopped, resume=True).finished
+
+
+def test_all_bytes_are_read_if_so_asked(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of text in a dozen shards, of which the sample is one."""
+    monkeypatch.setattr("altup.data.shards.SAMPLE", 1)
+    recipe = Recipe(
+        [LocalFiles(data.parent / "text.txt", "text")],
+        validation_fraction=0.05,
+        vocab_size=600,
+        shard_tokens=3_000,
+    )
+    prepare(tmp_path / "data", recipe, workers=1)
+    config = PretrainConfig(data=str(tmp_path / "data"), **{**SMALL, "steps": 1})
+    assert pretrain(config, tmp_path / "run").finished
+    flip(tmp_path / "data/train-00005.bin")
+    for _ in range(8):
+        with pytest.raises(UserError, match=r"train-00005.bin has other content than was written"):
+            pretrain(replace(config, verify_data=True), tmp_path / "run", resume=True)
+
+
+def test_an_id_beyond_the_vocabulary_is_a_sentence(copied: Path, tmp_path: Path) -> None:
+    """In data whose hashes agree, as another program may have made it."""
+    shard, manifest = copied / "train-00000.bin", copied / "manifest.json"
+    before = sha256_of(shard)
+    content = np.fromfile(shard, "<u2")
+    content[:] = 65_535
+    content.tofile(shard)
+    manifest.write_text(manifest.read_text().replace(before, sha256_of(shard)))
+    with pytest.raises(UserError, match=r"train-00000.bin has the id 65,535, but the vocabulary only"):
+        pretrain(PretrainConfig(data=str(copied), **SMALL), tmp_path / "run")

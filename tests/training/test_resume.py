@@ -64,6 +64,26 @@ def test_half_written_and_later_records_are_cut(never_stopped: Path, tmp_path: P
     assert records(tmp_path) == records(never_stopped)
 
 
+def test_a_cut_metrics_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once: the next checkpoint knows how many records there are. A run that is finished is told as well."""
+    metrics = tmp_path / "metrics.jsonl"
+    run(tmp_path, stop_after=6)
+    lines = metrics.read_text().splitlines(keepends=True)
+    assert len(lines) == 3  # steps 3, 4 and 6
+    with metrics.open("a") as file:
+        file.write('{"step": 7, "split": "tr')  # what a kill leaves is no loss
+    run(tmp_path, resume=True, stop_after=1)
+    assert "records" not in caplog.text
+    metrics.write_text(lines[0] + lines[1][:20])
+    run(tmp_path, resume=True, stop_after=1)
+    assert caplog.text.count("metrics.jsonl: of 3 records up to step 7 only 1 are left") == 1
+    run(tmp_path, resume=True)
+    assert caplog.text.count("are left") == 1
+    metrics.write_text("")
+    assert run(tmp_path, resume=True).finished
+    assert "records up to step 12 only 0 are left" in caplog.text
+
+
 def test_a_damaged_checkpoint_is_passed_over(
     never_stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -38,16 +38,18 @@ def load_config(place: str | Path, config_class: Any = None, **where: Any) -> Pr
 
 
 def load_tokenizer(place: str | Path) -> Any:
-    """The tokenizer in a folder or on the hub."""
+    """The tokenizer in a folder or on the hub. It is tried: some damage shows when it is used."""
     from transformers import AutoTokenizer
 
     _refuse_pipes(place)
     try:
-        return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    except Exception as error:  # as above
-        if (
-            "tiktoken" in str(error) or "sentencepiece" in str(error).lower()
-        ):  # the first is tried where this is missing
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        tokenizer.decode(tokenizer("a b").input_ids)
+        return tokenizer
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # as above; a panic of a library in Rust is no Exception
+        if "tiktoken" in str(error) or "sentencepiece" in str(error).lower():  # the first is tried without this
             require("sentencepiece", f"the tokenizer of {str(place)!r}")
         raise UserError(f"{str(place)!r} holds no tokenizer that can be read: {_reason(error)}") from error
 
@@ -123,7 +125,7 @@ def _find(place: str, file: str, where: dict[str, Any]) -> Path | None:
     return Path(found) if found else None
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """What a library says, without its advice to run foreign code."""
     if isinstance(error, UserError):
         return str(error)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -33,6 +34,7 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 FORMAT = 1
 SPLITS = ("train", "validation")
+SAMPLE = 1 << 30  # bytes that `verify` reads of each split, where a sample is enough
 MAPPED = 512  # shards kept open at a time, below the usual limit on open files
 AGAIN = "run the same `altup prepare` command again; it replaces what is missing or damaged"
 
@@ -160,21 +162,41 @@ def tokenizer_damage(folder: Path, manifest: Manifest) -> Path | None:
     return None
 
 
-def verify(folder: str | Path) -> Manifest:
-    """Read every byte of a prepared folder and compare with its manifest; `UserError` at the first difference."""
+def verify(folder: str | Path, most_bytes: int | None = None) -> Manifest:
+    """Read every byte of a prepared folder and compare with its manifest; `UserError` at the first difference.
+
+    With `most_bytes` a random sample of its shards is read, about so large in each split and at least one of it;
+    the others are compared by their sizes.
+    """
     folder = Path(folder)
     manifest = _finished(folder)
     vocabulary = manifest.vocabulary
     assert vocabulary is not None
     if wrong_file := tokenizer_damage(folder, manifest):
         raise UserError(f"{wrong_file} is missing or not the one the shards were made with; {AGAIN}")
-    shards = [shard for split in SPLITS for shard in manifest.shards(split)]
     itemsize = token_type(vocabulary.size).itemsize
+    shards = [shard for split in SPLITS for shard in manifest.shards(split)]
+    hashed = set(shards) if most_bytes is None else _sample(manifest, most_bytes // itemsize)
     with ThreadPoolExecutor(4) as threads:
-        for shard, wrong in zip(shards, threads.map(lambda s: damage(folder, s, itemsize), shards), strict=True):
+        found = threads.map(lambda shard: damage(folder, shard, itemsize, shard in hashed), shards)
+        for shard, wrong in zip(shards, found, strict=True):
             if wrong:
                 raise UserError(f"shard {folder / shard.file} {wrong}; {AGAIN}")
     return manifest
+
+
+def _sample(manifest: Manifest, most_tokens: int) -> set[Shard]:
+    """Shards of `most_tokens` tokens or a little more, another choice every time; at least one of each split."""
+    draw = random.Random()
+    chosen: set[Shard] = set()
+    for split in SPLITS:
+        shards, left = manifest.shards(split), most_tokens
+        for shard in draw.sample(shards, len(shards)):
+            chosen.add(shard)
+            left -= shard.tokens
+            if left <= 0:
+                break
+    return chosen
 
 
 def _finished(folder: Path) -> Manifest:
@@ -233,4 +255,14 @@ class TokenStream:
             rows[mine] = views[starts[mine] - self._ends[index]]
         for row in np.flatnonzero(~inside):
             rows[row] = self.read(int(starts[row]), int(starts[row]) + length)
+        if rows.size and rows.max() >= self.vocabulary.size:
+            self._refuse_unknown(rows, home)
         return rows
+
+    def _refuse_unknown(self, rows: np.ndarray, home: np.ndarray) -> NoReturn:
+        """Ids that no token has, in rows that begin in the shards `home`."""
+        row, column = np.argwhere(rows >= self.vocabulary.size)[0]
+        raise UserError(
+            f"shard {self.folder / self.shards[home[row]].file} has the id {rows[row, column]:,}, but the "
+            f"vocabulary only {self.vocabulary.size:,} tokens; {AGAIN}"
+        )

@@ -217,10 +217,17 @@ class Queue:
         except KeyboardInterrupt:
             finished = False
         if finished:
-            self.done(job)
+            self._complete(job)
         else:
             self.stopped = True
             self.left.append(job.key)
+
+    def _complete(self, job: Job) -> None:
+        """What cannot be recorded has failed; the others go on."""
+        try:
+            self.done(job)
+        except UserError as error:
+            self._fail(job, str(error))
 
     def _fail(self, job: Job, reason: str) -> None:
         self.failed.append(job.key)
@@ -291,7 +298,7 @@ class Queue:
 
     def _finish(self, job: Job, code: int) -> None:
         if code == 0 and job.is_done(self.out):
-            self.done(job)
+            self._complete(job)
         elif code in (STOPPED, -signal.SIGTERM):  # it saved, or had not yet begun to train
             self.left.append(job.key)
         else:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from altup.core.errors import UserError
 from altup.core.files import read_json
 from altup.studies.coefficients import read_coefficients
 from altup.studies.jobs import DIVERGED, Job, deciding_fields, objective_of, read_speed, speed_file
@@ -73,11 +74,7 @@ def _lacks_scores(job: Job, out: Path) -> bool:
 
 def describe_run(config: PretrainConfig, folder: Path, alone: bool) -> Record:
     """What a finished pretraining run in `folder` measured, its curves and its learned coefficients."""
-    from altup.training.metrics import read_records
-
-    records = read_records(folder / "metrics.jsonl")
-    held_out = [r for r in records if r["split"] == "validation"]
-    train = [r for r in records if r["split"] == "train"]
+    held_out, train = _read_run(folder, config.steps)
     last = held_out[-1]
     costs = _costs(config)
     total = costs["flops_train"] * config.batch_size * last["step"]
@@ -100,6 +97,23 @@ def describe_run(config: PretrainConfig, folder: Path, alone: bool) -> Record:
         },
         "coefficients": read_coefficients(folder / "final") if any(folder.glob("final/*.safetensors")) else {},
     }
+
+
+def _read_run(folder: Path, steps: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The evaluations of a finished run, and its records of training.
+
+    UserError where the evaluation of the last step is missing: an earlier one must not be taken for it.
+    """
+    from altup.training.metrics import read_records
+
+    records = read_records(folder / "metrics.jsonl")
+    held_out, train = ([r for r in records if r.get("split") == split] for split in ("validation", "train"))
+    if not held_out or held_out[-1]["step"] != steps:
+        raise UserError(
+            f"{folder / 'metrics.jsonl'} has no evaluation of the last step, {steps:,}: it failed, or the file "
+            f"was cut; put a whole copy in its place, or remove {folder} and run it again"
+        )
+    return held_out, train
 
 
 def _describe_diverged(config: PretrainConfig, file: Path) -> Record:
@@ -137,9 +151,7 @@ def _costs(run: PretrainConfig) -> dict[str, float]:
 
 def _describe_finetuning(job: Job, folder: Path) -> Record:
     """The scores of the best evaluation, as T5 reports them, with those of every task."""
-    from altup.training.metrics import read_records
-
-    held_out = [r for r in read_records(folder / "metrics.jsonl") if r["split"] == "validation"]
+    held_out, _ = _read_run(folder, job.steps)
     best = max(held_out, key=lambda r: r["score"])
     place = folder / "evaluation" / f"step-{best['step']}" / "scores.json"
     tasks = json.loads(place.read_text(encoding="utf-8"))["tasks"]

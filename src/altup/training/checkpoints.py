@@ -53,8 +53,8 @@ class TrainingState:
     `meter` holds the sums since the last log, `evaluation` the latest one, `best` the checkpoint with the highest
     score and `best_of` that of each other number; `yardstick` says what the scores were measured on. A checkpoint
     that was saved before its evaluation has `evaluation_due`. `config` is the seal: the settings and the
-    description of the data that the weights come from, whatever config.yaml says later. It is None in checkpoints
-    of earlier versions.
+    description of the data that the weights come from, whatever config.yaml says later; `records` is how many
+    metrics.jsonl held. Both are None in checkpoints of earlier versions.
     """
 
     step: int = 0
@@ -65,6 +65,7 @@ class TrainingState:
     evaluation_due: bool = False
     meter: dict[str, float] = field(default_factory=dict)
     config: dict[str, Any] | None = None
+    records: int | None = None
 
     def choose_best(self, score: Callable[[dict[str, float]], float], also: Sequence[str] = ()) -> None:
         """A checkpoint is the best if it was just measured and its score is the highest so far."""

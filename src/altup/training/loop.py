@@ -22,7 +22,15 @@ from altup.training.checkpoints import TrainingState
 from altup.training.config import TrainConfig
 from altup.training.engine import Engine, numerics
 from altup.training.memory import MemoryAdvice
-from altup.training.metrics import FAILED, VALIDATION, Evaluate, EvaluationError, describe_error, means
+from altup.training.metrics import (
+    FAILED,
+    VALIDATION,
+    Evaluate,
+    EvaluationError,
+    describe_error,
+    lost_records,
+    means,
+)
 from altup.training.parallel import ProcessGroup, check_share
 from altup.training.preemption import GpuTurn, StopRequest
 from altup.training.prefetch import StepBatch, prefetch
@@ -93,6 +101,8 @@ class Loop:
             state = checkpoints.read_state(checkpoint) if checkpoint else TrainingState()
             if process_group.is_first:
                 self.prune(state)  # what a kill between a save and its pruning left
+                if told := lost_records(folder.metrics, state.step, state.records):
+                    log.warning(told)
             finished = checkpoint is not None and self._has_ended(checkpoint, state)
             if not finished:
                 same_numbers = numerics(config.deterministic, config.precision == "bf16")
@@ -314,7 +324,7 @@ class _Training:
             self.held.check()
             state.meter = self.engine.meter.read(self.process_group)
             state.choose_best(self.loop.score, self.loop.also_best)
-            self.reporter.sync()
+            state.records = self.reporter.sync()
             checkpoints.save_checkpoint(self.engine, self.folder.checkpoints, self.loop.tokenizer, state)
             self.saved_at = state.step
             if self.process_group.is_first:

@@ -15,7 +15,7 @@ from torch import nn
 
 from altup.core.errors import UserError
 from altup.core.files import atomic_write, check_regular, flush, parse_json
-from altup.core.text import shorten
+from altup.core.text import number_of, shorten
 from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import IGNORED, label_name, share, to_tensors
 
@@ -169,15 +169,18 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("a", encoding="utf-8")
+        self._number = path.read_bytes().count(b"\n")
 
     def record(self, values: dict[str, Any]) -> None:
         finite = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in values.items()}
         self._file.write(json.dumps(finite) + "\n")
         self._file.flush()
+        self._number += 1
 
-    def sync(self) -> None:
-        """Flush all records to the disk."""
+    def sync(self) -> int:
+        """Flush all records to the disk; their number."""
         flush(self._path)
+        return self._number
 
     def close(self) -> None:
         self._file.close()
@@ -196,6 +199,17 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             records.append(record)
     return records
+
+
+def lost_records(path: Path, step: int, number: int | None) -> str | None:
+    """What to tell of a file that had `number` records when `step` was saved, if it has fewer of them now."""
+    left = sum(record["step"] <= step for record in read_records(path)) if number else 0
+    if not number or left >= number:
+        return None
+    return (
+        f"{path}: of {number_of(number, 'record')} up to step {step:,} only {left:,} are left, so the file was "
+        "cut or edited; curves and the model card lack the others, and training does not need them"
+    )
 
 
 def cut_after(path: Path, step: int, measures_again: bool = False) -> None:

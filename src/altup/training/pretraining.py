@@ -54,6 +54,9 @@ class PretrainConfig(TrainConfig):
 
     optimizer: str | None = setting(None, shown=f"muon, above {LONG_RUN} steps adafactor, the paper's")
     data: str = setting("", "Folder made by `altup prepare`.", panel="Run", after="out", may_change=True)
+    verify_data: bool = setting(
+        False, "Read all of it when a run goes on, not a sample.", panel="Run", after="data", may_change=True
+    )
     from_model: str | None = setting(
         None, "Go on from this model: a run, a model folder or a name on the hub.", panel="Model", flag="--from"
     )
@@ -211,7 +214,7 @@ def pretrain(
     from altup.core.pretrained import load_tokenizer
     from altup.data.batches import HeldOut, ShardBatches
     from altup.data.objectives import build_objective
-    from altup.data.shards import TOKENIZER, TokenStream, verify
+    from altup.data.shards import SAMPLE, TOKENIZER, TokenStream, verify
     from altup.models.accounting import account
     from altup.training.from_model import find_start
     from altup.training.loop import Loop
@@ -222,8 +225,8 @@ def pretrain(
 
     with join_process_group() as process_group:
         data, folder = Path(config.data), RunFolder(Path(out))
-        if process_group.is_first and not folder.started:
-            verify(data)
+        if process_group.is_first:
+            verify(data, SAMPLE if folder.started and not config.verify_data else None)
         if process_group.is_first and push_to_hub:
             create_repository(push_to_hub)
         text, unseen = TokenStream(data, "train"), TokenStream(data, "validation")

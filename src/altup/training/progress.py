@@ -80,10 +80,9 @@ class Reporter:
         if self._console:
             self._console.say(text)
 
-    def sync(self) -> None:
-        """All records on disk, before a checkpoint says that their steps are done."""
-        if self._records:
-            self._records.sync()
+    def sync(self) -> int | None:
+        """All records on disk, before a checkpoint says that their steps are done; their number."""
+        return self._records.sync() if self._records else None
 
     def close(self) -> None:
         """All sinks, the last one first, even if one of them fails."""
