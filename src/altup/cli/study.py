@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -253,18 +254,32 @@ def print_tables(
     names: Names = None,
     results: Results = None,
     scale: ScaleName = None,
-    form: Annotated[str, typer.Option("--format", help="markdown or csv.")] = "markdown",
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="table, markdown or csv.", show_default="table in a terminal, markdown elsewhere"
+        ),
+    ] = None,
 ) -> None:
-    """Print the tables of studies (all, unless named): the paper's numbers, ours, the outcome of its claims."""
+    """Print the tables of studies (all, unless named): the paper's numbers, ours, the outcome of its claims.
+
+    A table shows the models that were run; Markdown and CSV have every row and column of the paper's too.
+    """
     from altup.core.errors import check_choice
+    from altup.core.tables import table_console
     from altup.studies.report import StudyReport
     from altup.studies.sweep_figures import text_sweeps
     from altup.studies.tables import FORMATS, text_claims, text_table
+    from altup.studies.terminal import print_study
 
+    form = form or ("table" if sys.stdout.isatty() else "markdown")
     check_choice("format", form, FORMATS)
     report = StudyReport(_folders(results), scale, names or ())
     _warn_of_lost_records(report)
     for study in report.studies:
+        if form == "table":
+            print_study(table_console(), study, report.stats, report.sweeps(study))
+            continue
         typer.echo(text_table(study, report.stats, form))
         if form == "markdown" and study.expect:
             typer.echo(text_claims(study, report.stats))

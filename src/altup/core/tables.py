@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, JustifyMethod
     from rich.table import Table
 
 PIPED = 160  # columns where nobody says how many there are
@@ -26,21 +26,28 @@ def table_console(**options: Any) -> Console:
 
 
 def print_table(
-    console: Console, head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", names: int = 1
+    console: Console,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    title: str = "",
+    joined: Collection[int] = (),
 ) -> None:
     """Print the title and `fitting_tables`."""
     if title:
         console.print(title, style="bold", markup=False)
-    for table in fitting_tables(head, rows, console.width, names):
+    for table in fitting_tables(head, rows, console.width, joined):
         console.print(table)
         console.print()
 
 
-def fitting_tables(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, names: int = 1) -> list[Table]:
-    """One table, or several below one another that each repeat the first `names` columns.
+def fitting_tables(
+    head: Sequence[str], rows: Sequence[Sequence[str]], width: int, joined: Collection[int] = ()
+) -> list[Table]:
+    """One table, or several below one another that each repeat the first column, the names.
 
     No table is wider than `width`, and no cell is cut: only a name may take several lines. Of several tables, each
-    leaves out the rows of which it has nothing.
+    leaves out the rows of which it has nothing. Heads and cells may have several lines. The columns `joined` stay
+    with the one before them, if that leaves them room.
     """
     from rich import box
     from rich.table import Table
@@ -48,37 +55,38 @@ def fitting_tables(head: Sequence[str], rows: Sequence[Sequence[str]], width: in
 
     columns = list(zip(head, *rows, strict=True)) if rows else [(one,) for one in head]
     wide = [max(_width(cell) for cell in column) for column in columns]
-    widest, most = max(wide[names:], default=0) + GAP, int(NAMES * width) // names
-    for index in range(names):
-        wide[index] = min(wide[index], max(LEAST_NAME, min(most, (width + 1 - widest) // names - GAP)))
-    left = sum(one + GAP for one in wide[:names])
+    widest = max(wide[1:], default=0) + GAP
+    wide[0] = min(wide[0], max(LEAST_NAME, min(int(NAMES * width), width + 1 - widest - GAP)))
     tables = []
-    for part in _parts([one + GAP for one in wide[names:]], width + GAP - 1 - left):
-        chosen = [*range(names), *(names + index for index in part)]
+    for part in _parts(wide, width + GAP - 1, joined):
+        lines = max(head[index].count("\n") for index in (0, *part))
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        for index in chosen:
-            is_name = index < names
+        for index in (0, *part):
+            title = "\n" * (lines - head[index].count("\n")) + head[index]
+            justify: JustifyMethod = "right" if index else "left"
             table.add_column(
-                Text(head[index]), justify="left" if is_name else "right", no_wrap=not is_name,
-                overflow="fold", max_width=wide[index], vertical="bottom",
-            )  # fmt: skip
+                Text(title), justify=justify, no_wrap=index > 0, overflow="fold", max_width=wide[index]
+            )
         for row in rows:
-            if any(row[index] for index in chosen[names:]) or len(chosen) == len(head):
-                table.add_row(*(Text(row[index]) for index in chosen))
+            if any(row[index] for index in part) or len(part) == len(head) - 1:
+                table.add_row(*(Text(row[index]) for index in (0, *part)))
         tables.append(table)
     return tables
 
 
-def _parts(widths: list[int], room: int) -> list[list[int]]:
-    """The columns in as few tables as will do, in their order."""
+def _parts(wide: list[int], room: int, joined: Collection[int]) -> list[list[int]]:
+    """The columns behind the names in as few tables as will do, in their order."""
     parts: list[list[int]] = [[]]
-    used = 0
-    for index, width in enumerate(widths):
-        if parts[-1] and used + width > room:
+    free = room = room - wide[0] - GAP
+    for index in range(1, len(wide)):
+        needed = wide[index] + GAP
+        if index + 1 in joined and needed + wide[index + 1] + GAP <= room:
+            needed += wide[index + 1] + GAP
+        if parts[-1] and needed > free:
             parts.append([])
-            used = 0
+            free = room
         parts[-1].append(index)
-        used += width
+        free -= wide[index] + GAP
     return parts
 
 

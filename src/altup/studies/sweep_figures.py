@@ -65,7 +65,7 @@ def _runs(sweep: Record) -> str:
     return f"{len(sweep['runs'])}" + (f", {diverged} diverged" if diverged else "")
 
 
-def _introduction(sweeps: Mapping[Any, Record]) -> str:
+def introduce_sweeps(sweeps: Mapping[Any, Record]) -> str:
     first = next(iter(sweeps.values()))
     edge = any(edges_of(sweep) for sweep in sweeps.values())
     return (
@@ -79,14 +79,20 @@ def text_sweeps(sweeps: Mapping[tuple[str, str], Record]) -> str:
     """What was chosen, as Markdown; empty where nothing was tuned."""
     if not sweeps:
         return ""
+    head, *rows = sweep_lines(sweeps)
+    lines = [head, ["---"] * len(head), *rows]
+    return f"{introduce_sweeps(sweeps)}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def sweep_lines(sweeps: Mapping[tuple[str, str], Record]) -> list[list[str]]:
+    """The head, and a line a model: the values chosen, the loss there, and the runs it took."""
     settings = _settings(sweeps)
     lines = [["tuned", *(NAMES.get(name, name) for name in settings), "loss there", "runs"]]
-    lines.append(["---"] * len(lines[0]))
     for (label, size), sweep in sweeps.items():
         best = _best(sweep)
         cells = [f"{size} · {label}", *(_chosen(sweep, name) for name in settings)]
         lines.append([*cells, "–" if best is None else f"{best:.3f}", _runs(sweep)])
-    return f"{_introduction(sweeps)}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return lines
 
 
 def sweep_table(sweeps: Mapping[tuple[str, str], Record]) -> DataTable:
@@ -105,7 +111,7 @@ def sweep_table(sweeps: Mapping[tuple[str, str], Record]) -> DataTable:
             cells.append(Cell("–" if value is None else _show(value), "edge of the grid" if edge else "", number))
         cells.append(Cell("–" if best is None else f"{best:.3f}", value=best))
         rows.append([*cells, Cell(_runs(sweep), value=len(sweep["runs"]))])
-    return DataTable(columns, rows, _introduction(sweeps))
+    return DataTable(columns, rows, introduce_sweeps(sweeps))
 
 
 def sweep_plots(study: Study, sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:

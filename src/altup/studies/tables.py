@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from altup.core.text import number_of, signed
 from altup.studies.comparison import NOT_RUN, SPEED, compare, measures_shown, paper_differences, show_pair
@@ -14,7 +14,7 @@ from altup.studies.results import Records
 from altup.studies.statistics import CONTRADICTED, REPRODUCED, Difference, Statistics, Verdict
 from altup.studies.study import METRICS, STATIC, Metric, Study
 
-FORMATS = ("markdown", "csv")
+FORMATS = ("table", "markdown", "csv")
 COLUMN_NAMES = {"glue": "GLUE", "superglue": "SuperGLUE", "squad": "SQuAD", "triviaqa": "TriviaQA"}
 
 
@@ -47,7 +47,12 @@ def text_table(study: Study, stats: Statistics, form: str) -> str:
 
 def text_claims(study: Study, stats: Statistics) -> str:
     """The outcome of each claim, as a list."""
-    lines = []
+    lines = [f"- {claim} – **{word}**" for claim, word in tell_claims(study, stats)]
+    return "\n".join(lines) + ("\n" if lines else "")
+
+
+def tell_claims(study: Study, stats: Statistics) -> Iterator[tuple[str, str]]:
+    """Each claim with our numbers, and its verdict."""
     for verdict in stats.verdicts(study):
         claim, d = verdict.claim, verdict.difference
         metric = METRICS[claim.metric]
@@ -55,8 +60,7 @@ def text_claims(study: Study, stats: Statistics) -> str:
         if d is not None:
             number = f": {show_difference(d, metric)} {metric.unit}{show_interval(d, metric, ', 95 % interval ')}"
             number += f" ({verdict.size}; {show_seeds(d)})"
-        lines.append(f"- {claim.better} better than {claim.than} in {metric.title}{number} – **{verdict.word}**")
-    return "\n".join(lines) + ("\n" if lines else "")
+        yield f"{claim.better} better than {claim.than} in {metric.title}{number}", verdict.word
 
 
 def show_difference(d: Difference, metric: Metric) -> str:
