@@ -66,6 +66,7 @@ altup.PretrainConfig(step=100)  # type: ignore[call-arg]
 assert_type(altup.pretrain(run, Path("runs/altup")), TrainOutcome)
 tuning = altup.FinetuneConfig(model="runs/altup", tasks=["squad"])
 assert_type(altup.finetune(tuning, "runs/squad", resume=True), TrainOutcome)
-assert_type(altup.evaluate("runs/squad", ["squad"]), Evaluation)
+assert_type(altup.evaluate("runs/squad", ["squad"], config=altup.EvaluateConfig(limit=100)), Evaluation)
+altup.EvaluateConfig(limits=100)  # type: ignore[call-arg]
 assert_type(altup.account(config), Accounting)
 assert_type(altup.__version__, str)

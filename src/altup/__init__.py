@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name public for them
+    from altup.evaluation.config import EvaluateConfig as EvaluateConfig
     from altup.evaluation.evaluate import evaluate as evaluate
     from altup.finetuning.config import FinetuneConfig as FinetuneConfig
     from altup.finetuning.finetune import finetune as finetune
@@ -52,6 +53,7 @@ _HOMES = {
     "AltUpT5ForConditionalGeneration": "altup.models",
     "AveragePooling": "altup.nn",
     "DynamicAltUp": "altup.nn",
+    "EvaluateConfig": "altup.evaluation.config",
     "FinetuneConfig": "altup.finetuning.config",
     "PartialExperts": "altup.nn",
     "PretrainConfig": "altup.training.pretraining",

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from altup.core.errors import UserError
-from altup.data.batches import HELD_OUT_PARTS, Batches, HeldOut, ShardBatches, read_ahead
+from altup.data import HELD_OUT_PARTS
+from altup.data.batches import Batches, HeldOut, ShardBatches, read_ahead
 from altup.data.objectives import OBJECTIVES, Causal, SpanCorruption, build_objective
 from altup.data.shards import TokenStream
 

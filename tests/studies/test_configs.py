@@ -14,6 +14,7 @@ from altup.studies.report import StudyReport
 from altup.studies.results import read_record, read_results
 from altup.studies.scale import Scale, Tuning, find_scale
 from altup.studies.study import find_study, read_study, shipped
+from tests.studies import samples
 from tests.studies.samples import plan, study_run
 
 TEXT = (
@@ -69,6 +70,7 @@ def test_a_model_is_tuned_after_the_one_that_it_continues(tuned: Scale, data: Pa
     assert all(trial.waits for trial in found.trials)
     assert {job.settings["config"]["method"] for job in found.tuning()} == {"dense"}
     assert all(not job.needs for job in found.tuning())
+    assert plan([study], tuned, data, seeds=[1], only=["AltUp K=2"]).tuning() == found.tuning()
     while not found.sweeps()[0].chosen:
         losses |= {
             job.key: 1 / job.settings["config"]["lr_factors"].get("embeddings", 1) for job in found.tuning()
@@ -99,7 +101,7 @@ def test_tuned_models_go_on(tuned: Scale, data: Path, tmp_path: Path) -> None:
     )
     path.write_text(alone + "baseline: Before\n")
     study, quick = find_study(str(path)), Tuning({"lr": [0.03]}, steps=1, continuing={"lr": [0.003]})
-    scale = replace(tuned, tune=quick, pretrain={**tuned.pretrain, "steps": 2, "eval_every": 3})
+    scale = replace(tuned, tune=quick, pretrain={**tuned.pretrain, "steps": 3, "eval_every": 3})
     run = study_run(tmp_path / "out", scale, data, study, seeds=[1])
     outcome = run.run(lambda text: None)
     # A sweep of one run each, the model that AltUp's goes on from, and the two that are reported.
@@ -108,14 +110,21 @@ def test_tuned_models_go_on(tuned: Scale, data: Path, tmp_path: Path) -> None:
     assert {r.size for r in rows.values()} == {"tiny, 3 steps"}
     record = read_record(run.results, rows["AltUp K=2"].run)
     assert record is not None
-    assert record["continues"] == {"run": rows["Before"].run, "steps": 2}
+    assert record["continues"] == {"run": rows["Before"].run, "steps": 3}
     assert record["tuned"] == ["lr"]
     again = study_run(tmp_path / "out", scale, data, study, seeds=[1])
     assert again.run(lambda text: None).finished == 0
     elsewhere = {"results": run.results, "seeds": [1, 2], "only": ["AltUp K=2"]}
     more = study_run(tmp_path / "other", scale, data, study, **elsewhere)
     assert [job.settings["config"]["method"] for job in more.todo(more.plan())] == ["dense", "altup"]
-    StudyReport([run.results], names=[str(path)]).write(tmp_path / "report.html", plots=False)
+    fresh = tmp_path / "two.yaml"  # has the dense model too, and an AltUp that does not go on from it
+    fresh.write_text(samples.TEXT)
+    report = StudyReport([run.results], names=[str(path), str(fresh)])
+    report.write(tmp_path / "report.html", plots=False)
+    before = report.stats.mean("on", "Before", "tiny, 3 steps", "loss")
+    assert before is not None
+    assert report.stats.mean("two", "Dense", "tiny", "loss") == before
+    assert report.stats.mean("two", "AltUp K=2", "tiny", "loss") is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from altup.cli.options import with_settings
 from altup.core.text import number_of
+from altup.evaluation.config import EvaluateConfig
 
 if TYPE_CHECKING:
     from altup.evaluation.predict import Predictions
@@ -20,36 +22,24 @@ Tasks = Annotated[
 ]
 
 
+@with_settings(EvaluateConfig)
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a model folder, or a model on the hub.")],
     task: Tasks = None,
     suite: Annotated[list[str] | None, typer.Option("--suite", help="glue or super_glue. Repeat it.")] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Folder with SUITE/TASK/SPLIT.jsonl files (.gz, .zst).", show_default="the hub"),
-    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for predictions and scores.", show_default="in the run")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Examples a split.", show_default="all")] = None,
-    inputs_length: Annotated[
-        int | None, typer.Option(help="Most tokens of an input.", show_default="as fine-tuned, else 512")
-    ] = None,
-    targets_length: Annotated[
-        int | None, typer.Option(help="Most tokens of an answer.", show_default="as fine-tuned, else 128")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="Examples decoded together.")] = 128,
-    precision: Annotated[
-        str | None, typer.Option(help="bf16 or fp32.", show_default="bf16 on GPUs, else fp32")
+        Path | None,
+        typer.Option(help="Folder for predictions and scores. Default: in the run.", show_default=False),
     ] = None,
     predict_only: Annotated[
         bool, typer.Option("--predict-only", help="Predict records, which need no labels, and score nothing.")
     ] = False,
     split: Annotated[
-        str | None, typer.Option(help="The split that --predict-only reads.", show_default="test")
+        str | None,
+        typer.Option(help="The split that --predict-only reads. Default: test.", show_default=False),
     ] = None,
-    on_error: Annotated[str, typer.Option(help="Bad records: stop, or skip and count them.")] = "stop",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    **settings: Any,
 ) -> None:
     """Decode the held-out examples greedily, score them, and keep every prediction as JSON lines.
 
@@ -69,21 +59,14 @@ def command(
     with Progress(console=Console(stderr=True), transient=True) as bar:
         line = bar.add_task("decoding", total=None)
         options: dict[str, Any] = {
-            "data": data,
             "out": out,
-            "limit": limit,
-            "inputs_length": inputs_length,
-            "targets_length": targets_length,
-            "batch_size": batch_size,
-            "precision": precision,
-            "on_error": on_error,
             "progress": lambda done, total: bar.update(line, completed=done, total=total),
         }
+        asked = (model, task or (), suite or (), EvaluateConfig(**settings))
         if predict_only:
-            found = predict_model(model, task or (), suite or (), split=split or "test", **options)
+            found = predict_model(*asked, split=split or "test", **options)
         else:
-            say = functools.partial(typer.secho, err=True, fg="yellow")
-            found = evaluate(model, task or (), suite or (), say=say, **options)
+            found = evaluate(*asked, say=functools.partial(typer.secho, err=True, fg="yellow"), **options)
     if as_json:
         import json
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from altup.core.errors import UserError, check_whole
+from altup.data import HELD_OUT_PARTS
 from altup.data.objectives import Objective
 from altup.data.randomness import keys, permute
 from altup.data.shards import TokenStream
@@ -64,9 +65,6 @@ class ShardBatches:
         epoch, sequence = self.order(step, start, stop)
         raw = self.stream.windows(sequence * self.objective.raw_length, self.objective.raw_length)
         return self.objective(raw, keys(self.seed, MASKS, epoch, sequence))
-
-
-HELD_OUT_PARTS = {"all": slice(None), "tuning": slice(0, None, 2), "reporting": slice(1, None, 2)}
 
 
 class HeldOut:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from altup.core.errors import UserError, check_choice, check_whole
+from altup.core.errors import UserError
 from altup.core.files import atomic_write
 from altup.data.bad_input import BadInput
 from altup.data.tasks import Example, Task, find_tasks
 from altup.data.tasks.examples import TaskSource, load_examples, open_tasks, source_of, tokenise
 from altup.data.tasks.registry import check_suite
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
+from altup.evaluation.config import EvaluateConfig
 from altup.evaluation.decoding import decode
 from altup.evaluation.loading import find_model_place, load_t5
 from altup.evaluation.metrics import check_metrics
@@ -28,7 +29,6 @@ from altup.evaluation.scores import (
     weights_identity,
     write_scores,
 )
-from altup.training.config import MOST_EXAMPLES, MOST_TOKENS
 
 
 @dataclass(frozen=True)
@@ -46,36 +46,23 @@ def evaluate(
     model: str,
     tasks: Sequence[str] = (),
     suites: Sequence[str] = (),
+    config: EvaluateConfig | None = None,
     *,
-    data: str | None = None,
     out: Path | None = None,
-    limit: int | None = None,
-    inputs_length: int | None = None,
-    targets_length: int | None = None,
-    batch_size: int = 128,
-    precision: str | None = None,
-    on_error: str = "stop",
     say: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Score a run, a model folder or a model on the hub, and keep its predictions and scores in a folder.
 
-    `tasks` and `suites` are names, or a user's own files; `data` is a folder of task files, None the hub. `out` is
-    by default in the run, the lengths those of the run's fine-tuning. Scores that the same weights have in `out`
-    are kept. `progress` reports how many of all examples are decoded.
+    `tasks` and `suites` are names, or a user's own files. `out` is by default in the run. Scores that the same
+    weights have in `out` are kept.
 
     Args:
         model: A run, a checkpoint, a model folder or a name on the hub.
         tasks: Names of tasks, or your own files.
         suites: Names of suites: `glue`, `super_glue`.
-        data: A folder of task files; None is the hub.
+        config: Where the data lies, how much of it is read, and how it is decoded.
         out: Where predictions and scores go.
-        limit: Score at most so many examples of each task.
-        inputs_length: Most tokens of an input.
-        targets_length: Most tokens of an answer.
-        batch_size: Examples decoded at a time.
-        precision: `bf16` or `fp32`; by default bf16 on GPUs.
-        on_error: What bad records do: `stop`, or `skip` to leave them out and count them.
         say: Called with notes for the user.
         progress: Called with the number of examples decoded and of all.
 
@@ -84,19 +71,20 @@ def evaluate(
 
     Example:
         >>> import altup
-        >>> scores = altup.evaluate("runs/desks", tasks=["desks"]).scores  # doctest: +SKIP
+        >>> config = altup.EvaluateConfig(data="tasks", limit=100)
+        >>> scores = altup.evaluate("runs/desks", tasks=["desks"], config=config).scores  # doctest: +SKIP
     """
-    check_numbers(batch_size, limit, inputs_length, targets_length, precision)
-    source, bad_input = open_tasks(data), BadInput(on_error)
+    config = config or EvaluateConfig()
+    source, bad_input = open_tasks(config.data), BadInput(config.on_error)
     present = choose_tasks(tasks, suites, lambda task: has_held_out(task, source))
     found = find_model_place(model)
-    held_out = load_held_out(present, source, bad_input, limit)
+    held_out = load_held_out(present, source, bad_input, config.limit)
     out = out or found.scores
     out.mkdir(parents=True, exist_ok=True)  # fail before hours of decoding, if at all
-    loaded = load_t5(found.place, precision)
+    loaded = load_t5(found.place, config.precision)
     weights = weights_identity(found.place, loaded.model)
     before, replaced = stored_scores(out, found.place, weights)
-    for note in (replaced, *other_limits(before, limit, [task.name for task in present])):
+    for note in (replaced, *other_limits(before, config.limit, [task.name for task in present])):
         if note:
             say(note)
     scores = evaluate_tasks(
@@ -104,9 +92,9 @@ def evaluate(
         loaded.tokenizer,
         held_out,
         out,
-        inputs_length or found.inputs_length,
-        targets_length or found.targets_length,
-        batch_size=batch_size,
+        config.inputs_length or found.inputs_length,
+        config.targets_length or found.targets_length,
+        batch_size=config.batch_size,
         autocast=loaded.autocast,
         progress=counter(progress, sum(map(len, held_out))),
     )
@@ -114,23 +102,6 @@ def evaluate(
     summary = summarise(scores, found.place, weights)
     write_scores(out, summary)
     return Evaluation(found.place, out, scores, summary, bad_input)
-
-
-def check_numbers(
-    batch_size: int,
-    limit: int | None,
-    inputs_length: int | None,
-    targets_length: int | None,
-    precision: str | None,
-) -> None:
-    check_whole("batch_size", batch_size, 1, MOST_EXAMPLES)
-    if limit is not None:
-        check_whole("limit", limit, 1)
-    for name, length in {"inputs_length": inputs_length, "targets_length": targets_length}.items():
-        if length is not None:
-            check_whole(name, length, 2, MOST_TOKENS)
-    if precision is not None:
-        check_choice("precision", precision, ("bf16", "fp32"))
 
 
 def choose_tasks(tasks: Sequence[str], suites: Sequence[str], has_data: Callable[[Task], bool]) -> list[Task]:

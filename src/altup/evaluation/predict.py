@@ -14,8 +14,9 @@ from altup.core.files import atomic_write
 from altup.data.bad_input import BadInput
 from altup.data.tasks import Example, Task
 from altup.data.tasks.examples import TaskSource, open_tasks, read_inputs, source_of, tokenise
+from altup.evaluation.config import EvaluateConfig
 from altup.evaluation.decoding import decode
-from altup.evaluation.evaluate import check_numbers, choose_tasks, counter
+from altup.evaluation.evaluate import choose_tasks, counter
 from altup.evaluation.loading import find_model_place, load_t5
 from altup.evaluation.metrics import predicted_label
 
@@ -51,46 +52,42 @@ def predict_model(
     model: str,
     tasks: Sequence[str] = (),
     suites: Sequence[str] = (),
+    config: EvaluateConfig | None = None,
     *,
     split: str = "test",
-    data: str | None = None,
     out: Path | None = None,
-    limit: int | None = None,
-    inputs_length: int | None = None,
-    targets_length: int | None = None,
-    batch_size: int = 128,
-    precision: str | None = None,
-    on_error: str = "stop",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Predictions:
     """Write what a model answers to the records of a split to `out/predictions/<task>.<split>.jsonl`.
 
     The arguments are those of `evaluate`. `test` and `validation` stand for both of MNLI's.
     """
-    check_numbers(batch_size, limit, inputs_length, targets_length, precision)
-    source, bad_input = open_tasks(data), BadInput(on_error)
+    config = config or EvaluateConfig()
+    source, bad_input = open_tasks(config.data), BadInput(config.on_error)
     chosen = choose_tasks(tasks, suites, lambda task: bool(_present(task, split, source)))
     asked = {
-        (task.name, part): _load_inputs(task, part, source, bad_input, limit)
+        (task.name, part): _load_inputs(task, part, source, bad_input, config.limit)
         for task in chosen
         for part in _present(task, split, source) or _parts(task, split)[:1]  # reading what is not there says so
     }
     found = find_model_place(model)
     folder = (out or found.scores) / "predictions"
     folder.mkdir(parents=True, exist_ok=True)
-    loaded = load_t5(found.place, precision)
+    loaded = load_t5(found.place, config.precision)
     count = counter(progress, sum(map(len, asked.values())))
     by_name = {task.name: task for task in chosen}
     written = []
     for (name, part), records in asked.items():
         task = by_name[name]
-        lengths = task.lengths(inputs_length or found.inputs_length, targets_length or found.targets_length)
+        lengths = task.lengths(
+            config.inputs_length or found.inputs_length, config.targets_length or found.targets_length
+        )
         inputs = tokenise(loaded.tokenizer, [example.input for _, example in records], lengths[0])
         answers = decode(
             *(loaded.model, loaded.tokenizer, inputs),
             inputs_length=lengths[0],
             targets_length=lengths[1],
-            batch_size=batch_size,
+            batch_size=config.batch_size,
             autocast=loaded.autocast,
             progress=count,
         )

@@ -140,7 +140,7 @@ class Model:
         if self.continues is None:
             return None
         dense = self.continues
-        return Parent(reported_job(dense.reported(seed), dense.row, self.data, dense.sweep), dense.settled)
+        return Parent(reported_job(dense.reported(seed), dense.row, self.data, dense.sweep), dense.sweep)
 
     def job(self, config: PretrainConfig, parent: Parent | None) -> Job:
         return reported_job(config, self.row, self.data, self.sweep, parent)

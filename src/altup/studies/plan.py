@@ -76,8 +76,9 @@ class Plan:
         return list({job.key: job for job in (*parents, *self.wanted())}.values())
 
     def sweeps(self) -> list[Sweep]:
-        """Every model's sweep once."""
-        return list({trial.sweep.key: trial.sweep for trial in self.trials if trial.sweep}.values())
+        """Every model's sweep once, and before it that of the model which it continues."""
+        both = [sweep for t in self.trials for sweep in (t.parent and t.parent.sweep, t.sweep) if sweep]
+        return list({sweep.key: sweep for sweep in both}.values())
 
     def tuning(self) -> list[Job]:
         """The runs that sweeps wait for now, and before them those whose models they go on from."""

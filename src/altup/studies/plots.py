@@ -41,9 +41,9 @@ def study_plots(study: Study, stats: Statistics, record: Records) -> list[Plot]:
 
 
 def _curves(study: Study, stats: Statistics, record: Records, size: str) -> list[Plot]:
-    """Held-out loss and accuracy along the way, the mean of the seeds."""
+    """Held-out loss and accuracy along the way, the mean of the seeds; not of models that others continue."""
     loss, accuracy, colour, seeds = [], [], colours(study), set()
-    for row in study.rows:
+    for row in (row for row in study.rows if row.label not in study.continued):
         records = [r for key in stats.runs(study.name, row.label, size) if (r := record(key))]
         curves = [r["curves"]["held_out"] for r in records]
         if curves and (mean := _mean_curve(curves)):

@@ -67,7 +67,11 @@ class Parent:
     then stands for one of other settings."""
 
     job: Job
-    settled: bool
+    sweep: Sweep | None
+
+    @property
+    def settled(self) -> bool:
+        return self.sweep is None or self.sweep.chosen is not None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from altup.core.errors import UserError, check_choice
 from altup.core.schema import setting
 from altup.core.text import number_of
+from altup.data import HELD_OUT_PARTS
 from altup.training.config import LONG_RUN, MOST_TOKENS, TrainConfig, warn_of_epochs
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 FROM_THE_DATA = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
 OBJECTIVES = {"t5": "span-corruption", "bert": "masked", "decoder": "causal"}
-EVAL_PARTS = ("all", "tuning", "reporting")
 GENTLER = 0.1  # of a fresh model's highest rate, for one that is trained already; not yet tuned
 MODEL_NAMES = ("size", "method", "k", "stride", "experts", "extra_layers")
 
@@ -85,7 +85,7 @@ class PretrainConfig(TrainConfig):
     mean_span: float = setting(3.0, "Mean length of a corrupted span.", at_least=1)
     eval_sequences: int = setting(1024, "Held-out sequences.", panel="Watching", after="eval_every", at_least=1)
     eval_part: str = setting(
-        "all", "Which of them: {choices}.", panel="Watching", after="eval_sequences", choices=EVAL_PARTS
+        "all", "Which of them: {choices}.", panel="Watching", after="eval_sequences", choices=HELD_OUT_PARTS
     )
     batches: dict[str, Any] = setting({})
 
