@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 JOBS   ?= 2
 
-.PHONY: help setup demo test test-slow test-gpu bench docs lint format clean
+.PHONY: help setup demo test test-slow test-gpu bench docs release-check lint format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 14
@@ -43,6 +43,14 @@ docs: $(VENV)/.ready-docs  ## build the docs site into site/, offline and strict
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
+# Everything that a release needs. The wheel goes into an empty environment, where the README's commands are run.
+release-check: $(VENV)/.ready-docs docs  ## wheel, sdist and docs; the README's commands with the wheel alone
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[release]'
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m pytest -n 0 -m slow tests/test_release.py tests/docs
+
 $(VENV)/.ready-docs: $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
 	@touch $@
@@ -57,4 +65,4 @@ format: $(READY)  ## format the code
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site dist build .pytest_cache .mypy_cache .ruff_cache

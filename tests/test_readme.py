@@ -44,6 +44,18 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(there.read_text()), link
 
 
+def test_readme_works_on_a_package_index():
+    """Only the file itself is shown there: no picture of the repository, no link into it, none within the page."""
+    assert not re.findall(r"\]\((?!https://)", README)
+    assert "<img" not in README
+    assert len(README.splitlines()) < 120
+
+
+def test_files_named_in_the_readme_exist():
+    for path in re.findall(r"`((?:docs|benchmarks)/[\w./-]+|[A-Z]+\.md)`", README):
+        assert (ROOT / path).exists(), path
+
+
 def test_verbs_exist():
     from altup.cli.main import VERBS
 

@@ -1,4 +1,4 @@
-"""Wider transformers for hardly more time: Alternating Updates (AltUp) for PyTorch and Hugging Face.
+"""Wider transformers for a little more time: Alternating Updates (AltUp) for PyTorch and Hugging Face.
 
 The public names are loaded when they are first used, so `import altup` is quick and touches no GPU.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name public for them
     from altup.evaluation.config import EvaluateConfig as EvaluateConfig

@@ -28,7 +28,7 @@ TOY = {
 }
 TOY_PYTHON = {r"\bsteps=\d+": "steps=2"}
 TINY = "--set d_model=16 --set d_ff=32 --set num_layers=2 --log-every 1 --track none"
-ELSEWHERE = ("make ", "source ", "pip ")  # what sets up, which tests/docs/test_release.py does
+ELSEWHERE = ("make ", "source ", "pip ")  # what sets up, which tests/test_release.py does
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,19 @@ def blocks(page: str) -> list[Block]:
     return [Block(*match.groups()) for match in BLOCK.finditer((DOCS / page).read_text())]
 
 
-def shrink(command: str) -> str:
+def shrink(command: str, folder: Path | None = None) -> str:
+    """The command at toy size, to be run in `folder` (here, unless given)."""
+    folder = folder or Path()
     for option, value in TOY.items():
         command = re.sub(rf"{option} \d+", f"{option} {value}", command)
     if "--embedded" in command:  # two megabytes: enough of them for a vocabulary of 400
         from pydoc_data.topics import topics
 
-        Path("embedded.txt").write_text("\n\n".join(topics.values())[:200_000])
+        (folder / "embedded.txt").write_text("\n\n".join(topics.values())[:200_000])
         command = command.replace("--embedded", "embedded.txt --validation-fraction 0.1")
     if "pretrain --data" in command:
         command += f" {TINY}" + ("" if "--eval-sequences" in command else " --eval-sequences 4")
-    if "study run" in command:  # instead of preparing the scale's own text
+    if "study run" in command and (folder / "data/mine").exists():  # instead of preparing the scale's own text
         command += " --data data/mine"
     return command + " --sample-mb 1" if " prepare " in command else command
 

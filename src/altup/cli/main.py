@@ -39,7 +39,7 @@ NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EPIPE)
 
 app = typer.Typer(
     name="altup",
-    help="Wider transformers for hardly more time: Alternating Updates for T5 and friends.",
+    help="Wider transformers for a little more time: Alternating Updates for T5 and friends.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
