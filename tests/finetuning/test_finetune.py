@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -411,3 +412,21 @@ def test_a_metric_that_fails_costs_a_score_alone(
     assert "3 evaluations failed, the last with: ZeroDivisionError: division by zero" in result.output
     assert "nothing was scored" in result.output
     assert_same_bits(weights(trained), weights(tmp_path / "run"))
+
+
+def test_an_evaluation_does_not_bring_a_removed_folder_back(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is removed while examples are decoded, which may take long."""
+    from altup.evaluation import evaluate
+
+    out, decode = tmp_path / "run", evaluate.decode_task
+
+    def remove_and_decode(*arguments: Any, **options: Any) -> Any:
+        shutil.rmtree(out, ignore_errors=True)
+        return decode(*arguments, **options)
+
+    monkeypatch.setattr(evaluate, "decode_task", remove_and_decode)
+    with pytest.raises(UserError, match="the folder or its lock"):
+        finetune(config(model, data, steps=4, eval_every=2, save_every=2, eval_limit=2), out)
+    assert not out.exists()

@@ -181,6 +181,8 @@ def make_evaluate(
             ]
             with all_or_none(process_group):
                 out = place if process_group.is_first else None
+                if out:
+                    place.parent.mkdir(exist_ok=True)  # not its parents: a run that was removed must not come back
                 scores: list[TaskScore] = [score_decoded(one, out) for one in decoded]
                 if process_group.is_first:
                     write_scores(place, summarise(scores, f"step-{step}"))
