@@ -10,7 +10,13 @@ from altup.training.config import MOST_EXAMPLES, MOST_TOKENS, PRECISIONS
 
 @dataclass(kw_only=True)
 class EvaluateConfig(Settings):
-    """How tasks are read and answered, whether the answers are scored or only kept."""
+    """How tasks are read and answered, whether the answers are scored or only kept.
+
+    Example:
+        >>> import altup
+        >>> altup.EvaluateConfig(data="tasks", limit=100).batch_size
+        128
+    """
 
     data: str | None = setting(
         None, "Folder with SUITE/TASK/SPLIT.jsonl files (.gz, .zst).", shown="the hub",
