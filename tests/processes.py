@@ -33,7 +33,12 @@ server.set_forkserver_preload(
 )
 
 
-def _altup(arguments: list[str], files: tuple[Path | None, Path, Path], environment: dict[str, str]) -> None:
+def _altup(
+    arguments: list[str],
+    files: tuple[Path | None, Path, Path],
+    environment: dict[str, str],
+    before: Callable[[], None] | None = None,
+) -> None:
     os.environ.update(environment)
     for number, file in enumerate(files):
         if file is not None:
@@ -46,6 +51,8 @@ def _altup(arguments: list[str], files: tuple[Path | None, Path, Path], environm
 
     torch.set_num_threads(1)
     sys.argv = ["altup", *arguments]
+    if before is not None:
+        before()
     main()
 
 
@@ -80,15 +87,24 @@ class Running:
             time.sleep(0.01)
 
 
-def start(output: Path, *arguments: object, environment: dict[str, str] | None = None) -> Running:
-    """Start `altup arguments…`."""
-    return _start((None, output, output), arguments, environment or {})
+def start(
+    output: Path,
+    *arguments: object,
+    environment: dict[str, str] | None = None,
+    stdin: Path | None = None,
+    before: Callable[[], None] | None = None,
+) -> Running:
+    """Start `altup arguments…`, once its process has called `before`."""
+    return _start((stdin, output, output), arguments, environment or {}, before)
 
 
 def _start(
-    files: tuple[Path | None, Path, Path], arguments: tuple[object, ...], environment: dict[str, str]
+    files: tuple[Path | None, Path, Path],
+    arguments: tuple[object, ...],
+    environment: dict[str, str],
+    before: Callable[[], None] | None = None,
 ) -> Running:
-    process = server.Process(target=_altup, args=([str(a) for a in arguments], files, environment))
+    process = server.Process(target=_altup, args=([str(a) for a in arguments], files, environment, before))
     process.start()
     return Running(process, files[1])
 

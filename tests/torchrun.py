@@ -11,9 +11,15 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.processes import server
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 COMMAND = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 RANKS = range(2)
@@ -58,17 +64,9 @@ def last_words(text: str) -> str:
 
 def _fork_ranks(arguments: list[str], timeout: float) -> tuple[list[int | None], str]:
     """Exit codes and everything that the ranks said. Where one fails, the others are ended, as torchrun does."""
-    from torch.distributed import TCPStore
-
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / str(rank) for rank in RANKS]
-        ranks = [
-            server.Process(target=_rank, args=(arguments, rank, store.port, output))
-            for rank, output in zip(RANKS, outputs, strict=True)
-        ]
-        for process in ranks:
-            process.start()
+        _store, ranks = start_ranks(arguments, outputs)  # it lives as long as this name
         end = time.monotonic() + timeout
         while any(process.is_alive() for process in ranks) and time.monotonic() < end:
             if any(process.exitcode for process in ranks):
@@ -81,7 +79,25 @@ def _fork_ranks(arguments: list[str], timeout: float) -> tuple[list[int | None],
         return [process.exitcode for process in ranks], "\n".join(path.read_text() for path in outputs)
 
 
-def _rank(arguments: list[str], rank: int, port: int, output: Path) -> None:
+def start_ranks(
+    arguments: list[str], outputs: Sequence[Path], before: Callable[[int], None] | None = None
+) -> tuple[TCPStore, list[BaseProcess]]:
+    """Fork the ranks, each of which calls `before(rank)` first. The store must live as long as they do."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks: list[BaseProcess] = [
+        server.Process(target=_rank, args=(arguments, rank, store.port, output, before))
+        for rank, output in zip(RANKS, outputs, strict=True)
+    ]
+    for process in ranks:
+        process.start()
+    return store, ranks
+
+
+def _rank(
+    arguments: list[str], rank: int, port: int, output: Path, before: Callable[[int], None] | None = None
+) -> None:
     """One process, with the environment that torchrun would give it."""
     import torch
 
@@ -92,6 +108,8 @@ def _rank(arguments: list[str], rank: int, port: int, output: Path) -> None:
     os.dup2(descriptor, 2)
     faulthandler.enable()
     torch.set_num_threads(1)
+    if before is not None:
+        before(rank)
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

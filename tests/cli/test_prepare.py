@@ -200,6 +200,7 @@ def test_a_downloaded_tokenizer_is_taken_without_a_network(corpus: Path, out: Pa
         (["embedded", "--on-error", "ask"], "on_error='ask' is not known"),
         (["embedded", "--validation-fraction", "1.5"], "validation_fraction=1.5"),
         (["embedded", "--workers", "0"], "workers=0"),
+        (["embedded", "--workers", "10000000"], "the most is 1,000"),
         (["embedded", "--tokenizer", "nobody/nothing", "--workers", "1"], "and the hub is not asked"),
     ],
 )

@@ -237,3 +237,22 @@ def test_a_downloaded_model_is_read_and_checked_alike(
     torch.save(whole.state_dict(), snapshot / "pytorch_model.bin")
     with pytest.raises(UserError, match="only safetensors are read"):
         load_pretrained("someone/t5")
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "words"),
+    [
+        ("generation_config.json", {"pad_token_id": [[]]}, "no model that can be built"),
+        ("tokenizer_config.json", {"model_max_length": "x"}, "no tokenizer that can be read"),
+    ],
+)
+def test_values_of_another_kind_are_sentences(model: Path, file: str, values: dict[str, Any], words: str) -> None:
+    change(model / file, **values)
+    with pytest.raises(UserError, match=words):
+        load_any(model)
+
+
+def test_where_decoding_starts_is_known_from_the_config(model: Path) -> None:
+    change(model / "generation_config.json", decoder_start_token_id=None)
+    loaded = load_any(model).model
+    assert loaded.generation_config.decoder_start_token_id == loaded.config.decoder_start_token_id is not None

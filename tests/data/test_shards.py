@@ -140,3 +140,12 @@ def test_names_in_a_manifest_lead_nowhere_else(folder: Path, name: str) -> None:
     path.write_text("[" * 100_000)
     with pytest.raises(UserError, match="nested too deeply"):
         TokenStream(folder)
+
+
+@pytest.mark.parametrize("token", [-1, 10**30, "x", None, 1.5])
+def test_a_vocabulary_of_other_things_than_tokens_is_refused(folder: Path, token: object) -> None:
+    content = json.loads((folder / MANIFEST).read_text())
+    content["vocabulary"]["sentinels"][0] = token
+    (folder / MANIFEST).write_text(json.dumps(content))
+    with pytest.raises(UserError, match="a vocabulary with"):
+        Manifest.load(folder)

@@ -15,7 +15,7 @@ import altup
 from altup.cli.verb import Verb
 from altup.core.console import outlive_stderr, outlive_stdout
 from altup.core.errors import UserError, is_out_of_memory
-from altup.core.text import shorten
+from altup.core.text import is_unicode, shorten
 from altup.training.preemption import STOPPED
 
 # In the order of a model's life. Each module has a function `command`, or an `app` of several; heavy imports
@@ -90,6 +90,9 @@ def main() -> None:
 def _run() -> int:
     """The exit code of the verb."""
     try:
+        for word in sys.argv:
+            if not is_unicode(word):  # libraries that write files take no such name
+                raise UserError(f"{word!r} is not UTF-8; give another name, or type it as such")
         app()
     except UserError as error:
         if os.environ.get("ALTUP_TRACEBACK"):

@@ -216,18 +216,15 @@ def work_one(
     until_stdin_ends: Annotated[bool, typer.Option("--until-stdin-ends", help="Save and stop then.")] = False,
 ) -> None:
     """Do one job in this process; `run` starts these."""
-    import json
-
     from altup.core.console import outlive_stdout
-    from altup.studies.jobs import Job
+    from altup.studies.jobs import read_job
     from altup.studies.queue import do_job
     from altup.training.preemption import stop_when_closed
 
     outlive_stdout()
     if until_stdin_ends:
         stop_when_closed(0)
-    described = json.loads(job.read_text(encoding="utf-8"))
-    finished = do_job(Job(**{**described, "needs": tuple(described["needs"])}), out)
+    finished = do_job(read_job(job), out)
     if not finished:
         raise typer.Exit(STOPPED)
 

@@ -110,7 +110,7 @@ def show(
         source = ", config ".join(filter(None, task.hub)) if task.hub else "none on the hub"
         console.print(f"Hugging Face dataset: {source}. Give --data DIR or --hub for examples.")
         return
-    split = split or task.held_out[0]
+    split = task.held_out[0] if split is None else split
     if split != "train" and split not in task.held_out:
         raise UserError(f"split={split!r}; {task.name} has train and {', '.join(task.held_out)}")
     bad_input = BadInput("skip")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from altup.core.errors import UserError, check_whole
+from altup.core.errors import UserError, check_whole, is_out_of_memory
 from altup.core.files import check_file_name, check_regular, read_json
 from altup.core.packages import require
 
@@ -70,11 +70,18 @@ def load_model(model_class: Any, place: str | Path, **options: Any) -> Any:
         raise
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{str(place)!r}: the weights cannot be read as safetensors: {_reason(error)}") from error
+    except Exception as error:  # such as that of a generation_config.json with lists
+        if is_out_of_memory(error):
+            raise
+        raise UserError(f"{str(place)!r} holds no model that can be built: {_reason(error)}") from error
     lost = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
     if lost:
         raise UserError(
             f"{str(place)!r} is not whole: {len(lost)} weights are missing or misshapen, first {lost[0]}"
         )
+    generation = getattr(model, "generation_config", None)
+    if generation is not None and generation.decoder_start_token_id is None:
+        generation.decoder_start_token_id = getattr(model.config, "decoder_start_token_id", None)
     return model
 
 

@@ -24,11 +24,19 @@ import numpy as np
 
 from altup.core.errors import UserError
 from altup.core.files import Lock, atomic_write, read_json
-from altup.core.hardware import usable_cores
 from altup.core.schema import differences
 from altup.core.text import shorten
 from altup.data.bad_input import BadInput
-from altup.data.prepare import Recipe, Watch, finish, know_tokenizer, make_tokenizer, place_tokenizer, tokenise
+from altup.data.prepare import (
+    Recipe,
+    Watch,
+    finish,
+    know_tokenizer,
+    make_tokenizer,
+    number_of_workers,
+    place_tokenizer,
+    tokenise,
+)
 from altup.data.prepared_folder import PARTS, locked_folder, open_manifest, system_errors
 from altup.data.segments import Chunk, Part, SegmentWriter
 from altup.data.shards import MANIFEST, SPLITS, TOKENIZER, Manifest, damage, token_type
@@ -53,6 +61,7 @@ def prepare_part(
 ) -> Manifest:
     """Make a part of the folder `out`, or finish or repair it if it was begun with the same recipe."""
     out, watch = Path(out), watch or (lambda stage, fraction, documents, tokens: None)
+    workers = number_of_workers(workers)
     recipe = recipe.for_folder(out)
     settings = recipe.settings()
     folder = folder_of(out, part)
@@ -65,7 +74,7 @@ def prepare_part(
             place_tokenizer(folder / TOKENIZER, partial(_copy_tokenizer, out / PARTS / TOKENIZER, recipe, watch))
             know_tokenizer(folder / TOKENIZER, manifest)
             manifest.save(folder)
-            tokenise(folder, recipe, manifest, usable_cores() if workers is None else workers, watch, part)
+            tokenise(folder, recipe, manifest, workers, watch, part)
             manifest.finished = True
             manifest.save(folder)
     return manifest

@@ -25,6 +25,7 @@ from altup.data.tokenizer_pool import TokenizerPool
 CHUNK = 1 << 20  # characters tokenised in one request, at most
 SAMPLED_FILES = 32  # open at a time
 LARGEST_STEP = 8
+MOST_WORKERS = 1_000  # each is a process
 Watch = Callable[[str, float | None, int, int], None]
 
 
@@ -50,7 +51,7 @@ class Recipe:
         if self.validation_fraction is not None:
             check_range("validation_fraction", self.validation_fraction, 0, 1)
         if not self.tokenizer and self.vocab_size is not None:
-            check_whole("vocab_size", self.vocab_size, tokenizers.LEAST_VOCABULARY)
+            check_whole("vocab_size", self.vocab_size, tokenizers.LEAST_VOCABULARY, tokenizers.MOST_VOCABULARY)
         for name in ("sample_bytes", "shard_tokens"):
             check_whole(name, getattr(self, name), 1)
         BadInput(self.on_error)
@@ -87,14 +88,20 @@ class Recipe:
         return replace(self, validation_fraction=chosen)
 
 
+def number_of_workers(given: int | None) -> int:
+    """As many as were asked for, or one a core."""
+    workers = usable_cores() if given is None else given
+    check_whole("workers", workers, 1, MOST_WORKERS)
+    return workers
+
+
 def prepare(out: str | Path, recipe: Recipe, workers: int | None = None, watch: Watch | None = None) -> Manifest:
     """Make the folder `out`, or finish or repair it if it was begun with the same recipe.
 
     Progress goes to `watch(stage, fraction or None, documents, tokens)`.
     """
     out, watch = Path(out), watch or (lambda stage, fraction, documents, tokens: None)
-    workers = usable_cores() if workers is None else workers
-    check_whole("workers", workers, 1)
+    workers = number_of_workers(workers)
     recipe = recipe.for_folder(out)
     settings = recipe.settings()
     with system_errors(out), locked_folder(out):

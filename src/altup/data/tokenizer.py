@@ -31,6 +31,7 @@ PIECES = 32_000  # T5's
 CHARACTERS_A_PIECE = 100  # of a text that cannot fill PIECES, so that a piece is seen some dozens of times
 OTHERS = 3 + len(BYTES)  # pad, eos, unk and bytes, beside the trained pieces
 LEAST_VOCABULARY = 360  # specials, bytes, printable ASCII
+MOST_VOCABULARY = 10_000_000
 RESTORE = "restore it, or run the same `altup prepare` command again"
 PADDED_TO = 128  # embedding rows; 32,100 pieces and sentinels become T5's 32,128
 
@@ -57,7 +58,13 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Vocabulary:
-        return cls(**{**fields, "sentinels": tuple(fields["sentinels"])})
+        """ValueError or TypeError where it holds something else."""
+        vocabulary = cls(**{**fields, "sentinels": tuple(fields["sentinels"])})
+        named = [one for one in (vocabulary.start, vocabulary.mask) if one is not None]
+        for one in (vocabulary.size, vocabulary.pad, vocabulary.eos, *named, *vocabulary.sentinels):
+            if not isinstance(one, int) or not 0 <= one < 2**31:
+                raise ValueError(f"a vocabulary with {one!r} for a token")
+        return vocabulary
 
 
 def _blank() -> Tokenizer:
@@ -75,7 +82,7 @@ def train(texts: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
     Without a size it has 32,000, and fewer where the text cannot fill them.
     """
     if vocab_size is not None:
-        check_whole("vocab_size", vocab_size, LEAST_VOCABULARY)
+        check_whole("vocab_size", vocab_size, LEAST_VOCABULARY, MOST_VOCABULARY)
     sample = list(texts)
     characters = Counter[str]()
     for text in sample:

@@ -12,9 +12,11 @@ import torch
 from altup.core.errors import MOST_SEED, UserError, check_range, check_whole
 from altup.core.text import is_unicode
 from altup.evaluation.loading import load_any
+from altup.training.config import MOST_TOKENS
 
 Pieces = list[tuple[str, bool]]  # texts, and whether the model wrote them
 LEAST_TEMPERATURE = 1e-3
+MOST_BEAMS = 1_000
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
@@ -31,8 +33,8 @@ def answer_prompts(
 
     Temperature 0 takes the likeliest tokens; more samples.
     """
-    check_whole("max_new_tokens", max_new_tokens, 1)
-    check_whole("beams", beams, 1)
+    check_whole("max_new_tokens", max_new_tokens, 1, MOST_TOKENS)
+    check_whole("beams", beams, 1, MOST_BEAMS)
     check_range("temperature", temperature, 0, float("inf"))
     if 0 < temperature < LEAST_TEMPERATURE:
         raise UserError(f"temperature={temperature} is almost 0; give 0, which takes the likeliest token")

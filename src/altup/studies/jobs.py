@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ SPEED_FIELDS = (
 )
 # Defaults that have changed since the first keys were made: a key goes on leaving out what they were then.
 FIRST_DEFAULTS = {"optimizer": "adafactor", "model": "t5", "method": "dense", "dropout": 0.0}
+# What a job's settings hold, by its kind.
+JOB_SETTINGS = {"pretrain": {"config", "start"}, "finetune": {"config", "of"}, "speed": {"configs"}}
 # What a file of measured speeds holds of a model (`speed.Measured`).
 SPEED_RECORD = {"train", "forward", "generate", "forward_ms", "generate_ms", "peak_memory"}
 
@@ -50,6 +52,15 @@ class Job:
     sequences: int = 0
     needs: tuple[str, ...] = ()
 
+    def is_whole(self) -> bool:
+        """Whether one that was read has what its kind needs."""
+        if not isinstance(self.needs, list | tuple):
+            return False
+        texts = (self.kind, self.key, self.title, *self.needs)
+        if not all(isinstance(text, str) for text in texts) or self.kind not in JOB_SETTINGS:
+            return False
+        return isinstance(self.settings, dict) and JOB_SETTINGS[self.kind] <= self.settings.keys()
+
     @property
     def folder_name(self) -> str:
         return f"{file_name(self.title)}-{self.key}"
@@ -65,6 +76,17 @@ class Job:
             return all(speed_file(out, key).exists() for key in self.settings["configs"])
         folder = self.folder(out)
         return (folder / "final").is_dir() or (folder / DIVERGED).exists()
+
+
+def read_job(path: Path) -> Job:
+    """A job that `Queue` wrote for a process of its own."""
+    try:
+        job = Job(**read_json(path))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} does not describe a job ({error}); `altup study run` makes these files") from None
+    if not job.is_whole():
+        raise UserError(f"{path} does not describe a whole job; `altup study run` makes these files")
+    return replace(job, needs=tuple(job.needs))
 
 
 def file_name(text: str) -> str:

@@ -1,0 +1,38 @@
+"""Jobs as files: what `altup study run` gives to its processes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from altup.core.errors import UserError
+from altup.studies.jobs import Job, read_job
+
+JOB = Job("finetune", "key", "title", {"config": {}, "of": "other"}, 5, 20, ("other",))
+
+
+def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(asdict(JOB)))
+    assert read_job(tmp_path / "job.json") == JOB
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"kind": "dance"}, {"kind": []}, {"key": None}, {"settings": {}}, {"settings": []}, {"needs": 3}, {"x": 1}],
+)
+def test_what_is_no_job_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({**asdict(JOB), **changed}))
+    with pytest.raises(UserError, match="does not describe a"):
+        read_job(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", "{}"])
+def test_what_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.json").write_text(text)
+    with pytest.raises(UserError, match="does not describe a job"):
+        read_job(tmp_path / "job.json")
