@@ -15,6 +15,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -55,6 +56,9 @@ class TrainingState:
     that was saved before its evaluation has `evaluation_due`. `config` is the seal: the settings and the
     description of the data that the weights come from, whatever config.yaml says later; `records` is how many
     metrics.jsonl held. Both are None in checkpoints of earlier versions.
+
+    With `on_spike: skip`, `recent` are the losses of the last records, and `left_out` the batches that spikes
+    cost: `{"step": from where, "batches": how many, …}`.
     """
 
     step: int = 0
@@ -66,6 +70,8 @@ class TrainingState:
     meter: dict[str, float] = field(default_factory=dict)
     config: dict[str, Any] | None = None
     records: int | None = None
+    recent: list[float] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
 
     def choose_best(self, score: Callable[[dict[str, float]], float], also: Sequence[str] = ()) -> None:
         """A checkpoint is the best if it was just measured and its score is the highest so far."""
@@ -179,11 +185,31 @@ def _replace(target: Path, finished: Path) -> None:
     finished.rename(target)
     flush(target.parent)
     if aside.exists():
-        _remove(aside)
+        remove(aside)
 
 
 def read_state(checkpoint: Path) -> TrainingState:
     return TrainingState(**load_json(checkpoint / STATE_FILE))
+
+
+def replace_state(checkpoint: Path, state: TrainingState) -> None:
+    """Give a checkpoint another state; its weights and optimizer are linked, not written again."""
+
+    def write(path: Path) -> None:
+        shutil.copytree(checkpoint, path, copy_function=_link, dirs_exist_ok=True)
+        for name in (STATE_FILE, MANIFEST):
+            (path / name).unlink()
+        save_json(path / STATE_FILE, asdict(state))
+
+    atomic_folder(checkpoint.parent, checkpoint.name, write)
+
+
+def _link(source: str, target: str) -> None:
+    """The same file under another name; a copy where a file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def restore(engine: Engine, checkpoint: Path, state: TrainingState) -> None:
@@ -194,9 +220,12 @@ def restore(engine: Engine, checkpoint: Path, state: TrainingState) -> None:
     engine.meter.restore(state.meter, engine.process_group)
 
 
-def newest_whole(folder: Path) -> Path | None:
-    """The checkpoint with the highest step whose manifest verifies; the log says which were passed over."""
+def newest_whole(folder: Path, at_most: int | None = None) -> Path | None:
+    """The checkpoint with the highest step (up to `at_most`) whose manifest verifies; the log says which were
+    passed over."""
     for checkpoint in reversed(list_checkpoints(folder)):
+        if at_most is not None and step_of(checkpoint) > at_most:
+            continue
         problem = damage(checkpoint)
         if problem is None:
             return checkpoint
@@ -269,7 +298,7 @@ def prune(folder: Path, keep_last: int, keep: Collection[str] = ()) -> list[str]
     whole = newest_whole(folder)
     removed = [path for path in spare if path != whole]
     for path in removed:
-        _remove(path)
+        remove(path)
     return [path.name for path in removed]
 
 
@@ -288,7 +317,7 @@ def remove_leftovers(folder: Path) -> list[str]:
                 path.rename(target)
                 flush(folder)
                 continue
-            _remove(path)
+            remove(path)
         elif path.name.startswith(UNFINISHED):
             shutil.rmtree(path)
         else:
@@ -297,7 +326,7 @@ def remove_leftovers(folder: Path) -> list[str]:
     return removed
 
 
-def _remove(checkpoint: Path) -> None:
+def remove(checkpoint: Path) -> None:
     """Rename first, so that no half-removed checkpoint has a checkpoint's name."""
     unfinished = checkpoint.with_name(f"{UNFINISHED}{checkpoint.name}")
     checkpoint.rename(unfinished)

@@ -16,6 +16,7 @@ PRECISIONS = ("bf16", "fp32")
 PARALLEL = ("ddp", "fsdp")
 PARTS = ("embeddings", "head", "coefficients")  # of a model whose rates may differ from that of the rest
 SCHEDULES = ("rsqrt", "constant", "linear", "cosine")
+SPIKES = ("ignore", "skip")
 TRACKERS = ("tensorboard", "wandb", "trackio", "none")
 
 # How each optimizer is run unless told otherwise; `lr` is the highest rate of the schedule. Muon's figures were
@@ -104,6 +105,10 @@ class TrainConfig(Settings):
     max_skipped: int = setting(
         20, "Steps in a row with gradients that are not finite, before the run stops.", at_least=1, may_change=True
     )
+    on_spike: str = setting(
+        "ignore", "A loss spike: {choices} (back to the last checkpoint, without the batches since then).",
+        panel="Training", choices=SPIKES,
+    )  # fmt: skip
     watchdog: float = setting(
         15.0, "Minutes without a finished step, before the run ends with exit code 75; 0: never.",
         panel="Watching", at_least=0, may_change=True,
@@ -209,9 +214,10 @@ class TrainConfig(Settings):
     def difference(self, other: Self) -> dict[str, tuple[Any, Any]]:
         """The fields in which a run with `other` could not go on as this one: name -> (ours, theirs).
 
-        `steps` may change only while the learning rate does not depend on it.
+        `steps` may change only while the learning rate does not depend on it. `on_spike` decides what is computed,
+        but from now on: a run that a spike has spoiled may go on with another.
         """
-        free = set(self.may_change())
+        free = {*self.may_change(), "on_spike"}
         if self.schedule in ("rsqrt", "constant") and self.decay_fraction == 0 == other.decay_fraction:
             free.add("steps")
         mine, theirs = asdict(self), asdict(other)

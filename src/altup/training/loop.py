@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +37,16 @@ from altup.training.preemption import GpuTurn, StopRequest
 from altup.training.prefetch import StepBatch, prefetch
 from altup.training.progress import Clock, Reporter, Sink
 from altup.training.run_folder import FolderLock, RunFolder, disk_errors
+from altup.training.spikes import (
+    SpikeError,
+    count_left_out,
+    describe_left_out,
+    go_back,
+    is_spike,
+    new_records,
+    remember,
+    state_before,
+)
 from altup.training.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -107,13 +118,36 @@ class Loop:
             if not finished:
                 same_numbers = numerics(config.deterministic, config.precision == "bf16")
                 with same_numbers, MemoryAdvice(config, process_group) as memory:
-                    finished = _Training(self, checkpoint, state, stop, held, memory).run()
+                    finished, state = self._train(checkpoint, state, stop, held, memory)
             outcome = TrainOutcome(state.step, finished, state.evaluation, int(state.meter["skipped"]))
             if self.afterwards and process_group.is_first:
                 with stop.while_saving():
                     held.check()
                     self.afterwards(outcome)
         return outcome
+
+    def _train(
+        self,
+        checkpoint: Path | None,
+        state: TrainingState,
+        stop: StopRequest,
+        held: FolderLock,
+        memory: MemoryAdvice,
+    ) -> tuple[bool, TrainingState]:
+        """Whether all steps are done, and the last state. After a loss spike it begins anew from a checkpoint."""
+        while True:
+            try:
+                return _Training(self, checkpoint, state, stop, held, memory).run(), state
+            except SpikeError as spike:
+                checkpoint, state = spike.checkpoint, state_before(spike, state)
+            self.process_group.barrier()
+            if self.process_group.is_first:
+                held.check()
+                go_back(checkpoint, state)
+            self.process_group.barrier()
+            gc.collect()  # the model of before, whose memory the next one needs
+            if self.process_group.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def prune(self, state: TrainingState) -> None:
         """Remove the checkpoints that need not be kept."""
@@ -160,6 +194,10 @@ class _Training:
         )
         for line in loop.introduction:
             self.reporter.say(line)
+        if self.process_group.is_first:
+            for record in new_records(state, self.folder.metrics):
+                self.reporter.say(describe_left_out(record))
+                self.reporter.record(record)
         self.watchdog = Watchdog(self.config.watchdog, self.process_group, self.reporter.say)
         if checkpoint:
             self.reporter.say(f"resuming from {checkpoint}")
@@ -188,7 +226,9 @@ class _Training:
     def _train(self) -> bool:
         config, process_group, first = self.config, self.process_group, self.state.step
         assert config.micro_batch is not None
-        data = prefetch(self.loop.batches, range(first, config.steps), config.micro_batch, process_group)
+        left_out = count_left_out(self.state)
+        steps = range(first + left_out, config.steps + left_out)
+        data = prefetch(self.loop.batches, steps, config.micro_batch, process_group)
         turn = GpuTurn()
         before = None
         if self.loop.measures_start and first == 0:
@@ -305,8 +345,19 @@ class _Training:
             record["mfu"] = per_second * self.loop.flops / (peak * self.process_group.world_size)
         self.reporter.record(record)
         self._warn_of_uncompiled()
+        if self.config.on_spike == "skip" and values["num_tokens"]:
+            self._check_spike(done, values["nll_sum"] / values["num_tokens"])
         self.engine.meter.start_window()
         self.logged_at, self.tokens = done, 0.0
+
+    def _check_spike(self, done: int, loss: float) -> None:
+        """Go back where the loss of the steps since the last record is a spike, if a checkpoint is from before."""
+        if is_spike(loss, self.state.recent):
+            last_record = (done - 1) // self.config.log_every * self.config.log_every
+            if checkpoint := self.folder.newest_checkpoint(self.process_group, at_most=last_record):
+                raise SpikeError(done, loss, checkpoint)
+            self.reporter.say(f"the loss at step {done:,} is a spike, but no checkpoint is from before it")
+        self.state.recent = remember(self.state.recent, loss)
 
     def _warn_of_uncompiled(self) -> None:
         """Report each reason once."""

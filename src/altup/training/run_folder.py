@@ -113,9 +113,9 @@ class RunFolder:
         """
         return self._broadcast(self._open(config, resume) if process_group.is_first else None, process_group)
 
-    def newest_checkpoint(self, process_group: ProcessGroup) -> Path | None:
-        """The newest whole one. Only the first process reads and hashes it."""
-        found = checkpoints.newest_whole(self.checkpoints) if process_group.is_first else None
+    def newest_checkpoint(self, process_group: ProcessGroup, at_most: int | None = None) -> Path | None:
+        """The newest whole one, of step `at_most`. Only the first process reads and hashes it."""
+        found = checkpoints.newest_whole(self.checkpoints, at_most) if process_group.is_first else None
         return self._broadcast(found, process_group)
 
     def _broadcast(self, checkpoint: Path | None, process_group: ProcessGroup) -> Path | None:

@@ -1,0 +1,95 @@
+"""Loss spikes (`on_spike: skip`): a run goes back to the checkpoint before one and leaves out the batches since.
+
+The loss of a record is a spike where it is above m + max(5 s, m / 10). Of the ten records before it, m is the
+median and s = 1.4826 / √2 · the median difference of neighbours: the standard deviation, whatever single records
+do and while the loss falls. These losses and what was left out are part of the checkpoint: a run that is killed
+and resumed leaves out the same batches.
+
+Going on from step c, step s reads the batch of s + n, with n the number of batches left out so far.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from altup.core.errors import DivergedError
+from altup.core.text import number_of
+from altup.training import checkpoints
+from altup.training.checkpoints import TrainingState
+from altup.training.metrics import read_records
+
+RECORDS, LEAST = 10, 5  # losses that one is compared with
+DEVIATIONS, SHARE = 5.0, 0.1
+MOST = 5  # times that a run goes back to the same checkpoint
+LEFT_OUT = "left out"  # the split of a record
+
+
+class SpikeError(Exception):
+    """The loss at `step` is a spike, and the run goes back to `checkpoint`."""
+
+    def __init__(self, step: int, loss: float, checkpoint: Path) -> None:
+        super().__init__(f"loss spike at step {step}")
+        self.step, self.loss, self.checkpoint = step, loss, checkpoint
+
+
+def is_spike(loss: float, recent: Sequence[float]) -> bool:
+    """Whether a loss is far above those of the records before it."""
+    if len(recent) < LEAST:
+        return False
+    usual = statistics.median(recent)
+    deviation = 1.4826 / math.sqrt(2) * statistics.median(abs(a - b) for a, b in itertools.pairwise(recent))
+    return loss > usual + max(DEVIATIONS * deviation, SHARE * usual)
+
+
+def remember(recent: Sequence[float], loss: float) -> list[float]:
+    return [*recent, loss][-RECORDS:]
+
+
+def count_left_out(state: TrainingState) -> int:
+    return sum(one["batches"] for one in state.left_out)
+
+
+def state_before(spike: SpikeError, now: TrainingState) -> TrainingState:
+    """The state of the spike's checkpoint, which leaves out what was read between it and the spike."""
+    state = checkpoints.read_state(spike.checkpoint)
+    batches = spike.step + count_left_out(now) - state.step - count_left_out(state)
+    entry = {"step": state.step, "batches": batches, "spike": spike.step, "loss": spike.loss}
+    state = replace(state, left_out=[*state.left_out, entry])
+    if sum(one["step"] == state.step for one in state.left_out) > MOST:
+        raise DivergedError(
+            f"{number_of(MOST + 1, 'loss spike')} came one after the other behind step {state.step:,}, and "
+            "leaving out batches did not help. Start again with a lower lr or with clip_norm"
+        )
+    return state
+
+
+def go_back(checkpoint: Path, state: TrainingState) -> None:
+    """Give the checkpoint that state, once no rank reads it; done by one.
+
+    Later checkpoints are removed first, because a run resumes from the newest. A kill in between costs nothing:
+    the run meets the same spike once more.
+    """
+    for later in checkpoints.list_checkpoints(checkpoint.parent):
+        if checkpoints.step_of(later) > state.step:
+            checkpoints.remove(later)
+    checkpoints.replace_state(checkpoint, state)
+
+
+def describe_left_out(entry: dict[str, Any]) -> str:
+    return (
+        f"loss spike at step {entry['spike']:,} ({entry['loss']:.4f}): back at step {entry['step']:,}, and what "
+        f"was read since then is left out ({entry['batches']:,} batches)"
+    )
+
+
+def new_records(state: TrainingState, metrics: Path) -> list[dict[str, Any]]:
+    """Records of what was left out behind this checkpoint, those that are not in the metrics yet."""
+    written = [r for r in read_records(metrics) if r.get("split") == LEFT_OUT and r["step"] == state.step]
+    mine = [one for one in state.left_out if one["step"] == state.step]
+    return [{"split": LEFT_OUT, **one} for one in mine[len(written) :]]

@@ -1,0 +1,143 @@
+"""A loss spike costs the batches since the checkpoint before it, and the same ones in every life of a run."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from altup.core.errors import DivergedError
+from altup.training import checkpoints
+from altup.training.loop import Loop
+from altup.training.spikes import is_spike
+from tests.training.compare import assert_same_bits, assert_same_run, records, weights
+from tests.training.tiny import MadeUp, build, tiny_loop
+
+SETTINGS: dict[str, Any] = {
+    "steps": 40, "log_every": 2, "eval_every": 40, "save_every": 5, "keep_last": 2, "on_spike": "skip",
+}  # fmt: skip
+BAD = {32, 33}
+
+
+@dataclass
+class Spoiled(MadeUp):
+    """Batches with labels that nobody can know; or those that are left if some are taken out."""
+
+    bad: frozenset[int] = frozenset(BAD)
+    gap: tuple[int, int] = (10**9, 0)  # from where, and how many
+
+    def examples(self, step: int, start: int, stop: int) -> dict[str, np.ndarray]:
+        step += self.gap[1] if step >= self.gap[0] else 0
+        found = super().examples(step, start, stop)
+        if step in self.bad:
+            labels = found["labels"]
+            found["labels"] = np.where(labels == -100, labels, (labels * 7 + step) % 38 + 2).astype(labels.dtype)
+        return found
+
+
+def loop(out: Path, batches: MadeUp | None = None, **changes: Any) -> Loop:
+    made = tiny_loop(out, **{**SETTINGS, **changes})
+    made.batches = batches or Spoiled()
+    return made
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("spikes") / "whole"
+    assert loop(out).run().finished
+    return out
+
+
+def test_the_batches_since_the_checkpoint_are_left_out(whole: Path, tmp_path: Path) -> None:
+    """As if they had never been there: step 31 reads what was to be step 35."""
+    left_out = [record for record in records(whole) if record["split"] == "left out"]
+    assert [(one["step"], one["batches"], one["spike"]) for one in left_out] == [(30, 4, 34)]
+    loop(tmp_path / "without", Spoiled(gap=(30, 4)), on_spike="ignore").run()
+    assert_same_bits(weights(tmp_path / "without"), weights(whole))
+    rest = [record for record in records(whole) if record["split"] != "left out"]
+    assert rest == records(tmp_path / "without")
+
+
+def test_spikes_are_trained_on_by_default(whole: Path, tmp_path: Path) -> None:
+    loop(tmp_path / "run", on_spike="ignore").run()
+    assert not [record for record in records(tmp_path / "run") if record["split"] == "left out"]
+    losses = {r["step"]: r["loss"] for r in records(tmp_path / "run") if r["split"] == "train"}
+    assert losses[34] > 2 * losses[32]
+
+
+def stopping(after: int) -> Any:
+    """`build`, whose models together send SIGTERM in the `after`-th training pass."""
+    passes = itertools.count(1)
+
+    def make(checkpoint: Path | None) -> torch.nn.Module:
+        model = build(checkpoint)
+
+        def hook(module: torch.nn.Module, _: Any) -> None:
+            if module.training and next(passes) == after:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        model.register_forward_pre_hook(hook)
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("after", [33, 36, 41])
+def test_a_run_that_is_stopped_leaves_out_the_same(whole: Path, tmp_path: Path, after: int) -> None:
+    """In the spike; behind it, before the next checkpoint; and later. The 4 steps that are repeated count too."""
+    cut = loop(tmp_path / "run")
+    cut.build_model = stopping(after)
+    assert not cut.run().finished
+    assert loop(tmp_path / "run").run(resume=True).finished
+    assert_same_run(whole, tmp_path / "run", 40)
+
+
+def test_a_kill_while_it_goes_back(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the removal of later checkpoints and the note in the one before the spike."""
+    saved = checkpoints.replace_state
+
+    def die(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, "replace_state", die)
+    with pytest.raises(KeyboardInterrupt):
+        loop(tmp_path / "run").run()
+    monkeypatch.setattr(checkpoints, "replace_state", saved)
+    loop(tmp_path / "run").run(resume=True)
+    assert_same_run(whole, tmp_path / "run", 40)
+
+
+def test_a_run_that_a_spike_has_spoiled_may_turn_it_on(tmp_path: Path) -> None:
+    """A checkpoint behind the spike is no way out; one before it is."""
+    loop(tmp_path / "run", on_spike="ignore", keep_last=9).run()
+    for late in ("step-35", "step-40"):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / late)
+    shutil.rmtree(tmp_path / "run" / "final")
+    assert loop(tmp_path / "run", keep_last=9).run(resume=True).finished
+
+
+def test_spikes_without_end_stop_the_run(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"6 loss spikes came one after the other behind step 30"):
+        loop(tmp_path, Spoiled(bad=frozenset(range(32, 1000)))).run()
+
+
+def test_a_checkpoint_is_whole_behind_a_spike(whole: Path) -> None:
+    assert all(checkpoints.damage(path) is None for path in checkpoints.list_checkpoints(whole / "checkpoints"))
+
+
+def test_what_counts_as_a_spike() -> None:
+    falling = [4.0, 3.6, 3.3, 3.1, 2.9, 2.8, 2.7, 2.6, 2.55, 2.5]
+    steady = [2.50, 2.52, 2.49, 2.51, 2.50, 2.48, 2.51, 2.50, 2.49, 2.50]
+    assert not is_spike(9.0, steady[:4])
+    assert not is_spike(2.6, steady)
+    assert is_spike(2.8, steady)
+    assert not is_spike(2.9, falling)
+    assert is_spike(6.0, falling)
