@@ -69,7 +69,7 @@ def widened_model(config: PretrainConfig, trained: Path) -> nn.Module:
 
     blocks = config.model_config(TokenStream(config.data, "train").vocabulary).num_blocks
     model: nn.Module = upcycle(newest_model(trained), str(config.method), blocks, config.seed)
-    return model
+    return model.float()
 
 
 def begin(job: Job, config: PretrainConfig, out: Path) -> None:
