@@ -243,7 +243,7 @@ def test_ctrl_c_says_how_to_go_on(options: list[str], out: Path, tmp_path: Path)
 
 def test_a_terminal_gets_a_bar(options: list[str], tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     process = subprocess.Popen(
         [*RUN, *options, "--out", str(tmp_path / "data")], stdout=subprocess.PIPE, stderr=theirs, env=environment
     )
@@ -261,6 +261,7 @@ def test_a_terminal_gets_a_bar(options: list[str], tmp_path: Path) -> None:
     os.close(ours)
     assert process.returncode == 0
     assert "training a vocabulary" in shown.decode()
+    assert "…" not in shown.decode()
     assert "tokenising train" in shown.decode()
     assert "100%" in shown.decode()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -270,44 +269,6 @@ def test_generate_from_nothing(tmp_path: Path) -> None:
     code, text = altup(tmp_path / "log", "generate", tmp_path, "--prompt", "a")
     assert code == 2
     assert "neither a model folder" in text
-
-
-def test_a_terminal_gets_a_live_line(trained: Path, tmp_path: Path) -> None:
-    """Under a pseudo-terminal: step, loss, accuracy, speed and time left on a line that is rewritten."""
-    script = (
-        "from altup.training.progress import Console\n"
-        "console = Console(100, 0)\n"
-        "for step in (10, 20):\n"
-        "    console.record({'step': step, 'split': 'train', 'loss': 2.5, 'accuracy': 0.41, 'seq_per_s': 1234.5,\n"
-        "                    'tokens_per_s': 99999.0, 'mfu': 0.33, 'steps_per_s': 2.0})\n"
-        "console.close()\n"
-    )
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "200", "TERM": "xterm"}
-    process = subprocess.Popen([sys.executable, "-c", script], stderr=theirs, env=environment)
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            piece = os.read(ours, 4096)
-        except OSError:
-            break
-        if not piece:
-            break
-        seen += piece
-    assert process.wait() == 0
-    text = seen.decode()
-    for words in (
-        "step 20/100",
-        "loss 2.5000",
-        "accuracy 41.00%",
-        "seq/s 1,23",
-        "tokens/s 99,999",
-        "mfu 33.0%",
-        "left 40 s",
-    ):
-        assert words in text
-    assert "\x1b[" in text
 
 
 @pytest.mark.slow

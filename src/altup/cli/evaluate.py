@@ -96,12 +96,15 @@ def score_table(scores: list[TaskScore], title: str) -> Any:
 
     from altup.evaluation.scores import score_suites
 
-    table = Table("task", "metrics", "examples", "score", title=escape(title), title_justify="left")
+    table = Table("task", "metrics", title=escape(title), title_justify="left")
+    for name in ("examples", "score"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.columns[0].overflow = table.columns[1].overflow = "fold"
     notes = []
     for score in scores:
-        metrics = ", ".join(f"{name} {value:.2f}" for name, value in score.metrics.items())
+        metrics = "\n".join(f"{name} {value:.2f}" for name, value in score.metrics.items())
         mark = "*" if score.partial else ""
-        limit = "" if score.limit is None else f" (--limit {score.limit})"
+        limit = "" if score.limit is None else f"\n(--limit {score.limit})"
         examples = f"{sum(score.examples.values()):,}{limit}"
         table.add_row(escape(score.task), metrics, examples, f"{score.score:.2f}{mark}")
         notes += [f"{score.task}: {part}" for part in score.missing]

@@ -203,22 +203,24 @@ def _display() -> Iterator[Watch]:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=None),  # as wide as the others leave it
         TaskProgressColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[counts]}"),
     )
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, expand=True) as progress:
         bar = progress.add_task("starting", total=None, counts="")
 
         def watch(stage: str, fraction: float | None, documents: int, tokens: int) -> None:
             if progress.tasks[0].description != stage:
                 progress.reset(bar, total=None, description=stage)
+            counts = [number_of(documents, "document")] if documents else []
+            counts += [f"{tokens / 1e6:,.1f} M tokens"] if tokens else []
             progress.update(
                 bar,
                 total=None if fraction is None else 1.0,
                 completed=fraction or 0.0,
-                counts=f"{number_of(documents, 'document')}, {tokens / 1e6:,.1f} M tokens",
+                counts=", ".join(counts),
             )
 
         yield watch

@@ -193,7 +193,9 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
 
     on = find_device(device) if device else studies.device
     lines = forecast(studies, studies.plan(), on)
-    table = Table("run", "state", "steps", "about")
+    table = Table("run", "state")
+    for name in ("steps", "about"):
+        table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
         table.add_row(line.title, line.state, line.steps, duration(line.seconds) if line.seconds else "")
     total, count = sum(line.seconds for line in lines), sum(line.runs for line in lines)

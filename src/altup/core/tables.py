@@ -55,8 +55,10 @@ def fitting_tables(
 
     columns = list(zip(head, *rows, strict=True)) if rows else [(one,) for one in head]
     wide = [max(_width(cell) for cell in column) for column in columns]
-    widest = max(wide[1:], default=0) + GAP
-    wide[0] = min(wide[0], max(LEAST_NAME, min(int(NAMES * width), width + 1 - widest - GAP)))
+    numbers = [one + GAP for one in wide[1:]]
+    alone = width + GAP - 1 - max(numbers, default=0) - GAP  # beside the widest column
+    together = width + GAP - 1 - sum(numbers) - GAP  # beside all of them
+    wide[0] = min(wide[0], max(LEAST_NAME, together, min(int(NAMES * width), alone)))
     tables = []
     for part in _parts(wide, width + GAP - 1, joined):
         lines = max(head[index].count("\n") for index in (0, *part))

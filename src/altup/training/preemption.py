@@ -17,6 +17,7 @@ STOPPED = 75  # exit code (EX_TEMPFAIL) of a run that stopped on request with ev
 # A terminal that closes sends SIGHUP, a scheduler whose time is over SIGUSR1 (SLURM's --signal=USR1@120).
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 PLEASE_WAIT = "saving; please wait\n"
+CLEAR_LINE = "\r\x1b[2K"
 GPU_LOCK = "ALTUP_TURN"  # the environment variable that names the file locked by the run whose turn it is
 
 
@@ -51,10 +52,13 @@ class StopRequest:
         self.requested = True
 
     def _answer(self) -> None:
-        """Write the message once, without `print`, which the signal may have interrupted."""
+        """Write the message once, without `print`, which the signal may have interrupted.
+
+        In a terminal it takes the place of the line that shows the progress, which is written again below it.
+        """
         if not self._answered and os.environ.get("RANK", "0") == "0":
             with contextlib.suppress(OSError):
-                os.write(2, PLEASE_WAIT.encode())
+                os.write(2, f"{CLEAR_LINE if os.isatty(2) else ''}{PLEASE_WAIT}".encode())
         self._answered = True
 
     def __exit__(self, *exc: object) -> None:

@@ -18,12 +18,12 @@ from altup.training.config import TrainConfig
 from altup.training.metrics import JsonLines, cut_after
 from altup.training.run_folder import RunFolder
 
-# The most important first: a narrow terminal cuts the rest.
+# The most important first: a narrow terminal leaves out the rest.
 FORMS = {
     "loss": ".4f",
     "accuracy": ".2%",
-    "seq_per_s": ",.0f",
     "left": "s",
+    "seq_per_s": ",.0f",
     "tokens_per_s": ",.0f",
     "mfu": ".1%",
     "lr": ".2e",
@@ -97,16 +97,21 @@ def describe(values: dict[str, Any], total: int) -> str:
     if values["split"] != "train":
         parts.append(values["split"])
     shown = FORMS if values["split"] == "train" else {**dict.fromkeys(numbers(values), ".4g"), **FORMS}
-    if values.get("steps_per_s"):
-        values = {**values, "left": duration((total - values["step"]) / values["steps_per_s"])}
-    for name, form in shown.items():
-        if values.get(name) is not None:
-            parts.append(f"{name.replace('_per_s', '/s')} {values[name]:{form}}")
+    parts += [f"{name} {value}" for name, value in figures(values, total, shown)]
     if values.get("error"):
         parts.append(f"{values['error']} · training goes on")
     if values.get("skipped"):
         parts.append(f"skipped {values['skipped']}")
     return " · ".join(parts)
+
+
+def figures(values: dict[str, Any], total: int, shown: dict[str, str] = FORMS) -> Iterator[tuple[str, str]]:
+    """Names and values of a record, the most important first."""
+    if values.get("steps_per_s"):
+        values = {**values, "left": duration((total - values["step"]) / values["steps_per_s"])}
+    for name, form in shown.items():
+        if values.get(name) is not None:
+            yield name.replace("_per_s", "/s"), f"{values[name]:{form}}"
 
 
 class Clock:
@@ -134,46 +139,41 @@ class Clock:
 
 
 class Console:
-    """A bar that moves with every step in a terminal, its text with every record; a line a record elsewhere."""
+    """In a terminal, a line whose bar moves with every step, and its figures with every record; else a line a
+    record."""
 
     def __init__(self, total: int, done: int) -> None:
         self.total = total
-        self._bar: Any = None
+        self._live: Any = None
         if sys.stderr.isatty():
-            from rich.console import Console as RichConsole
-            from rich.progress import BarColumn, Progress, TextColumn
+            from altup.training.live_line import LiveLine
 
-            self._bar = Progress(
-                BarColumn(bar_width=6),
-                TextColumn("{task.percentage:>3.0f}% {task.description}"),
-                console=RichConsole(stderr=True),
-            )
-            self._task = self._bar.add_task(f"step {done:,}/{total:,}", total=total, completed=done)
-            self._bar.start()
+            self._live = LiveLine(total, done)
 
     def record(self, values: dict[str, Any]) -> None:
-        line = describe(values, self.total)
-        if self._bar is None:
+        if self._live is None:
+            line = describe(values, self.total)
             print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
         elif values["split"] == "train":
-            self._bar.update(self._task, completed=values["step"], description=line)
+            skipped = [("skipped", f"{values['skipped']:,}")] if values.get("skipped") else []
+            self._live.figures = [*skipped, *figures(values, self.total)]
         else:
-            self._bar.console.print(line, highlight=False)
+            self._live.say(describe(values, self.total))
 
     def tick(self, step: int) -> None:
         """Move the bar between records."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step)
+        if self._live is not None:
+            self._live.done = step
 
     def say(self, text: str) -> None:
-        if self._bar is None:
+        if self._live is None:
             print(text, file=sys.stderr, flush=True)
         else:
-            self._bar.console.print(text, highlight=False)
+            self._live.say(text)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._live is not None:
+            self._live.close()
 
 
 class TensorBoard:
