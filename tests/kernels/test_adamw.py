@@ -142,7 +142,7 @@ def compare_steps(weights, betas=(0.9, 0.999), lr=0.02, steps=3, kind=RelativeAd
         *((name, torch.float32, RelativeAdamW) for name in SHAPES),
         ("of many sizes", torch.bfloat16, RelativeAdamW),
         ("of many sizes", torch.float16, RelativeAdamW),
-        ("of many sizes", torch.float32, Muon),  # measured by the sizes of the start
+        ("of many sizes", torch.float32, Muon),  # which bounds the size
     ],
 )
 def test_steps_equal_the_definition(shapes, dtype, kind, poisoned):
@@ -234,7 +234,7 @@ def test_replayed_steps_are_the_launched_ones_bit_for_bit_and_nothing_waits():
         assert torch.equal(got, want)
 
 
-ADDRESSES = ("weights", "grads", "means", "squares", "steps", "sizes")
+ADDRESSES = ("weights", "grads", "means", "squares", "steps", "largest")
 NUMBERS = ("log_beta1", "log_beta2", "smallest", "fresh1", "fresh2", "eps", "decay")
 
 
@@ -264,12 +264,12 @@ def test_passes_move_16_bytes_at_a_time(dtype, bytes_each, hopper):
     assert descend.asm["ptx"].count("st.global.v4") == vectors + 2 * wide
 
 
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("ones", [{}, {"count": 1}, {"numel": 1, "count": 1}])  # which Triton makes constants
-def test_the_sum_of_parts(ones, given, hopper):
+def test_the_sum_of_parts(ones, bounded, hopper):
     from altup.kernels.adamw import triton as kernels
 
-    constants = {"GIVEN": given, "PARTS": kernels.PARTS, **ones}
+    constants = {"BOUNDED": bounded, "PARTS": kernels.PARTS, **ones}
     assert not hopper.spills(compiled(hopper, kernels._count_kernel, "fp32", **constants))
 
 

@@ -29,7 +29,7 @@ def set_gradients(model: torch.nn.Module, step: int) -> None:
 
 def by_definition(p: np.ndarray, gradients: list[np.ndarray], lr: float) -> np.ndarray:
     """The docstring's formula, with each singular value s taken through the polynomial a·s + b·s³ + c·s⁵."""
-    momentum, size = np.zeros_like(p), max(1e-3, np.sqrt(np.mean(p**2)))
+    momentum, largest = np.zeros_like(p), 10 * max(1e-3, np.sqrt(np.mean(p**2)))
     for g in gradients:
         momentum = 0.95 * momentum + 0.05 * g
         direction = 0.95 * momentum + 0.05 * g
@@ -38,16 +38,17 @@ def by_definition(p: np.ndarray, gradients: list[np.ndarray], lr: float) -> np.n
         for _ in range(5):
             s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
         update = 0.2 * np.sqrt(max(p.shape[-2:])) * (u * s[..., None, :]) @ vt
-        p = p - lr * size * update
+        p = p - lr * min(max(1e-3, np.sqrt(np.mean(p**2))), largest) * update
     return p
 
 
 def adamw_by_definition(p: np.ndarray, gradients: list[np.ndarray], lr: float) -> np.ndarray:
-    """AdamW's direction, times the size that the parameter began with; 0.02 for zeros."""
+    """AdamW's direction, times a size of at most ten times that of the start; zeros count as 0.02."""
     mean, square, rms = np.zeros_like(p), np.zeros_like(p), np.sqrt(np.mean(p**2))
-    size = max(1e-3, rms) if rms > 0 else 0.02
+    largest = 10 * max(1e-3, rms) if rms > 0 else 0.2
     for t, g in enumerate(gradients, start=1):
         mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g**2
+        size = min(max(1e-3, np.sqrt(np.mean(p**2))), largest)
         p = p - lr * size * mean / (1 - 0.9**t) / (np.sqrt(square / (1 - 0.999**t)) + 1e-8)
     return p
 
@@ -86,6 +87,23 @@ def test_singular_values_become_about_one(shape):
     assert values.max() < 1.3
     mixed = torch.einsum("...ij,...ij->...", orthogonalized(x), x)
     torch.testing.assert_close(mixed, torch.linalg.svdvals(x).sum(-1), rtol=0.25, atol=0)
+
+
+def test_weights_do_not_grow_by_a_factor_in_every_step():
+    """A gradient that always points the same way, at a high rate: beyond ten times their size at the start weights
+    grow by the same amount in every step. Without the bound they would be 1.5 times as large after each."""
+    model = tiny()
+    optimizer = build_optimizer("muon", model, lr=0.5)
+    table = model.get_input_embeddings().weight
+    matrix = model.get_parameter("decoder.layers.0.feed_forward.wo.weight")
+    sizes = []
+    for _ in range(60):
+        for p in model.parameters():
+            p.grad = -p.detach().sign()
+        optimizer.step()
+        sizes.append([p.detach().square().mean().sqrt().item() for p in (table, matrix)])
+    growth = torch.tensor(sizes).diff(dim=0)[-20:]
+    torch.testing.assert_close(growth, growth[:1].expand_as(growth), rtol=0.02, atol=0)
 
 
 def test_a_gradient_of_zeros_moves_nothing():

@@ -28,19 +28,19 @@ def runs_fused(weight: Tensor, *others: Tensor) -> bool:
 @torch.no_grad()
 def adamw_update(
     weights: Sequence[Tensor], grads: Sequence[Tensor], means: Sequence[Tensor], squares: Sequence[Tensor],
-    steps: Sequence[Tensor], sizes: Sequence[Tensor] | None = None, *, lr: Tensor | float,
+    steps: Sequence[Tensor], largest: Sequence[Tensor] | None = None, *, lr: Tensor | float,
     skip: Tensor | None = None, betas: tuple[float, float], eps: float, weight_decay: float, smallest: float,
     implementation: str = "auto",
 ) -> None:  # fmt: skip
     """`adamw_reference` of each of many tensors, in place, counted in `steps`, which are float32 scalars,
-    as `sizes` are.
+    as `largest` are.
 
     Nothing changes where the bool scalar `skip`, on the weights' device, is true; the host never waits for it.
     "auto" takes the Triton kernels if they can update all of the tensors, "triton" requires them, and "plain"
     does not use them.
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
-    columns = (weights, grads, means, squares, steps, *([] if sizes is None else [sizes]))
+    columns = (weights, grads, means, squares, steps, *([] if largest is None else [largest]))
     tensors: list[tuple[Tensor, ...]] = list(zip(*columns, strict=True))
     fused = implementation != "plain" and all(runs_fused(*each) for each in tensors)
     if implementation == "triton" and not fused:
@@ -69,11 +69,11 @@ def adamw_update(
 
 
 def _plain(
-    weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor, size: Tensor | None = None, *,
+    weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor, largest: Tensor | None = None, *,
     skip: Tensor | None, **options: Any,
 ) -> None:  # fmt: skip
     dtype = torch.promote_types(weight.dtype, torch.float32)
     number = step.double() + 1  # because 1 - 0.999 has lost digits in float32
-    new = adamw_reference(weight.to(dtype), grad.to(dtype), mean, square, number, size=size, **options)
+    new = adamw_reference(weight.to(dtype), grad.to(dtype), mean, square, number, largest=largest, **options)
     for tensor, value in zip((weight, mean, square, step), (*new, number), strict=True):
         tensor.copy_(value if skip is None else torch.where(skip, tensor, value))

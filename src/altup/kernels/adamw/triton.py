@@ -1,8 +1,8 @@
 """Triton kernels of AdamW-RMS, for many tensors of one size at a time.
 
-Two passes, of which the first reads the weights for their RMS; where sizes are given, only the second. What a
-program adds up it writes once, and the parts are added in a fixed order, so that results are the same bit for bit
-from run to run. Nothing waits for the host.
+Two passes, of which the first reads the weights for their RMS. What a program adds up it writes once, and the
+parts are added in a fixed order, so that results are the same bit for bit from run to run. Nothing waits for the
+host.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ def _squares_kernel(weights, weight_like, parts, numel, BLOCK: tl.constexpr):
 
 @triton.jit
 def _count_kernel(
-    steps, step_like, sizes, size_like, parts, factors, lr, skip, numel, count, log_beta1, log_beta2, smallest,
-    GIVEN: tl.constexpr, PARTS: tl.constexpr,
+    steps, step_like, largest, largest_like, parts, factors, lr, skip, numel, count, log_beta1, log_beta2,
+    smallest, BOUNDED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Of a tensor: t, lr · size / (1 - β₁ᵗ) and 1 / (1 - β₂ᵗ); the size is GIVEN or max(smallest, RMS(w))."""
+    """Of a tensor: t, lr · size / (1 - β₁ᵗ) and 1 / (1 - β₂ᵗ); the size is max(smallest, RMS(w)), BOUNDED
+    by `largest`."""
     if tl.load(skip) != 0:
         return
     n = tl.program_id(0)
     step = tl.load(pointer(steps, step_like, n)) + 1  # by all threads, before the sum has them wait for each other
-    if GIVEN:
-        size = tl.load(pointer(sizes, size_like, n))
-    else:
-        total = tl.zeros([PARTS], tl.float32)
-        for start in range(0, count, PARTS):
-            j = start + tl.arange(0, PARTS)
-            total += tl.load(parts + n * count + j, mask=j < count, other=0.0)
-        size = tl.maximum(tl.sqrt(tl.sum(total) / numel), smallest)
+    if BOUNDED:
+        bound = tl.load(pointer(largest, largest_like, n))
+    total = tl.zeros([PARTS], tl.float32)
+    for start in range(0, count, PARTS):
+        j = start + tl.arange(0, PARTS)
+        total += tl.load(parts + n * count + j, mask=j < count, other=0.0)
+    size = tl.maximum(tl.sqrt(tl.sum(total) / numel), smallest)
+    if BOUNDED:
+        size = tl.minimum(size, bound)
     tl.store(pointer(steps, step_like, n), step)
     # In float64, because 1 - 0.999 has lost digits in float32.
     correction1 = 1 - tl.exp(step.to(tl.float64) * log_beta1)
@@ -82,12 +84,12 @@ def _descend_kernel(
 
 def update(
     weights: TensorList, grads: TensorList, means: TensorList, squares: TensorList, steps: TensorList,
-    sizes: TensorList | None = None, *, lr: Tensor, skip: Tensor, betas: tuple[float, float], eps: float,
+    largest: TensorList | None = None, *, lr: Tensor, skip: Tensor, betas: tuple[float, float], eps: float,
     weight_decay: float, smallest: float,
 ) -> None:  # fmt: skip
     """One step in place, counted in `steps`, which are scalars; nothing where the bool scalar `skip` is true.
 
-    `sizes` are scalars too and take the place of max(smallest, RMS(weight)). `lr` and `skip` are on the weights'
+    `largest` are scalars too, and max(smallest, RMS(weight)) is at most that. `lr` and `skip` are on the weights'
     device.
     """
     n, numel = len(weights.addresses), weights.like.numel()
@@ -97,11 +99,10 @@ def update(
     skip = skip.view(torch.uint8)
     log_beta1, log_beta2 = (math.log(beta) if beta else -math.inf for beta in betas)
     with torch.cuda.device_of(parts):
-        if sizes is None:
-            _squares_kernel[count, n](*weights, parts, numel, BLOCK=BLOCK)
+        _squares_kernel[count, n](*weights, parts, numel, BLOCK=BLOCK)
         _count_kernel[n,](
-            *steps, *(sizes or steps), parts, factors, lr, skip, numel, count, log_beta1, log_beta2, smallest,
-            GIVEN=sizes is not None, PARTS=PARTS,
+            *steps, *(largest or steps), parts, factors, lr, skip, numel, count, log_beta1, log_beta2, smallest,
+            BOUNDED=largest is not None, PARTS=PARTS,
         )  # fmt: skip
         _descend_kernel[count, n](
             *weights, *grads, *means, *squares, factors, lr, skip, numel,

@@ -1,4 +1,4 @@
-"""Muon (Jordan, 2024) for the matrices of layers, with updates relative to the size that a parameter began with.
+"""Muon (Jordan, 2024) for the matrices of layers, with updates relative to the size of the parameter.
 
 torch has a Muon (`torch.optim.Muon`). It waits for the learning rate on the host, so that its step cannot be
 recorded as a CUDA graph, cannot be skipped on the device, and does not know sharded parameters.
@@ -22,6 +22,7 @@ MOMENTUM = 0.95
 UPDATE_RMS = 0.2  # what AdamW's updates have, about, so that both take the same learning rates
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
+LARGEST_GROWTH = 10.0  # of the size that updates are measured by
 SIZE_OF_ZEROS = 0.02  # what a parameter that begins with zeros, as biases do, is taken to be like
 
 
@@ -30,29 +31,29 @@ class Muon(RelativeAdamW):
 
         m ← 0.95·m + 0.05·G
         U = 0.2 · √max(rows, columns) · orthogonalized(0.95·m + 0.05·G)        [RMS about 0.2]
-        p ← (1 - lr·weight_decay)·p - lr · max(1e-3, RMS(p at the start)) · U
+        p ← (1 - lr·weight_decay)·p - lr · min(max(1e-3, RMS(p)), 10·RMS(p at the start)) · U
 
     for the groups with `orthogonal=True`. A tensor of more dimensions is a pile of matrices. All other groups
-    have the U of `RelativeAdamW`. State of a matrix: `step`, `size` and `momentum`.
+    have the U of `RelativeAdamW`. State of a matrix: `step`, `largest` and `momentum`.
 
-    The size is that of the start, because a rate relative to the present size lets weights grow by a factor in
-    every step: at high rates their size doubles every few hundred steps, and a long run ends in infinities.
+    Steps relative to the present size let weights grow by a factor in every step: at high rates a long run would
+    end in infinities, so that size has a bound. (With the size of the start alone the plateau lasts longer.)
 
     Under FSDP2 the processes exchange rows, so that each orthogonalizes its share of the whole matrices.
     """
 
-    KERNEL_STATE = (*RelativeAdamW.KERNEL_STATE, "size")
+    KERNEL_STATE = (*RelativeAdamW.KERNEL_STATE, "largest")
 
     @torch.no_grad()
     def initial_state(self, p: Tensor, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
         rms = what.rms([local(p)])[0]
-        size = {"size": rms.clamp(min=SMALLEST_RMS).where(rms > 0, SIZE_OF_ZEROS)}
+        bound = {"largest": LARGEST_GROWTH * rms.clamp(min=SMALLEST_RMS).where(rms > 0, SIZE_OF_ZEROS)}
         if group["orthogonal"]:
-            return {**size, "momentum": what.zeros(*what.shape)}
-        return {**size, **super().initial_state(p, what, group)}
+            return {**bound, "momentum": what.zeros(*what.shape)}
+        return {**bound, **super().initial_state(p, what, group)}
 
     def size(self, what: Kind, weights: list[Tensor], state: dict[str, Tensor]) -> Tensor:
-        return state["size"]
+        return torch.minimum(super().size(what, weights, state), state["largest"])
 
     def _update_all(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         if group["orthogonal"]:
