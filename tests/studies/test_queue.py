@@ -75,6 +75,41 @@ def test_what_waits_on_one_device_is_counted_by_the_time_limit(scale: Scale, dat
     assert (events.count("begins"), events.count("ends"), queue.left) == (3, 3, [])
 
 
+class Stub:
+    """A process that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self) -> int:
+        return self.returncode or 0
+
+    def send_signal(self, number: int, /) -> None: ...
+
+
+def test_what_becomes_ready_does_not_wait_for_the_slow_ones(tmp_path: Path) -> None:
+    """Two sweeps: the next run of the fast one begins while the first of the slow one still runs."""
+    processes: dict[str, Stub] = {}
+
+    def start(arguments: list[str], environment: dict[str, str], log: Any) -> Stub:
+        key = Path(arguments[2]).stem
+        processes[key] = Stub()
+        if key == "fast-2":
+            assert processes["slow-1"].returncode is None
+            processes["slow-1"].returncode = 1
+        if key != "slow-1":
+            processes[key].returncode = 1
+        return processes[key]
+
+    slow, fast, second = (Job("pretrain", key, key, {}) for key in ("slow-1", "fast-1", "fast-2"))
+    queue = Queue(tmp_path, lambda text: None, lambda job: None, width=2, isolated=True, start=start)
+    queue.run([slow, fast], more=lambda: [slow, *([second] if "fast-1" in queue.ended else [fast])])
+    assert sorted(queue.ended) == ["fast-1", "fast-2", "slow-1"]
+
+
 def test_what_needs_a_failed_model_is_left_out(tmp_path: Path) -> None:
     queue = Queue(tmp_path, lambda text: None, lambda job: None)
     queue.failed.append("a")

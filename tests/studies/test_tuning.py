@@ -303,17 +303,17 @@ def test_seeds_of_sweeps_are_not_reported(tuned: Scale, data: Path, tmp_path: Pa
 
 
 def test_the_long_scale_is_what_was_measured() -> None:
-    """T5 of width 256, 4 + 4 layers, Muon; the sweeps begin with its defaults."""
+    """T5 of width 256, 4 + 4 layers, Muon; the sweeps begin near what was best at the probe's length."""
     scale, study = find_scale("long"), shipped()["recycled"]
     config = resolve(study, study.row("Dense"), "tiny", scale, 1, "data")
     assert config is not None
     assert (config.optimizer, config.lr, config.schedule, config.warmup_steps, config.decay_fraction) == (
-        "muon", 0.06, "constant", 50, 0.7,
+        "muon", 0.06, "constant", 50, 0.3,
     )  # fmt: skip
     assert scale.tune is not None
-    for name, value in (("lr", 0.06), ("lr_factors.embeddings", 4), ("lr_factors.coefficients", 1)):
+    for name, value in (("lr", 0.06), ("lr_factors.embeddings", 2), ("lr_factors.coefficients", 1)):
         assert value in scale.tune.grid[name][1:-1]
-    assert config.lr_factors == {"embeddings": 4}
+    assert scale.tune.steps >= config.steps / 2  # a shorter sweep chooses what ends the plateau first
     assert len(scale.seeds) >= 3
-    assert 0.1 * config.steps > 450  # where the plateau ends
+    assert 0.15 * config.steps > 850  # where the plateau ends
     assert config.model_overrides == {"d_model": 256, "d_ff": 512, "d_kv": 32, "num_heads": 8, "num_layers": 4}

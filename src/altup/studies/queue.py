@@ -122,7 +122,8 @@ class Queue:
     Jobs that share a device start and compile at the same time, and train one after the other.
 
     A job is not started if `estimate` says that it would end after `until` (a time of `time.monotonic`). Processes
-    that still run then are asked to save and stop. `done` is called with every job that finished.
+    that still run then are asked to save and stop. `done` is called with every job that finished. `ended` are the
+    keys of all that were tried.
     """
 
     out: Path
@@ -136,33 +137,48 @@ class Queue:
     start: Callable[[list[str], dict[str, str], IO[bytes]], Process] = start_process
     failed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)
     stopped: bool = False
     _number: int = 0
     _since: dict[str, float] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)  # of jobs that wait for a process of others
 
-    def run(self, jobs: Sequence[Job], alone: bool = False) -> None:
-        """Run all jobs in order, `width` at a time, or one if they must be `alone`; failures are noted."""
+    def run(self, jobs: Sequence[Job], alone: bool = False, more: Callable[[], list[Job]] | None = None) -> None:
+        """Run all jobs in order, `width` at a time, or one if they must be `alone`; failures are noted. When one
+        has ended, those that `more` gives take the place of the ones that wait."""
         if self.stopped:
             self.left += [job.key for job in jobs]
-            return
-        if self.isolated:
-            self._run_processes(list(jobs), 1 if alone else self.width)
-            return
-        for job in jobs:
+        elif self.isolated:
+            self._run_processes(list(jobs), 1 if alone else self.width, more)
+        else:
+            self._run_in_turn(list(jobs), more)
+
+    def _run_in_turn(self, waiting: list[Job], more: Callable[[], list[Job]] | None) -> None:
+        while waiting:
+            job = waiting.pop(0)
             if self.stopped or not self._wait_for_others(job):
-                self.left.append(job.key)
+                self._leave(job)
             elif self._may_start(job):
                 self._announce(job)
                 self._run_here(job)
+                if more and not self.stopped:
+                    waiting = self._not_tried(more())
+
+    def _not_tried(self, jobs: Sequence[Job]) -> list[Job]:
+        return [job for job in jobs if job.key not in self.ended]
+
+    def _leave(self, job: Job) -> None:
+        self.ended.add(job.key)
+        self.left.append(job.key)
 
     def _may_start(self, job: Job) -> bool:
         if any(need in self.failed for need in job.needs):
+            self.ended.add(job.key)
             self.failed.append(job.key)
             self.say(f"left out: {job.title}, because its model failed")
             return False
         if self._is_too_late(job) or any(need in self.left for need in job.needs):
-            self.left.append(job.key)
+            self._leave(job)
             return False
         return True
 
@@ -220,20 +236,22 @@ class Queue:
             self._complete(job)
         else:
             self.stopped = True
-            self.left.append(job.key)
+            self._leave(job)
 
     def _complete(self, job: Job) -> None:
         """What cannot be recorded has failed; the others go on."""
+        self.ended.add(job.key)
         try:
             self.done(job)
         except UserError as error:
             self._fail(job, str(error))
 
     def _fail(self, job: Job, reason: str) -> None:
+        self.ended.add(job.key)
         self.failed.append(job.key)
         self.say(f"failed: {job.title}: {reason}")
 
-    def _run_processes(self, waiting: list[Job], width: int) -> None:
+    def _run_processes(self, waiting: list[Job], width: int, more: Callable[[], list[Job]] | None) -> None:
         running: Running = {}
         free = [self.devices[i % len(self.devices)] if self.devices else None for i in range(width)]
         with _signals_as_interrupt():
@@ -248,12 +266,15 @@ class Queue:
                     if not running and not self._must_wait(waiting):
                         break
                     time.sleep(PAUSE)
-                    for process in [p for p in running if p.poll() is not None]:
+                    for process in (over := [p for p in running if p.poll() is not None]):
                         job, device = running.pop(process)
                         free.append(device)
                         if device is not None:
                             self._since[device] = time.monotonic()
                         self._finish(job, process.returncode)
+                    if over and more:
+                        busy = {job.key for job, _ in running.values()}
+                        waiting = [job for job in self._not_tried(more()) if job.key not in busy]
                     if time.monotonic() > self.until:
                         self._stop(running)
             except KeyboardInterrupt:
@@ -300,7 +321,7 @@ class Queue:
         if code == 0 and job.is_done(self.out):
             self._complete(job)
         elif code in (STOPPED, -signal.SIGTERM):  # it saved, or had not yet begun to train
-            self.left.append(job.key)
+            self._leave(job)
         else:
             lines = self.log(job).read_text(encoding="utf-8", errors="replace").strip().splitlines()
             self._fail(job, f"{lines[-1] if lines else f'exit code {code}'} ({self.log(job)})")

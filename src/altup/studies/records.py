@@ -42,10 +42,11 @@ COLUMN_MEASURES: dict[str, dict[str, str | None]] = {
 }
 
 
-def record_job(job: Job, out: Path, results: Path, alone: bool) -> None:
-    """Store the record of a finished run; its times are valid only if it ran `alone`."""
+def record_job(job: Job, out: Path, results: Path, alone: bool) -> bool:
+    """Store the record of a finished run, unless there is one; its times are valid only if it ran `alone`. False
+    where nothing was stored."""
     if job.kind == "speed" or read_record(results, job.key) or not job.is_done(out) or _lacks_scores(job, out):
-        return
+        return False
     if job.kind == "pretrain":
         from altup.training.pretraining import PretrainConfig
 
@@ -61,6 +62,7 @@ def record_job(job: Job, out: Path, results: Path, alone: bool) -> None:
     else:
         found = _describe_finetuning(job, job.folder(out))
     write_record(results, {"key": job.key, "kind": job.kind, "title": job.title, **origin(), **found})
+    return True
 
 
 def _lacks_scores(job: Job, out: Path) -> bool:

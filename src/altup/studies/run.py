@@ -148,13 +148,18 @@ class StudyRun:
             found = found | more
         return [job for key, job in jobs.items() if key in found]
 
-    def _next_of_sweeps(self, plan: Plan, given_up: set[str]) -> list[Job]:
-        """The runs that sweeps wait for, without those that failed or were left; the models that they go on from
-        must be there, not only their records."""
-        return [
-            job for job in plan.tuning()
-            if job.key not in given_up and ("tunes" in job.settings or not job.is_done(self.out))
-        ]  # fmt: skip
+    def _next_of_sweeps(self, plan: Plan) -> list[Job]:
+        """The runs that sweeps wait for. The models that they go on from must be there, not only their records."""
+        return [job for job in plan.tuning() if not job.is_done(self.out)]
+
+    def _plan_with_records(self) -> Plan:
+        """A plan that knows of every run in this folder, also of those that the results did not have."""
+        plan = self.plan()
+        while [job for job in plan.tuning() if record_job(job, self.out, self.results, alone=False)]:
+            plan = self.plan()
+        for job in plan.training():
+            record_job(job, self.out, self.results, alone=False)
+        return plan
 
     def progress(self, job: Job) -> str:
         """finished, begun or new."""
@@ -189,16 +194,15 @@ class StudyRun:
             isolated=gpus > 0 or width > 1, until=begun + time_limit if time_limit else float("inf"),
         )  # fmt: skip
         queue.run(plan.speed_first(), alone=True)
-        plan = self.plan()  # now with the steps of equal-time runs
-        while waiting := self._next_of_sweeps(plan, {*queue.failed, *queue.left}):
-            found = [job for job in waiting if job.is_done(self.out)]  # but not in these results
-            for job in found:
-                record_job(job, self.out, self.results, alone=False)
-            queue.run([job for job in waiting if job not in found])
-            plan = self.plan()
-        for job in plan.training():
-            record_job(job, self.out, self.results, alone=False)
-        queue.run(self.todo(plan))
+
+        def ready() -> list[Job]:
+            """The runs that sweeps wait for, and those whose settings are known by now. Each sweep goes on, and is
+            followed by its model's runs, whatever the others do."""
+            nonlocal plan
+            plan = self._plan_with_records()
+            return [*self._next_of_sweeps(plan), *self.todo(plan)]
+
+        queue.run(ready(), more=ready)
         if self.speed:
             queue.run(plan.speed, alone=True)
         results = collect(self.plan(), self.out, self.results, self.command)
