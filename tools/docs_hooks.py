@@ -162,7 +162,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def folder(match: re.Match[str]) -> str:
         target = _target(here, match[2])
         outside = not target.startswith("docs/") and (ROOT / target).is_dir()
-        return f"{match[1]} (`{target}`)" if outside and "://" not in match[2] else match[0]
+        if not outside or "://" in match[2]:
+            return match[0]
+        return f"`{target}`" if match[1] == target else f"{match[1]} (`{target}`)"
 
     markdown = re.sub(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)\)", folder, markdown)
     return LINK.sub(lead, markdown)
