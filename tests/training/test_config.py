@@ -44,7 +44,7 @@ def test_pretraining_takes_the_optimizer_that_suits_its_length() -> None:
 def test_factors_of_a_file_and_of_flags_add_up(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("data: x\nlr_factors: {embeddings: 8, coefficients: 0.1}\n")
-    config = PretrainConfig.resolve(None, file, {"lr_factors": {"head": 2.0, "coefficients": 0.3}})
+    config = PretrainConfig.resolve({}, file, {"lr_factors": {"head": 2.0, "coefficients": 0.3}})
     assert config.lr_factors == {"embeddings": 8.0, "coefficients": 0.3, "head": 2.0}
 
 

@@ -125,7 +125,7 @@ def test_it_starts_as_the_model_it_is_given_and_resumes_exactly(name: str, data:
     shutil.rmtree(cut / "final")
     shutil.rmtree(cut / "checkpoints" / f"step-{STEPS}")
     model.rename(tmp_path / "gone")  # the checkpoint holds all that is needed
-    saved = PretrainConfig.resolve(cut / "config.yaml", None, {})
+    saved = PretrainConfig.resolve(RunFolder(cut).saved_settings(resume=True), None, {})
     assert pretrain(saved, cut, resume=True).finished
     assert_same_run(tmp_path / "run", cut, STEPS)
 

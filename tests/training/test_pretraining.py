@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
+from typer.testing import CliRunner
 
+from altup.cli.main import app
 from altup.core.errors import UserError
 from altup.core.files import sha256_of
 from altup.data.prepare import Recipe, prepare
@@ -64,6 +67,18 @@ def test_a_checkpoint_is_sealed_with_its_model_and_data(trained: Path, stopped: 
     moved = data.with_name("moved")
     shutil.copytree(data, moved)
     assert pretrain(PretrainConfig(data=str(moved), **SMALL), stopped, resume=True).finished
+
+
+def test_a_lost_config_is_read_from_the_checkpoint(stopped: Path, trained: Path, tmp_path: Path) -> None:
+    """`--resume` needs no other option; damage of the newest does not matter."""
+    (stopped / "config.yaml").unlink()
+    (stopped / "checkpoints/step-3").mkdir()
+    (stopped / "checkpoints/step-3/training_state.json").write_text("{")
+    result = CliRunner().invoke(app, ["pretrain", "--out", str(stopped), "--resume"])
+    assert result.exit_code == 0, result.output
+    assert yaml.safe_load((stopped / "config.yaml").read_text()) == yaml.safe_load(
+        (trained / "config.yaml").read_text()
+    )
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def command(
         settings["model"] = model
     if suite:
         settings["tasks"] = [*map(check_suite, suite), *settings.get("tasks", ())]
-    resolved = FinetuneConfig.resolve(RunFolder(out).saved_config(resume), config, settings)
+    resolved = FinetuneConfig.resolve(RunFolder(out).saved_settings(resume), config, settings)
     outcome = finetune(resolved, out, resume, push_to_hub)
     scores = f"scores are in {out / 'README.md'}" if outcome.evaluation else "nothing was scored"
     tell(outcome, "finetune", out, f"the model is in {out / 'final'}, {scores}")

@@ -29,7 +29,7 @@ def command(
     from altup.training.run_folder import RunFolder
 
     outlive_stdout()
-    resolved = PretrainConfig.resolve(RunFolder(out).saved_config(resume), config, settings)
+    resolved = PretrainConfig.resolve(RunFolder(out).saved_settings(resume), config, settings)
     outcome = pretrain(resolved, out, resume, push_to_hub)
     example = example_command(RunFolder(out).read_config(PretrainConfig).kind, out)
     tell(outcome, "pretrain", out, f"the model is in {out / 'final'}. Try it:\n  {example}")

@@ -191,11 +191,11 @@ class TrainConfig(Settings):
         )
 
     @classmethod
-    def resolve(cls, saved: Path | None, file: Path | None, flags: dict[str, Any]) -> Self:
+    def resolve(cls, saved: dict[str, Any], file: Path | None, flags: dict[str, Any]) -> Self:
         """A run's config from what it was started with, a user's file, and flags; later ones win."""
         values: dict[str, Any] = {}
-        sources = {str(path): read_yaml(path) for path in (saved, file) if path}
-        for name, source in {**sources, "config": flags}.items():
+        given = {str(file): read_yaml(file)} if file else {}
+        for name, source in {"config.yaml of the run": saved, **given, "config": flags}.items():
             refuse_unknown(name, source, describe_settings(cls))
             values = cls.merge(values, source)
         values.pop("batches", None)  # the data's description, read again at every start

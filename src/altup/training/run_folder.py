@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from altup.core.errors import UserError, may_not_write
 from altup.core.files import Lock, atomic_write, is_locked, locked
@@ -98,9 +98,14 @@ class RunFolder:
         if self.config.exists():
             self.read_config(kind)
 
-    def saved_config(self, resume: bool) -> Path | None:
-        """The config that the run resumes with, if any."""
-        return self.config if resume and self.config.exists() else None
+    def saved_settings(self, resume: bool) -> dict[str, Any]:
+        """What a run resumes with: its config.yaml or, where that is lost, the seal of its newest checkpoint."""
+        if not resume or self.config.exists():
+            return read_yaml(self.config) if resume else {}
+        for checkpoint in reversed(checkpoints.list_checkpoints(self.checkpoints)):
+            with contextlib.suppress(UserError, TypeError):  # a damaged one
+                return checkpoints.read_state(checkpoint).config or {}
+        return {}
 
     def read_config(self, kind: type[ANY_CONFIG]) -> ANY_CONFIG:
         """The config with which the run was started."""
