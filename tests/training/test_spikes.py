@@ -6,47 +6,20 @@ import itertools
 import os
 import shutil
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from altup.core.errors import DivergedError
 from altup.training import checkpoints
-from altup.training.loop import Loop
 from altup.training.spikes import is_spike
+from tests.torchrun import train_together
+from tests.training import spoiled
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
-from tests.training.tiny import MadeUp, build, tiny_loop
-
-SETTINGS: dict[str, Any] = {
-    "steps": 40, "log_every": 2, "eval_every": 40, "save_every": 5, "keep_last": 2, "on_spike": "skip",
-}  # fmt: skip
-BAD = {32, 33}
-
-
-@dataclass
-class Spoiled(MadeUp):
-    """Batches with labels that nobody can know; or those that are left if some are taken out."""
-
-    bad: frozenset[int] = frozenset(BAD)
-    gap: tuple[int, int] = (10**9, 0)  # from where, and how many
-
-    def examples(self, step: int, start: int, stop: int) -> dict[str, np.ndarray]:
-        step += self.gap[1] if step >= self.gap[0] else 0
-        found = super().examples(step, start, stop)
-        if step in self.bad:
-            labels = found["labels"]
-            found["labels"] = np.where(labels == -100, labels, (labels * 7 + step) % 38 + 2).astype(labels.dtype)
-        return found
-
-
-def loop(out: Path, batches: MadeUp | None = None, **changes: Any) -> Loop:
-    made = tiny_loop(out, **{**SETTINGS, **changes})
-    made.batches = batches or Spoiled()
-    return made
+from tests.training.spoiled import Spoiled, loop
+from tests.training.tiny import build
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +100,18 @@ def test_a_run_that_a_spike_has_spoiled_may_turn_it_on(tmp_path: Path) -> None:
 def test_spikes_without_end_stop_the_run(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"6 loss spikes came one after the other behind step 30"):
         loop(tmp_path, Spoiled(bad=frozenset(range(32, 1000)))).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_ranks_go_back_together(tmp_path: Path, kind: str) -> None:
+    """The same batches are left out, so the losses agree up to rounding."""
+    loop(tmp_path / "alone", model={"dropout_rate": 0.0}).run()
+    train_together(spoiled.__file__, tmp_path / "together", kind, out=tmp_path / "together")
+    for ours, theirs in zip(records(tmp_path / "alone"), records(tmp_path / "together"), strict=True):
+        assert theirs.pop("split") == ours.pop("split")
+        assert theirs == pytest.approx(ours, rel=1e-3)
+    assert [r["split"] for r in records(tmp_path / "together")].count("left out") == 1
 
 
 def test_a_checkpoint_is_whole_behind_a_spike(whole: Path) -> None:
