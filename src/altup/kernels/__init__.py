@@ -13,6 +13,7 @@ from altup.kernels.altup_update_dynamic import altup_update_dynamic, altup_updat
 from altup.kernels.attention import attention, attention_reference
 from altup.kernels.cross_entropy import TokenSums, head_sums, token_sums
 from altup.kernels.dropout import dropout
+from altup.kernels.muon import muon_reference, muon_update
 from altup.kernels.sequence_update import sequence_update, sequence_update_reference
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "attention_reference",
     "dropout",
     "head_sums",
+    "muon_reference",
+    "muon_update",
     "sequence_update",
     "sequence_update_reference",
     "token_sums",

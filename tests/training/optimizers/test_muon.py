@@ -10,8 +10,8 @@ import torch
 
 from altup import AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.core.errors import UserError
+from altup.kernels.muon import orthogonalized
 from altup.training.optimizers import build_optimizer, parts_of, set_rate
-from altup.training.optimizers.muon import orthogonalized
 
 
 def tiny(method: str = "altup", **fields: Any) -> AltUpT5ForConditionalGeneration:

@@ -6,22 +6,20 @@ recorded as a CUDA graph, cannot be skipped on the device, and does not know sha
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from altup.core.errors import UserError
+from altup.kernels.muon import muon_update, orthogonalized, runs_fused, scale_of
+from altup.kernels.muon.reference import MOMENTUM
 from altup.training.optimizers.adamw import RelativeAdamW
 from altup.training.optimizers.relative import SMALLEST_RMS, RelativeOptimizer
 from altup.training.optimizers.sharding import Kind, local
 
-MOMENTUM = 0.95
-UPDATE_RMS = 0.2  # what AdamW's updates have, about, so that both take the same learning rates
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-ITERATIONS = 5
 LARGEST_GROWTH = 10.0  # of the size that updates are measured by
 SIZE_OF_ZEROS = 0.02  # what a parameter that begins with zeros, as biases do, is taken to be like
 
@@ -61,6 +59,25 @@ class Muon(RelativeAdamW):
         else:
             super()._update_all(parameters, group, skip)
 
+    def _update(self, what: Kind, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
+        """By kernels around the matrix products, where they can."""
+        if not group["orthogonal"] or not all(self._runs_matrix_kernels(p) for p in parameters):
+            super()._update(what, parameters, group, skip)
+            return
+        states = [self.state[p] for p in parameters]
+        grads = [p.grad for p in parameters if p.grad is not None]
+        muon_update(
+            parameters, grads, [state["momentum"] for state in states],
+            torch.stack([state["largest"] for state in states]),
+            lr=group["lr"], skip=skip, weight_decay=group.get("weight_decay", 0.0), smallest=SMALLEST_RMS,
+        )  # fmt: skip
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, 1 if skip is None else (~skip).to(steps[0].dtype))
+
+    def _runs_matrix_kernels(self, p: Tensor) -> bool:
+        grad, momentum = p.grad, self.state[p]["momentum"]
+        return grad is not None and not isinstance(p, DTensor) and runs_fused(p, grad, momentum)
+
     def direction(
         self, what: Kind, state: dict[str, Tensor], grad: Tensor, group: dict[str, Any]
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -68,30 +85,7 @@ class Muon(RelativeAdamW):
             return super().direction(what, state, grad, group)
         momentum = state["momentum"].lerp(grad, 1 - MOMENTUM)
         update = orthogonalized_shards(what, grad.lerp(momentum, MOMENTUM)).to(grad.dtype)
-        scale = UPDATE_RMS * math.sqrt(max(what.shape[-2:]))
-        return {"momentum": momentum}, update, torch.full_like(state["step"], scale)
-
-
-def orthogonalized(matrices: Tensor) -> Tensor:
-    """U·Vᵀ, roughly, of each matrix U·S·Vᵀ of [..., rows, columns]: its singular values become about 1.
-
-    Newton-Schulz iterations, X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ. In bf16 on a GPU, which is enough: the
-    iteration brings singular values into [0.7, 1.2] and no nearer.
-    """
-    x = matrices.bfloat16() if matrices.is_cuda else matrices
-    *pile, rows, columns = x.shape
-    x = x.reshape(-1, rows, columns)
-    if rows > columns:
-        x = x.mT
-    x = x / x.norm(dim=(-2, -1), keepdim=True, dtype=torch.float32).clamp(min=1e-7).to(x.dtype)
-    a, b, c = NEWTON_SCHULZ
-    for _ in range(ITERATIONS):
-        gram = x @ x.mT
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial, x, beta=a)
-    if rows > columns:
-        x = x.mT
-    return x.reshape(*pile, rows, columns)
+        return {"momentum": momentum}, update, torch.full_like(state["step"], scale_of(what.shape))
 
 
 def orthogonalized_shards(what: Kind, pieces: Tensor) -> Tensor:

@@ -1,0 +1,44 @@
+"""One update of Muon, for many matrices of one shape at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from altup.kernels.launch import FUSED_DTYPES, can_launch
+from altup.kernels.muon.reference import muon_reference, orthogonalized, scale_of
+
+__all__ = ["muon_reference", "muon_update", "orthogonalized", "runs_fused", "scale_of"]
+
+
+def runs_fused(weight: Tensor, grad: Tensor, momentum: Tensor) -> bool:
+    """Whether the kernels can update a tensor: these are all that they read and write."""
+    if weight.dtype not in FUSED_DTYPES or not can_launch(weight.device):
+        return False
+    from altup.kernels.multi_tensor import can_read
+
+    return can_read([weight, grad, momentum])
+
+
+@torch.no_grad()
+def muon_update(
+    weights: Sequence[Tensor], grads: Sequence[Tensor], momenta: Sequence[Tensor], largest: Tensor, *,
+    lr: Tensor | float, skip: Tensor | None = None, weight_decay: float, smallest: float,
+) -> None:  # fmt: skip
+    """`muon_reference` of n tensors of one shape, in place, by the Triton kernels (see `runs_fused`).
+
+    `largest` [n] bounds the sizes. Nothing changes where the bool scalar `skip`, on the weights' device, is true;
+    the host never waits for it.
+    """
+    from altup.kernels.multi_tensor import tensor_list
+    from altup.kernels.muon.triton import update
+
+    device = weights[0].device
+    update(
+        tensor_list(weights), tensor_list(grads), tensor_list(momenta), largest,
+        lr=lr if isinstance(lr, Tensor) and lr.device == device else torch.full((), float(lr), device=device),
+        skip=torch.zeros((), dtype=torch.bool, device=device) if skip is None else skip,
+        weight_decay=weight_decay, smallest=smallest,
+    )  # fmt: skip
