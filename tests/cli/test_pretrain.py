@@ -246,10 +246,12 @@ def test_generate_fills_in(trained: Path, tmp_path: Path) -> None:
     code, text = altup(tmp_path / "log", "generate", trained, *prompts, "--max-new-tokens", 8)
     assert code == 0, text
     lines = text.splitlines()
-    assert len(lines) == 2
-    assert lines[0].startswith("a ")
-    assert lines[0].endswith(".")
-    assert "extra_id" not in text
+    assert lines[0] == "'dun mor' has no gap, so the model writes at its end; mark a gap with <extra_id_0>"
+    filled, continued = lines[-2:]
+    assert filled.startswith("a ")
+    assert filled.endswith(".")
+    assert continued.startswith("dun mor")
+    assert "extra_id" not in "".join(lines[1:])
     for folder in (trained / "final", trained / "checkpoints" / "step-6"):
         again = altup(tmp_path / f"log-{folder.name}", "generate", folder, *prompts, "--max-new-tokens", 8)
         assert again == (code, text)

@@ -20,7 +20,14 @@ from altup import (
 )
 from altup.core.errors import UserError
 from altup.data.tokenizer import save, train
-from altup.evaluation.generate import answer_prompts, continue_text, fill_masks, fill_spans
+from altup.evaluation.generate import (
+    answer_prompts,
+    continue_text,
+    fill_masks,
+    fill_spans,
+    remarks_on_answers,
+    remarks_on_prompts,
+)
 from tests.processes import prepare_text
 
 
@@ -71,6 +78,25 @@ def test_pieces_say_what_was_filled_in(tokenizer: Any) -> None:
     answers = ["<extra_id_0> dun", "<extra_id_0> mor lib"]
     found = fill_spans(Says(tokenizer, *answers), tokenizer, ["a <extra_id_0> b", "c"])
     assert found == [[("a ", False), ("dun", True), (" b", False)], [("c ", False), ("mor lib", True)]]
+
+
+def test_a_gap_without_an_answer_is_an_empty_piece_and_is_told(tokenizer: Any) -> None:
+    prompts = ["a <extra_id_0> b <extra_id_1> c", "a <extra_id_0>"]
+    found = fill_spans(Says(tokenizer, "<extra_id_0> dun", "mor"), tokenizer, prompts)
+    assert found[0] == [("a ", False), ("dun", True), (" b ", False), ("", True), (" c", False)]
+    assert found[1] == [("a ", False), ("", True)]
+    assert remarks_on_answers(prompts, found) == [
+        "'a <extra_id_0> b <extra_id_1> c': the model wrote nothing for 1 of 2 gaps",
+        "'a <extra_id_0>': the model wrote nothing",
+    ]
+
+
+def test_prompts_that_do_not_suit_a_family_are_told() -> None:
+    prompts = ["a <extra_id_0>", "b", "c [MASK]"]
+    assert [told.split(" has ")[0] for told in remarks_on_prompts("t5", prompts, None)] == ["'b'", "'c [MASK]'"]
+    assert [told.split(" has ")[0] for told in remarks_on_prompts("bert", prompts, "[MASK]")] == ["'b'"]
+    (told,) = remarks_on_prompts("decoder", prompts, None)
+    assert told.startswith("'a <extra_id_0>' has a gap, but this model is a decoder")
 
 
 def test_a_sentinel_that_is_not_there(tokenizer: Any) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from markupsafe import escape
+from markupsafe import Markup, escape
 
 from altup.studies.charts import Bar, Point, Series, bar_chart, line_chart, scatter_chart
 from altup.studies.pages import Cell, Column, DataTable, Figure, HeatRow, heat_map, render, table
+from altup.studies.verdicts import Card
 
 
 def test_a_data_table_holds_its_values_for_sorting() -> None:
@@ -47,9 +48,11 @@ def test_text_stays_text() -> None:
     shown = DataTable([Column(evil, evil)], [[Cell(evil, evil, kind=evil)]], evil)
     study = {"name": evil, "title": evil, "question": evil, "finding": evil, "tables": [shown]}
     study["plots"] = [Figure(evil, picture, evil, evil) for picture in pictures]
+    study["elsewhere"] = [(evil, evil, evil)]
+    card = Card(evil, evil, evil, evil, evil, evil, Markup(""), [(evil, evil)])
     whole = render(
-        "report.html", title=evil, lead=evil, how_to_read=evil, contents=[(evil, evil)], claims_title=evil,
-        claims=shown, studies=[study], coefficients=study["plots"], coefficient_plots=[], facts=[(evil, evil)],
+        "report.html", title=evil, lead=evil, claims_title=evil, cards=[card], not_run=[card], studies=[study],
+        studies_not_run=[study], coefficients=study["plots"], coefficient_plots=[], facts=[(evil, evil)],
         commands=evil, results=shown,
     )  # fmt: skip
     assert "<script>alert" not in whole

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from altup.studies.comparison import NOT_RUN, compare, paper_differences, show_pair
 from altup.studies.results import Result
 from altup.studies.statistics import Statistics, choose_results
 from altup.studies.study import shipped
-from altup.studies.tables import claims_table, missing_note, text_claims, text_table
+from altup.studies.tables import missing_note, text_claims, text_table
 from tests.studies.samples import SEEDS, record, result
 
 GLUE = ["glue/cola", "glue/sst2"]
@@ -72,10 +70,3 @@ def test_a_part_of_a_suite_is_told() -> None:
     assert "GLUE is the mean of cola, sst2 alone" in told(results)
     assert "SQuAD counts a part of the examples (squad: validation 9 of 10,570)" in told(results)
     assert told(results[:1]) == ""
-
-
-def test_a_claim_that_was_not_run_shows_the_paper_at_every_size() -> None:
-    """Also where one of its two models is there."""
-    found: Any = claims_table([shipped()["experts"]], choose_results([result("Dense", 40.0, study="experts")]))
-    assert {row[3].below for row in found.rows} == {"small, base, large"}
-    assert {row[6].text for row in found.rows} == {"not run"}

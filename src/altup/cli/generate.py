@@ -27,7 +27,8 @@ def command(
 ) -> None:
     """Fill in the gaps (<extra_id_0>, <extra_id_1>, …) of each prompt, or continue it.
 
-    A T5 fills gaps with any number of tokens, a BERT with one each; a decoder continues the text.
+    A T5 fills gaps with any number of tokens, a BERT with one each; a decoder continues the text. What the model
+    wrote is green in a terminal, and a gap for which it wrote nothing is a red ␣.
     """
     from altup.core.errors import UserError
 
@@ -43,8 +44,17 @@ def command(
     from altup.evaluation.generate import answer_prompts
 
     answers = answer_prompts(
-        model, prompts, max_new_tokens=max_new_tokens, temperature=temperature, beams=beams, seed=seed
+        model, prompts, max_new_tokens=max_new_tokens, temperature=temperature, beams=beams, seed=seed, say=_remark
     )
     console = Console(highlight=False, soft_wrap=True)
     for pieces in answers:
-        console.print(Text.assemble(*((text, "bold green" if filled else "") for text, filled in pieces)))
+        shown = [
+            (text, "bold green" if filled else "") if text or not console.is_terminal else ("␣", "bold red")
+            for text, filled in pieces
+        ]
+        console.print(Text.assemble(*shown))
+
+
+def _remark(text: str) -> None:
+    """Beside the answers, which a program may read."""
+    typer.secho(text, err=True, fg="yellow")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from altup.core.errors import MOST_SEED, UserError, check_range, check_whole
-from altup.core.text import is_unicode
+from altup.core.text import is_unicode, number_of, shorten
 from altup.evaluation.loading import load_any
 from altup.training.config import MOST_TOKENS
 
@@ -28,10 +28,12 @@ def answer_prompts(
     temperature: float = 0.0,
     beams: int = 1,
     seed: int = 0,
+    say: Callable[[str], None] = lambda remark: None,
 ) -> list[Pieces]:
     """Each prompt with its gaps filled, or continued, by the model of a run or folder, of any family.
 
-    Temperature 0 takes the likeliest tokens; more samples.
+    Temperature 0 takes the likeliest tokens; more samples. `say` is told of prompts without a gap, and of gaps and
+    texts for which the model wrote nothing.
     """
     check_whole("max_new_tokens", max_new_tokens, 1, MOST_TOKENS)
     check_whole("beams", beams, 1, MOST_BEAMS)
@@ -44,15 +46,50 @@ def answer_prompts(
             raise UserError(f"prompt {prompt!r} is not UTF-8; save or type it as such")
     loaded = load_any(model)
     torch.manual_seed(seed)
+    mask = loaded.tokenizer.mask_token if loaded.family == "bert" else None
+    for remark in remarks_on_prompts(loaded.family, prompts, mask):
+        say(remark)
     if loaded.family == "bert":
         if temperature or beams > 1:
             raise UserError("--temperature, --beams: a BERT names the likeliest token of each gap; leave them out")
-        return fill_masks(loaded.model, loaded.tokenizer, prompts)
-    options = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-    answer = continue_text if loaded.family == "decoder" else fill_spans
-    return answer(
-        loaded.model, loaded.tokenizer, prompts, max_new_tokens=max_new_tokens, num_beams=beams, **options
-    )
+        answers = fill_masks(loaded.model, loaded.tokenizer, prompts)
+    else:
+        options = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+        answer = continue_text if loaded.family == "decoder" else fill_spans
+        answers = answer(
+            loaded.model, loaded.tokenizer, prompts, max_new_tokens=max_new_tokens, num_beams=beams, **options
+        )
+    for remark in remarks_on_answers(prompts, answers):
+        say(remark)
+    return answers
+
+
+def remarks_on_prompts(family: str, prompts: Sequence[str], mask: str | None) -> list[str]:
+    """What a model of this family makes of prompts that were meant for another, or of none."""
+    gaps = [bool(SENTINEL.search(prompt)) or (mask is not None and mask in prompt) for prompt in prompts]
+    if family == "decoder":
+        told = "has a gap, but this model is a decoder: it writes after the text and fills in nothing"
+        return [f"{_quoted(prompt)} {told}" for prompt, gap in zip(prompts, gaps, strict=True) if gap]
+    told = "has no gap, so the model writes at its end; mark a gap with <extra_id_0>"
+    return [f"{_quoted(prompt)} {told}" for prompt, gap in zip(prompts, gaps, strict=True) if not gap]
+
+
+def remarks_on_answers(prompts: Sequence[str], answers: Sequence[Pieces]) -> list[str]:
+    remarks = []
+    for prompt, pieces in zip(prompts, answers, strict=True):
+        written = [text for text, filled in pieces if filled]
+        empty = sum(not text.strip() for text in written)
+        if empty == 1 == len(written):
+            remarks.append(f"{_quoted(prompt)}: the model wrote nothing")
+        elif empty:
+            remarks.append(
+                f"{_quoted(prompt)}: the model wrote nothing for {empty} of {number_of(len(written), 'gap')}"
+            )
+    return remarks
+
+
+def _quoted(prompt: str) -> str:
+    return f"'{shorten(prompt, 60)}'"
 
 
 def fill_spans(
@@ -61,7 +98,7 @@ def fill_spans(
     """Each prompt as pieces (text, was it filled in?), after one `generate` over all of them.
 
     A sentinel stands for a gap: "I <extra_id_0> tea." A prompt without any gets one at its end, so that its
-    text is continued. `options` go to `generate`. A gap for which the model wrote nothing stays empty.
+    text is continued. `options` go to `generate`. A gap for which the model wrote nothing is an empty piece.
     """
     prompts = [prompt if SENTINEL.search(prompt) else f"{prompt.rstrip()} <extra_id_0>" for prompt in prompts]
     ids = _sentinel_ids(tokenizer, prompts)
@@ -105,7 +142,7 @@ def _read_spans(tokenizer: Any, ids: dict[int, int], output: list[int]) -> dict[
 def _join(prompt: str, spans: dict[int, str]) -> Pieces:
     parts = SENTINEL.split(prompt)
     pieces = [(part, False) if i % 2 == 0 else (spans.get(int(part), ""), True) for i, part in enumerate(parts)]
-    return [(text, filled) for text, filled in pieces if text]
+    return [(text, filled) for text, filled in pieces if text or filled]
 
 
 def fill_masks(model: Any, tokenizer: Any, prompts: Sequence[str]) -> list[Pieces]:
@@ -132,7 +169,7 @@ def fill_masks(model: Any, tokenizer: Any, prompts: Sequence[str]) -> list[Piece
         pieces: Pieces = [(texts[0], False)]
         for word, text in zip(words, texts[1:], strict=False):
             pieces += [(word, True), (text, False)]
-        found.append([piece for piece in pieces if piece[0]])
+        found.append([(text, filled) for text, filled in pieces if text or filled])
     return found
 
 

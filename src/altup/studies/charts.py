@@ -16,6 +16,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 112, 14, 54
 LABEL_GAP = 19  # between the names at the ends of lines
 NAME_WIDTH = 8  # of a letter of these names, at least
 ROW = 52  # of a bar chart
+STRIP = 150  # width of an interval
 
 Format = Callable[[float], str]
 
@@ -228,6 +229,31 @@ def bar_chart(bars: Sequence[Bar], part_names: Sequence[str] = (), reference: fl
         + "".join(rows)
         + "</svg>"
     )
+
+
+def interval_chart(mean: float, low: float, high: float, paper: float | None, higher: bool) -> Markup:
+    """A difference as a dot with its interval as a line, zero as a rule, and the paper's difference as a ring.
+
+    The side of zero that the claim needs is shaded: above it where `higher` is better, else below.
+    """
+    marks = [0.0, low, high, *([] if paper is None else [paper])]
+    least, span = min(marks), max(marks) - min(marks) or 1.0
+    least, span = least - 0.08 * span, 1.16 * span
+
+    def place(value: float) -> float:
+        return round(STRIP * (value - least) / span, 1)
+
+    zero = place(0.0)
+    begin, width = (zero, STRIP - zero) if higher else (0.0, zero)
+    parts = [
+        f'<rect class="wanted" x="{begin:.1f}" y="2" width="{width:.1f}" height="20"/>',
+        f'<line class="axis" x1="{zero}" x2="{zero}" y1="0" y2="24"/>',
+        f'<line class="interval" x1="{place(low)}" x2="{place(high)}" y1="12" y2="12"/>',
+        f'<circle class="found" cx="{place(mean)}" cy="12" r="5"/>',
+    ]
+    if paper is not None:
+        parts.append(f'<circle class="ring" cx="{place(paper)}" cy="12" r="5"/>')
+    return Markup(f'<svg class="strip" viewBox="0 0 {STRIP} 24" aria-hidden="true">{"".join(parts)}</svg>')
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:

@@ -40,6 +40,16 @@ class Plot(ABC):
     def unit(self) -> str:
         return ""
 
+    @property
+    @abstractmethod
+    def content(self) -> frozenset[Any]:
+        """The lines, points or bars with their names, whatever their colour."""
+
+    def is_within(self, other: Plot) -> bool:
+        """Whether another plot of the same kind shows all that this one does."""
+        same = type(self) is type(other) and (self.title, self.unit) == (other.title, other.unit)
+        return same and self.content <= other.content
+
     def save_svg(self, folder: Path) -> None:
         drawing = re.search(r"<svg viewBox=\"0 0 (\d+) (\d+)\".*?>(.*)</svg>", self.picture, re.DOTALL)
         assert drawing is not None
@@ -80,6 +90,10 @@ class Lines(Plot):
         return self.y_label
 
     @property
+    def content(self) -> frozenset[Any]:
+        return frozenset((self.x_label, tuple(self.x_names), s.name, tuple(s.points), s.mark) for s in self.series)
+
+    @property
     def picture(self) -> Markup:
         return line_chart(
             self.series, x_label=self.x_label, y_label=self.y_label, y_format=self.y_format, x_names=self.x_names
@@ -109,6 +123,10 @@ class Scatter(Plot):
         return self.y_label
 
     @property
+    def content(self) -> frozenset[Any]:
+        return frozenset((self.x_label, tuple(self.line), p.name, p.x, p.y, p.error) for p in self.points)
+
+    @property
     def picture(self) -> Markup:
         return scatter_chart(
             self.points, x_label=self.x_label, y_label=self.y_label, line=self.line, line_name=self.line_name
@@ -131,6 +149,10 @@ class Bars(Plot):
     reference: float | None = None
 
     @property
+    def content(self) -> frozenset[Any]:
+        return frozenset((self.reference, bar.name, tuple(bar.parts), bar.text) for bar in self.bars)
+
+    @property
     def picture(self) -> Markup:
         return bar_chart(self.bars, reference=self.reference)
 
@@ -142,6 +164,30 @@ class Bars(Plot):
         )
         if self.reference:
             axes.axvline(self.reference, color="black", linewidth=1)
+
+
+def share_plots(drawn: dict[str, list[Plot]]) -> tuple[dict[str, list[Plot]], dict[str, list[tuple[Plot, str]]]]:
+    """The plots without those that another study's plot holds; and these, each with the name of that study."""
+    places = [(name, plot) for name, plots in drawn.items() for plot in plots]
+    kept: dict[str, list[Plot]] = {name: [] for name in drawn}
+    shared: dict[str, list[tuple[Plot, str]]] = {name: [] for name in drawn}
+    for place, (name, plot) in enumerate(places):
+        within = [
+            other_name
+            for other_place, (other_name, other) in enumerate(places)
+            if other_place != place
+            and plot.is_within(other)
+            and (other_place < place or not other.is_within(plot))  # of two that are the same the first stays
+        ]
+        # Of several that hold it, the last in a chain of ever larger ones is not dropped itself.
+        largest = max(
+            within, key=lambda n: max(len(p.content) for p in drawn[n] if plot.is_within(p)), default=None
+        )
+        if largest is None:
+            kept[name].append(plot)
+        else:
+            shared[name].append((plot, largest))
+    return kept, shared
 
 
 def save_plots(plots: Sequence[Plot], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report of the studies: the paper's tables with our numbers beside them, pictures, and what was run."""
+"""The report of the studies: verdicts first, then each study's table beside the paper's, and what was run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import Any
 from altup.core.files import atomic_write
 from altup.core.text import number_of
 from altup.studies.coefficients import coefficient_figures
-from altup.studies.drawings import Plot, save_plots
+from altup.studies.drawings import Plot, save_plots, share_plots
 from altup.studies.pages import render
 from altup.studies.plots import study_plots
 from altup.studies.results import Record, Result, read_record, read_results, read_scale, read_sweep, share_results
-from altup.studies.statistics import ONE_SEED, Statistics, Verdict, choose_results
+from altup.studies.statistics import NOT_RUN, ONE_SEED, Statistics, choose_results
 from altup.studies.study import Study, find_study, shipped
 from altup.studies.sweep_figures import sweep_plots, sweep_table, sweeps_of
-from altup.studies.tables import claims_table, results_table, speedup_table, study_table
+from altup.studies.tables import results_table, speedup_table, study_table
+from altup.studies.verdicts import Card, verdict_cards
 
 TITLE, OWN_TITLE = "AltUp: the paper's studies, run again", "AltUp: studies"
 
@@ -76,32 +77,25 @@ class StudyReport:
     def write(self, path: Path, plots: bool = True) -> None:
         """The page and, in a folder of its name beside it, every plot as SVG and PNG."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        drawn = {
-            study.name: [*study_plots(study, self.stats, self.record), *sweep_plots(study, self.sweeps(study))]
-            for study in self.studies
-        }
+        drawn, shared = share_plots(
+            {
+                study.name: [*study_plots(study, self.stats, self.record), *sweep_plots(study, self.sweeps(study))]
+                for study in self.studies
+            }
+        )
         coefficient_plots, coefficients = coefficient_figures(self.studies, self.stats, self.record)
         from_paper = any(study.table for study in self.studies)
-        claims_title = "The paper's claims" if from_paper else "Claims"
-        claimed = any(study.expect for study in self.studies)
-        every_table = "Every table of the paper stands below with our numbers beside it. "
+        run = {study.name for study in self.studies if self.stats.sizes_of(study)}
+        told = [self._study(study, drawn[study.name], shared[study.name]) for study in self.studies]
         page = render(
             "report.html",
             title=TITLE if from_paper else OWN_TITLE,
             lead=self._lead(),
-            how_to_read=("" if self.names else every_table)
-            + "Differences are to the study's baseline at the same size, with the standard error over "
-            "the seeds of both models after ±. “Reproduced” and “contradicted” mean that Student's 95 % "
-            "interval of the difference excludes zero.",
-            contents=[
-                *([("claims", claims_title)] if claimed else []),
-                *((study.name, study.title) for study in self.studies),
-                ("rule", "What the update rule learned"),
-                ("results", "What was run"),
-            ],
-            claims_title=claims_title,
-            claims=claims_table(self.studies, self.stats) if claimed else None,
-            studies=[self._study(study, drawn[study.name]) for study in self.studies],
+            claims_title="The paper's claims" if from_paper else "Claims",
+            cards=[card for card in self.cards if card.verdict != NOT_RUN],
+            not_run=[card for card in self.cards if card.verdict == NOT_RUN],
+            studies=[study for study in told if study["name"] in run],
+            studies_not_run=[study for study in told if study["name"] not in run],
             coefficient_plots=coefficient_plots,
             coefficients=coefficients,
             facts=self._facts(),
@@ -113,12 +107,21 @@ class StudyReport:
             all_plots = [plot for found in drawn.values() for plot in found]
             save_plots([*all_plots, *coefficient_plots], path.with_name(f"{path.stem}-plots"))
 
-    def _study(self, study: Study, plots: list[Plot]) -> dict[str, Any]:
+    @cached_property
+    def cards(self) -> list[Card]:
+        """The outcome of every claim of the studies."""
+        return verdict_cards(self.studies, self.stats)
+
+    def _study(self, study: Study, plots: list[Plot], shared: list[tuple[Plot, str]]) -> dict[str, Any]:
         tables = [study_table(study, self.stats, self.record)]
         if study.frontier:
             tables.append(speedup_table(study, self.stats))
         if sweeps := self.sweeps(study):
             tables.append(sweep_table(sweeps))
+        titles = {other.name: other.title for other in self.studies}
+        elsewhere: dict[str, list[str]] = {}
+        for plot, name in shared:
+            elsewhere.setdefault(name, []).append(plot.title)
         return {
             "name": study.name,
             "title": study.title,
@@ -126,30 +129,16 @@ class StudyReport:
             "finding": study.finding if study.table is None else f"The paper: {study.finding}",
             "tables": tables,
             "plots": plots,
+            "elsewhere": [(name, titles[name], ", ".join(found)) for name, found in elsewhere.items()],
         }
 
     def _lead(self) -> str:
         runs = {r.run for r in self.stats.results if r.seed}
         machines = sorted({r.hardware for r in self.stats.results})
-        verdicts = self._distinct_verdicts()
-        words = ["with one seed and no verdict" if v.word == ONE_SEED else v.word for v in verdicts]
+        words = ["with one seed and no verdict" if c.verdict == ONE_SEED else c.verdict for c in self.cards]
         counted = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
         told = f"Scale {self.stats.scale}: {number_of(len(runs), 'run')} on {' and '.join(machines)}."
-        return told + (f" Of {len(verdicts)} claims: {counted}." if verdicts else "")
-
-    def _distinct_verdicts(self) -> list[Verdict]:
-        """Studies share models: what the same runs say of the same claim counts once."""
-        found: dict[tuple[str, ...], Verdict] = {}
-        for study in self.studies:
-            for verdict in self.stats.verdicts(study):
-                claim = verdict.claim
-                runs = [
-                    tuple(self.stats.runs(study.name, label, verdict.size)) for label in (claim.better, claim.than)
-                ]
-                # Claims that were not run have no runs to know them by.
-                by = runs if verdict.difference else study.name
-                found.setdefault((claim.better, claim.than, claim.metric, verdict.size, str(by)), verdict)
-        return list(found.values())
+        return told + (f" Of {number_of(len(words), 'claim')}: {counted}." if words else "")
 
     def _facts(self) -> list[tuple[str, str]]:
         run, scales = self.as_run, sorted({r.scale for r in self.results})

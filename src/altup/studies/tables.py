@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from altup.core.text import number_of, signed
-from altup.studies.comparison import NOT_RUN, SPEED, compare, measures_shown, paper_differences, show_pair
+from altup.studies.comparison import NOT_RUN, SPEED, compare, measures_shown, show_pair
 from altup.studies.frontier import LATENCIES, compare_speedups, printed_speedups
 from altup.studies.pages import Cell, Column, DataTable
 from altup.studies.results import Records
-from altup.studies.statistics import CONTRADICTED, REPRODUCED, Difference, Statistics, Verdict
+from altup.studies.statistics import Difference, Statistics
 from altup.studies.study import METRICS, STATIC, Metric, Study
 
 FORMATS = ("table", "markdown", "csv")
@@ -107,7 +107,10 @@ def study_table(study: Study, stats: Statistics, record: Records) -> DataTable:
                 once = not row.run and m == shown[0]
                 cells.append(Cell(NOT_RUN, kind="absent told") if once else Cell("–", kind="absent"))
         body.append(cells)
-    caption = f"Below a score: its difference to {study.baseline} of the same size."
+    caption = f"Below a score: its difference to {study.baseline} of the same size"
+    caption += (
+        ", ± its standard error over the seeds of both models." if any(row.seeds > 1 for row in rows) else "."
+    )
     if any(m in STATIC for m in shown):
         caption += " Parameters and FLOPs of models that were not run are counted from their shape."
     if has_paper.get(SPEED):
@@ -137,46 +140,6 @@ def missing_note(study: Study, stats: Statistics, record: Records) -> str:
         if kept["missing"]:
             told[f"{name} counts a part of the examples ({', '.join(kept['missing'])})"] = None
     return f" Our numbers are partial: {'; '.join(told)}." if told else ""
-
-
-def claims_table(studies: Sequence[Study], stats: Statistics) -> DataTable:
-    """Each claim with the paper's difference and ours, and its outcome."""
-    columns = [
-        Column("study", text=True), Column("claim", text=True), Column("size", text=True),
-        Column("paper's difference"), Column("ours"), Column("95 % interval"), Column("verdict", text=True),
-    ]  # fmt: skip
-    rows = [_claim(study, verdict) for study in studies for verdict in stats.verdicts(study)]
-    return DataTable(
-        columns,
-        rows,
-        "± is the standard error over the seeds of the two models. A claim needs two seeds of both to be judged; "
-        "one seed shows a difference, but not whether it is more than noise.",
-    )
-
-
-def _claim(study: Study, verdict: Verdict) -> list[Cell]:
-    claim, d = verdict.claim, verdict.difference
-    metric = METRICS[claim.metric]
-    known = paper_differences(study).get((claim.better, claim.than, claim.metric), {})
-    told = known.get(verdict.size) if d is not None else None
-    if told is not None:
-        paper = Cell(signed(told, metric.digits), value=told)
-    elif known:
-        low, high = min(known.values()), max(known.values())
-        paper = Cell(
-            signed(low, metric.digits) + (f" to {signed(high, metric.digits)}" if high != low else ""),
-            below=", ".join(known), value=low,
-        )  # fmt: skip
-    else:
-        paper = Cell("not in the paper", kind="absent")
-    ours, interval = Cell(""), Cell("")
-    if d is not None:
-        ours = Cell(show_difference(d, metric), show_seeds(d), d.mean)
-        interval = Cell(show_interval(d, metric), value=d.low)
-    kind = verdict.word if verdict.word in (REPRODUCED, CONTRADICTED) else "absent"
-    size = verdict.size if d is not None else ""
-    told_claim = Cell(f"{claim.better} better than {claim.than}", below=f"{metric.title}, {metric.unit}")
-    return [Cell(study.title), told_claim, Cell(size), paper, ours, interval, Cell(verdict.word, kind=kind)]
 
 
 def speedup_table(study: Study, stats: Statistics) -> DataTable:

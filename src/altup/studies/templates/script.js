@@ -9,6 +9,27 @@ if (theme) {
   name();
 }
 
+// A link to a folded part opens it; a button, and printing, open all but the long list of results.
+const unfold = () => {
+  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!target) return;
+  const own = target.querySelector("details");
+  for (let part = own || target.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
+  target.scrollIntoView();
+};
+const unfoldAll = (open) => { for (const part of document.querySelectorAll("details:not(#results details)")) part.open = open; };
+addEventListener("hashchange", unfold);
+addEventListener("beforeprint", () => unfoldAll(true));
+for (const button of document.querySelectorAll(".unfold")) {
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const open = button.textContent === "open all";
+    unfoldAll(open);
+    button.textContent = open ? "close all" : "open all";
+  });
+}
+unfold();
+
 // Heads of tables sort them: numbers by their value, text by the alphabet, what is missing last.
 for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[table.tHead.rows.length - 1].cells];
