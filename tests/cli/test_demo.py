@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 from html.parser import HTMLParser
+from math import hypot
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any
 
 import pytest
@@ -20,11 +22,14 @@ from typer.testing import CliRunner
 
 from altup.cli.main import app
 from altup.core.errors import UserError
+from altup.data.embedded import documents
+from altup.studies.demo import Demo
 from tests.processes import altup
 from tests.training.compare import records, weights
 
 STEPS = 2
 RUNS = {"dense": "Dense", "altup": "AltUp K=2", "recycled": "Recycled K=2"}
+SEEDS = (0, 1)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -47,48 +52,104 @@ def report(done: tuple[Path, Any]) -> str:
     return (done[0] / "report.html").read_text(encoding="utf-8")
 
 
-def folder(out: Path, method: str) -> Path:
-    return out / "runs" / f"{method}-{STEPS}-steps-seed-0"
+def folder(out: Path, method: str, seed: int = 0) -> Path:
+    return out / "runs" / f"{method}-{STEPS}-steps-seed-{seed}"
 
 
-def last(out: Path, method: str) -> dict[str, Any]:
-    return [r for r in records(folder(out, method)) if r["split"] == "validation"][-1]
+def finals(out: Path, method: str, name: str) -> list[float]:
+    """One number a seed."""
+    return [
+        [r for r in records(folder(out, method, seed)) if r["split"] == "validation"][-1][name] for seed in SEEDS
+    ]
+
+
+def cells(result: Result, row: str, after: str = "") -> list[str]:
+    """The cells of a row of the table that is printed last, one a model."""
+    lines = result.stdout[result.stdout.index(after) :].splitlines()
+    found = next(line for line in lines if line.strip().startswith(row))
+    return re.split(r"\s{2,}", found.strip().removeprefix(row).strip())
+
+
+def number(text: str) -> float:
+    return float(text.split()[0].replace("−", "-").replace(",", ""))
 
 
 def test_the_table_says_what_the_runs_recorded(done: tuple[Path, Any]) -> None:
     out, result = done
-    dense = last(out, "dense")
-    for method, name in RUNS.items():
-        row = next(line for line in result.stdout.splitlines() if f"│ {name} " in line)
-        cells = [cell.strip() for cell in row.strip("│").split("│")]
-        found = last(out, method)
-        assert cells[1] == f"{found['accuracy']:.2%}"
-        assert cells[3] == f"{found['loss']:.4f}"
+    assert max(len(line) for line in result.stdout.splitlines() if "altup " not in line) <= 80
+    dense = finals(out, "dense", "loss")
+    for column, method in enumerate(RUNS):
+        losses = finals(out, method, "loss")
+        assert cells(result, "of each seed")[column] == " ".join(f"{loss:.3f}" for loss in losses)
+        assert number(cells(result, "held-out loss")[column]) == pytest.approx(mean(losses), abs=0.00051)
+        accuracy = 100 * mean(finals(out, method, "accuracy"))
+        assert number(cells(result, "held-out accuracy")[column]) == pytest.approx(accuracy, abs=0.0051)
         if method != "dense":
-            points = float(cells[2].removesuffix(" points").replace("−", "-"))
-            assert points == pytest.approx(100 * (found["accuracy"] - dense["accuracy"]), abs=0.0051)
-            assert float(cells[4].replace("−", "-")) == pytest.approx(found["loss"] - dense["loss"], abs=0.000051)
-    assert str(out / "report.html") in result.stdout
+            told = cells(result, "minus dense's")[column - 1]
+            assert number(told) == pytest.approx(mean(losses) - mean(dense), abs=0.00051)
+            error = hypot(*(abs(a - b) / 2 for a, b in (losses, dense)))  # of two seeds: half their distance
+            assert float(told.split(" ± ")[1]) == pytest.approx(error, abs=0.00051)
+
+
+def test_the_noise_is_told_beside_the_difference(done: tuple[Path, Any]) -> None:
+    out, result = done
+    text = " ".join(result.stdout.split())
+    furthest = max(abs(a - b) for a, b in (finals(out, method, "loss") for method in RUNS))
+    assert f"Two seeds of one model lie up to {furthest:.3f} apart." in text
+    for column, name in enumerate(list(RUNS.values())[1:]):
+        low, high = map(number, cells(result, "95 % interval")[column].split(" to "))
+        verdict = "more than chance" if low * high > 0 else "cannot tell it from chance"
+        assert re.search(rf"{name} ends with a held-out loss [^.]*\.\d+ (lower|higher) [^.]*{verdict}", text)
+
+
+def test_every_model_goes_on_with_the_same_sentences(done: tuple[Path, Any], report: str) -> None:
+    """Sentences of held-out documents, of which no model has seen a word."""
+    out, result = done
+    the_demo = Demo(out, STEPS)
+    held_out = [text for text in documents() if the_demo.recipe.held_out(text)]
+    found = the_demo.continuations()
+    assert len(found) == 4
+    text = " ".join(result.stdout.split())
+    for one in found:
+        assert any(document.startswith(f"{one.begin} {one.truth}") for document in held_out)
+        assert f"{one.begin} … the text {one.truth}" in text
+        assert html.escape(one.begin, quote=False) in html.unescape(report)
+        assert list(one.by_method) == list(RUNS)
+        for written in one.by_method.values():
+            assert html.escape(written) in report or written in html.unescape(report)
+
+
+def test_the_last_lines_say_what_to_do_next(done: tuple[Path, Any], tmp_path: Path) -> None:
+    import shlex
+
+    *_, generate, prepare, pretrain = done[1].stdout.splitlines()
+    assert prepare.split()[:2] == ["altup", "prepare"]
+    assert pretrain.split()[:2] == ["altup", "pretrain"]
+    tried = CliRunner().invoke(app, shlex.split(generate)[1:])
+    assert tried.exit_code == 0, tried.output
+    assert Demo(done[0], STEPS).sentences()[0][0] in tried.output
 
 
 def test_parameters_are_those_of_the_saved_models(done: tuple[Path, Any]) -> None:
     out, result = done
-    for method, name in RUNS.items():
+    for column, method in enumerate(RUNS):
         tensors = weights(folder(out, method))
         tables = sum(t.numel() for n, t in tensors.items() if "embed_tokens" in n or "lm_head" in n)
         others = sum(t.numel() for t in tensors.values()) - tables
-        row = next(line for line in result.stdout.splitlines() if f"│ {name} " in line)
-        assert [cell.strip() for cell in row.split("│")[-3:-1]] == [f"{tables:,}", f"{others:,}"]
+        told = [cells(result, f"{kind} parameters")[column] for kind in ("embedding", "other")]
+        assert told == [f"{tables:,}", f"{others:,}"]
 
 
-def test_all_three_saw_the_same_and_differ_in_method_alone(done: tuple[Path, Any]) -> None:
+def test_all_saw_the_same_and_differ_in_method_and_seed_alone(done: tuple[Path, Any]) -> None:
     import yaml
 
-    configs = [yaml.safe_load((folder(done[0], method) / "config.yaml").read_text()) for method in RUNS]
-    for config in configs:
-        config.pop("method")
-        config.pop("k")
-    assert configs[0] == configs[1] == configs[2]
+    for seed in SEEDS:
+        configs = [yaml.safe_load((folder(done[0], method, seed) / "config.yaml").read_text()) for method in RUNS]
+        for config in configs:
+            config.pop("method")
+            config.pop("k")
+            assert config["eval_part"] == "reporting"  # the recipe was chosen on the other half
+        assert configs[0] == configs[1] == configs[2]
 
 
 class Balanced(HTMLParser):
@@ -128,30 +189,34 @@ def test_the_report_stands_alone(report: str) -> None:
     assert "prefers-color-scheme: dark" in report
 
 
-def test_the_report_shows_every_run_with_its_numbers(done: tuple[Path, Any], report: str) -> None:
-    out, _ = done
-    for method, name in RUNS.items():
-        found = last(out, method)
-        row = re.search(rf"{re.escape(name)}</th>(.*?)</tr>", report)
-        assert row, name
-        cells = [html.unescape(cell) for cell in re.findall(r"<td>(.*?)</td>", row[1])]
-        assert cells[0] == f"{found['accuracy']:.2%}"
-        assert cells[2] == f"{found['loss']:.4f}"
+def test_the_report_shows_the_table_and_every_run(done: tuple[Path, Any], report: str) -> None:
+    out, result = done
+    row = re.search(r"of each seed</th>(.*?)</tr>", report)
+    assert row
+    assert re.findall(r"<td>(.*?)</td>", row[1]) == cells(result, "of each seed")
+    points = json.loads(html.unescape(re.search(r'data-points="(.*?)"', report)[1]))  # type: ignore[index]
+    losses = {point["name"]: point["rows"][1][1] for point in points}
+    assert len(losses) == 6
+    for method, short in (("dense", "Dense"), ("altup", "AltUp"), ("recycled", "Recycled")):
         assert str(folder(out, method)) in report
+        for seed, loss in zip(SEEDS, finals(out, method, "loss"), strict=True):
+            assert float(losses[f"{short}, seed {seed}"]) == pytest.approx(loss, abs=0.0051)
 
 
-def test_the_curves_are_those_of_metrics_jsonl(done: tuple[Path, Any], report: str) -> None:
+def test_the_curves_are_the_means_of_metrics_jsonl(done: tuple[Path, Any], report: str) -> None:
     parser = Balanced()
     parser.feed(report)
-    loss, accuracy, training, in_time = parser.hover
-    for chart, split, field, form in (
-        (accuracy, "validation", "accuracy", lambda v: f"{100 * v:.1f} %"),
-        (loss, "validation", "loss", "{:.2f}".format),
-        (training, "train", "loss", "{:.2f}".format),
+    loss, accuracy, in_time = parser.hover
+    for chart, field, form in (
+        (accuracy, "accuracy", lambda v: f"{100 * v:.1f} %"),
+        (loss, "loss", "{:.2f}".format),
     ):
         for method, line in zip(RUNS, chart["series"], strict=True):
-            recorded = [r for r in records(folder(done[0], method)) if r["split"] == split]
-            assert [(p[2], p[3]) for p in line["points"]] == [(str(r["step"]), form(r[field])) for r in recorded]
+            of_seeds = [
+                [r for r in records(folder(done[0], method, seed)) if r["split"] == "validation"] for seed in SEEDS
+            ]
+            means = [mean(r[field] for r in at) for at in zip(*of_seeds, strict=True)]
+            assert [p[3] for p in line["points"]] == [form(value) for value in means]
     assert [line["name"] for line in in_time["series"]] == ["Dense", "AltUp", "Recycled"]
 
 
@@ -160,28 +225,30 @@ def test_the_coefficients_are_those_of_the_final_models(done: tuple[Path, Any], 
     for method, shown in zip(("altup", "recycled"), maps, strict=True):
         tensors = weights(folder(done[0], method))
         rows = re.findall(r"<tr><th scope=\"row\">(.*?)</th>(.*?)</tr>", shown)
-        assert len(rows) == 4
-        for i, (name, cells) in enumerate(rows):
-            stack, layer = ("encoder", i) if i < 2 else ("decoder", i - 2)
-            assert name == f"{stack} {layer + 1} · block {layer % 2 + 1}"
-            P, g = (tensors[f"{stack}.rule.updates.{layer}.{which}"] for which in "Pg")
-            values = [float(v.replace("−", "-")) for v in re.findall(r">([^<]+)</td>", cells)]
+        assert len(rows) == 2
+        for layer, (name, told) in enumerate(rows):
+            assert name.endswith(f"{layer + 1} · block {layer % 2 + 1}")
+            P, g = (
+                next(t for n, t in tensors.items() if n.endswith(f"rule.updates.{layer}.{which}"))
+                for which in "Pg"
+            )
+            values = [float(v.replace("−", "-")) for v in re.findall(r">([^<]+)</td>", told)]
             assert values == pytest.approx([*P.flatten().tolist(), *g.tolist()], abs=0.00501)
 
 
 def test_running_it_again_repeats_nothing(done: tuple[Path, Any]) -> None:
     out, first = done
     kept = [*out.glob("runs/*/final/model.safetensors"), *out.glob("runs/*/metrics.jsonl"), out / "speed.json"]
-    assert len(kept) == 7
+    assert len(kept) == 13
     before = {path: (path.stat().st_ino, path.read_bytes()) for path in kept}
     again = demo(out)
     assert again.exit_code == 0, again.stderr
-    assert again.stderr.count("finished before, reused") == 3
+    assert again.stderr.count("finished before, reused") == 6
     assert {path: (path.stat().st_ino, path.read_bytes()) for path in kept} == before
     assert again.stdout == first.stdout
 
 
-@pytest.mark.parametrize("arguments", [["--steps", "0"], ["--seed", "-1"]])
+@pytest.mark.parametrize("arguments", [["--steps", "0"], ["--seed", "-1"], ["--seeds", "0"]])
 def test_mistakes_get_one_clear_line(tmp_path: Path, arguments: list[str]) -> None:
     code, text = altup(tmp_path / "said.txt", "demo", "--out", tmp_path / "out", *arguments)
     assert code == 2
@@ -192,27 +259,26 @@ def test_mistakes_get_one_clear_line(tmp_path: Path, arguments: list[str]) -> No
 
 @pytest.mark.slow
 def test_stopped_with_control_c_it_goes_on(done: tuple[Path, Any], tmp_path: Path) -> None:
-    out = tmp_path / "out"
+    """With a process for each seed, as it runs at its usual length; what is trained is the same in the end."""
+    out, steps = tmp_path / "out", 60
     shutil.copytree(done[0] / "data", out / "data")
-    command = [sys.executable, "-m", "altup", "demo", "--out", out, "--steps", "6"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    command = [sys.executable, "-m", "altup", "demo", "--out", str(out), "--steps", str(steps)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
     assert process.stderr is not None
+    seen: set[str] = set()
     for line in process.stderr:
-        if "altup tiny" in line:
-            break
-    for line in process.stderr:
-        if "step 1/6" in line:
+        seen |= {word for word in ("seed 0 · Dense", "seed 1 · Dense") if word in line}
+        if len(seen) == 2:  # both are at it at once
             break
     process.send_signal(signal.SIGINT)
     rest = process.stderr.read()
-    assert process.wait(60) == 75
+    assert process.wait(120) == 75
     assert "Run the same command again to go on" in rest
     assert "Traceback" not in rest
-    result = demo(out, steps=6)
-    assert result.exit_code == 0, result.stderr
-    assert result.stderr.count("finished before, reused") == 1
-    assert "resuming from" in result.stderr
+    again = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=900)
+    assert again.returncode == 0, again.stderr
     assert (out / "report.html").exists()
+    assert any("resuming from" in log.read_text() for log in (out / "logs").iterdir())
 
 
 @pytest.mark.slow
@@ -238,12 +304,12 @@ def test_a_real_browser_shows_it(done: tuple[Path, Any], report: str, tmp_path: 
     )  # fmt: skip
     assert "Uncaught" not in shown.stderr
     tips = re.findall(r'<div class="tip"(.*?)>(.*?)</div></div>', shown.stdout)
-    assert len(tips) == 4
+    assert len(tips) == 3
     for attributes, content in tips:
         assert "hidden" not in attributes
         for name in ("Dense", "AltUp", "Recycled"):
             assert name in content
-    assert f"{100 * last(done[0], 'altup')['accuracy']:.1f} %" in tips[1][1]
+    assert f"{100 * mean(finals(done[0], 'altup', 'accuracy')):.1f} %" in tips[1][1]
     for scheme, background in (("1", (255, 255, 255)), ("0", (20, 21, 23))):
         picture = tmp_path / f"{scheme}.png"
         subprocess.run(

@@ -26,6 +26,7 @@ VERBS = (
     "prepare",
     "pretrain",
     "generate",
+    "compare",
     "tasks",
     "finetune",
     "evaluate",

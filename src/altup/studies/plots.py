@@ -46,7 +46,7 @@ def _curves(study: Study, stats: Statistics, record: Records, size: str) -> list
     for row in (row for row in study.rows if row.label not in study.continued):
         records = [r for key in stats.runs(study.name, row.label, size) if (r := record(key))]
         curves = [r["curves"]["held_out"] for r in records]
-        if curves and (mean := _mean_curve(curves)):
+        if curves and (mean := mean_curve(curves)):
             seeds.add(len(curves))
             loss.append(Series(row.label, [(step, l) for step, l, _ in mean], colour[row.label]))
             accuracy.append(Series(row.label, [(step, a) for step, _, a in mean], colour[row.label]))
@@ -105,7 +105,7 @@ def _against_cost(study: Study, stats: Statistics) -> list[Plot]:
     return plots
 
 
-def _mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, float, float]]:
+def mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, float, float]]:
     """The mean at every step that all seeds recorded."""
     by_step = [{step: (loss, accuracy) for step, loss, accuracy in curve} for curve in curves]
     common = sorted(set(by_step[0]).intersection(*by_step[1:]))

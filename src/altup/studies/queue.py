@@ -197,7 +197,7 @@ class Queue:
     def _wait_for_others(self, job: Job) -> bool:
         """Whether the job is free; False if a signal or the time limit came first."""
         try:
-            with _signals_as_interrupt():
+            with signals_as_interrupt():
                 while self._has_another_process(job):
                     if self._is_too_late(job):
                         return False
@@ -224,7 +224,7 @@ class Queue:
             with (
                 self.log(job).open("ab") as log,
                 contextlib.redirect_stderr(lasting_stream(log.fileno())),
-                _signals_as_interrupt(),
+                signals_as_interrupt(),
             ):
                 finished = do_job(job, self.out)
         except UserError as error:
@@ -254,7 +254,7 @@ class Queue:
     def _run_processes(self, waiting: list[Job], width: int, more: Callable[[], list[Job]] | None) -> None:
         running: Running = {}
         free = [self.devices[i % len(self.devices)] if self.devices else None for i in range(width)]
-        with _signals_as_interrupt():
+        with signals_as_interrupt():
             try:
                 while waiting or running:
                     while free and (job := self._next(waiting, running, free[0])):
@@ -337,7 +337,7 @@ class Queue:
 
 
 @contextlib.contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
+def signals_as_interrupt() -> Iterator[None]:
     """SIGTERM and the others as Ctrl-C, so that all of them stop the running processes in the same way."""
 
     def interrupt(number: int, frame: object) -> None:

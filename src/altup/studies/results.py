@@ -138,10 +138,11 @@ def _plain(value: str | float) -> str:
 
 def read_record(folder: Path, key: str) -> Record | None:
     path = folder / RUNS / f"{key}.json"
-    return _read_record(path) if path.exists() else None
+    return read_record_file(path) if path.exists() else None
 
 
-def _read_record(path: Path) -> Record:
+def read_record_file(path: Path) -> Record:
+    """What a study kept of a run, with a clear error for anything else."""
     try:
         record = read_json(path)
         needed = RECORD | (PRETRAIN_RECORD if record["kind"] == "pretrain" else set())
@@ -212,7 +213,9 @@ def merge(source: Path, target: Path) -> tuple[int, int]:
     results = read_results(source)
     if not results:
         raise UserError(f"{source} holds no results; `altup study run --out DIR` writes them to DIR/results")
-    records = [_read_record(path) for path in sorted((source / RUNS).glob("*.json"))]  # all, before any is written
+    records = [
+        read_record_file(path) for path in sorted((source / RUNS).glob("*.json"))
+    ]  # all, before any is written
     sweeps = [_read_sweep(path) for path in sorted((source / SWEEPS).glob("*.json"))]
     names = {result.scale for result in results}
     scales = [
