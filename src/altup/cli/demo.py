@@ -20,7 +20,7 @@ SHORT = 50  # steps: less is over before another process has started
 
 def command(
     out: Annotated[Path, typer.Option(help="Folder for data, runs and report.")] = Path("altup-demo"),
-    steps: Annotated[int | None, typer.Option(help="Updates of each model.", show_default="1200")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates of each model.", show_default="1400")] = None,
     seed: Annotated[int, typer.Option(help="First seed of weights and data order, the same for all three.")] = 0,
     seeds: Annotated[
         int | None, typer.Option(help="Runs of each model, with seeds one after the other.", show_default="2")
