@@ -51,9 +51,9 @@ def test_text_stays_text() -> None:
     study["elsewhere"] = [(evil, evil, evil)]
     card = Card(evil, evil, evil, evil, evil, evil, Markup(""), [(evil, evil)])
     whole = render(
-        "report.html", title=evil, lead=evil, claims_title=evil, cards=[card], not_run=[card], studies=[study],
-        studies_not_run=[study], coefficients=study["plots"], coefficient_plots=[], facts=[(evil, evil)],
-        commands=evil, results=shown,
+        "report.html", title=evil, lead=evil, claims_title=evil, judged=[card], one_seed=[card], most_cards=0,
+        not_run=[card], studies=[study], studies_not_run=[study], coefficients=study["plots"],
+        coefficient_plots=[], facts=[(evil, evil)], commands=evil, results=shown,
     )  # fmt: skip
     assert "<script>alert" not in whole
     assert whole.count("alert(&#39;x&#39;)") > 20

@@ -22,6 +22,7 @@ from altup.studies.sweep_figures import sweep_plots, sweep_table, sweeps_of
 from altup.studies.tables import results_table, speedup_table, study_table
 from altup.studies.verdicts import Card, verdict_cards
 
+MOST_CARDS = 20  # of a kind, before the others fold: a page that a phone scrolls through
 TITLE, OWN_TITLE = "AltUp: the paper's studies, run again", "AltUp: studies"
 
 
@@ -92,8 +93,10 @@ class StudyReport:
             title=TITLE if from_paper else OWN_TITLE,
             lead=self._lead(),
             claims_title="The paper's claims" if from_paper else "Claims",
-            cards=[card for card in self.cards if card.verdict != NOT_RUN],
+            judged=[card for card in self.cards if card.badge],
+            one_seed=[card for card in self.cards if card.verdict == ONE_SEED],
             not_run=[card for card in self.cards if card.verdict == NOT_RUN],
+            most_cards=MOST_CARDS,
             studies=[study for study in told if study["name"] in run],
             studies_not_run=[study for study in told if study["name"] not in run],
             coefficient_plots=coefficient_plots,

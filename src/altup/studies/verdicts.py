@@ -36,11 +36,12 @@ class Card:
     @property
     def kind(self) -> str:
         """The class of its style."""
-        return self.verdict if self.verdict in (REPRODUCED, CONTRADICTED) else "open"
+        return {REPRODUCED: REPRODUCED, CONTRADICTED: CONTRADICTED, NOT_VISIBLE: "open"}.get(self.verdict, "small")
 
     @property
     def badge(self) -> str:
-        return self.verdict.partition(",")[0]
+        """Its verdict, if it has one."""
+        return "" if self.kind == "small" else self.verdict
 
 
 def verdict_cards(studies: Sequence[Study], stats: Statistics) -> list[Card]:
@@ -100,7 +101,7 @@ def _why(verdict: Verdict, metric: Metric) -> str:
     each = " each" if d.seeds[0] == d.seeds[1] else ""
     interval = f"{show_seeds(d)}{each}; 95 % interval {show_interval(d, metric)}"
     if verdict.word == NOT_VISIBLE:
-        return f"{interval}. Zero lies inside: this may be chance, and more seeds would tell."
+        return f"{interval}. Zero lies inside: it may be chance."
     side = "above" if d.mean > 0 else "below"
     if verdict.word == REPRODUCED:
         return f"{interval}, all {side} zero{'' if metric.higher else ', and lower is better'}."
