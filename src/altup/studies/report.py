@@ -86,7 +86,7 @@ class StudyReport:
         )
         coefficient_plots, coefficients = coefficient_figures(self.studies, self.stats, self.record)
         from_paper = any(study.table for study in self.studies)
-        run = {study.name for study in self.studies if self.stats.sizes_of(study)}
+        run = {study.name for study in self.studies if self._was_run(study)}
         told = [self._study(study, drawn[study.name], shared[study.name]) for study in self.studies]
         page = render(
             "report.html",
@@ -109,6 +109,15 @@ class StudyReport:
         if plots:
             all_plots = [plot for found in drawn.values() for plot in found]
             save_plots([*all_plots, *coefficient_plots], path.with_name(f"{path.stem}-plots"))
+
+    def _was_run(self, study: Study) -> bool:
+        """For itself, or by others that share its models: so far that they judge a claim, or half of its rows."""
+        if study.name in {result.study for result in self.as_run.results}:
+            return True
+        if study.expect:
+            return any(verdict.difference for verdict in self.stats.verdicts(study))
+        run = [row for row in study.rows if self.stats.sizes(study.name, row.label)]
+        return 2 * len(run) > len(study.rows)
 
     @cached_property
     def cards(self) -> list[Card]:
