@@ -17,8 +17,7 @@ from statistics import fmean as mean
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from altup.cli.main import app
 from altup.core.errors import UserError

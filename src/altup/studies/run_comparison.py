@@ -178,7 +178,7 @@ class RunComparison:
 
     def charts(self) -> list[Figure]:
         """Every curve that two runs or more have, over the steps; the first one also over seconds of training."""
-        found = []
+        found: list[Figure] = []
         for measure in [*self.measures, TRAINING_LOSS]:
             series = self._series(run.curves.get(measure, []) for run in self.runs)
             if sum(bool(s.points) for s in series) > 1 and measure not in {figure.title for figure in found}:
