@@ -65,6 +65,7 @@ PRETRAIN = ("pretrain", "--data", "nowhere", "--out", "x")
         (("generate", "x", "--prompt", "a", "--beams", 0), "--beams 0 makes no sense"),
         (("prepare", ".", "--vocab-size", 3), "--vocab-size 3 makes no sense"),
         (("tasks", "show", "squad", "--count", 0), "--count 0 makes no sense"),
+        ((*PRETRAIN, "--size", r"\1"), r"--size '\1' is not known"),
         (("bench", "stepp"), "'stepp' is not known; did you mean 'step'?"),
     ],
 )

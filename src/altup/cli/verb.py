@@ -35,7 +35,8 @@ class Verb(TyperCommand):
         except UserError as error:
             text = str(error)
             for field, value, typed in _typed(self, ctx):
-                text = re.sub(rf"(?<![\w.'\"=-]){re.escape(f'{field}={value}')}(?![\w.])", typed, text)
+                named = re.escape(f"{field}={value}")
+                text = typed.join(re.split(rf"(?<![\w.'\"=-]){named}(?![\w.])", text))
             error.args = (text,)
             raise
 
