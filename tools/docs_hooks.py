@@ -85,6 +85,19 @@ def _escape(text: str) -> str:
     return re.sub(r"<(?=\w)", "&lt;", text).replace("|", r"\|")
 
 
+def settings(name: str) -> str:
+    """The table of a config's settings, made from the lines that define them."""
+    schema = importlib.import_module("altup.core.schema")
+    module, _, cls = name.rpartition(".")
+    lines = ["| setting | takes | default | what it is |", "|---|---|---|---|"]
+    for field in schema.describe_settings(getattr(importlib.import_module(module), cls)).values():
+        words = field.help.replace("{choices}", ", ".join(map(str, field.choices or ())))
+        default = field.shown or ("none" if field.default is None else f"`{field.default!r}`")
+        kind = schema.describe_kind(field.kind)
+        lines.append(f"| `{field.name}` | {_escape(kind)} | {_escape(default)} | {_escape(words)} |")
+    return "\n".join(lines)
+
+
 # --- MkDocs calls these -----------------------------------------------------------------------------------------
 
 
@@ -166,6 +179,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0]
         return f"`{target}`" if match[1] == target else f"{match[1]} (`{target}`)"
 
+    markdown = re.sub(r"^<!-- settings of (\S+) -->$", lambda m: settings(m[1]), markdown, flags=re.MULTILINE)
     markdown = re.sub(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)\)", folder, markdown)
     return LINK.sub(lead, markdown)
 

@@ -58,6 +58,12 @@ def test_every_verb_has_a_page(site):
 
 
 @pytest.mark.slow
+def test_examples_are_code(site):
+    for page in (site / "reference").glob("*.html"):
+        assert "<blockquote>" not in page.read_text(), f"{page.name}: the section is called `Examples:`"
+
+
+@pytest.mark.slow
 def test_formulas_are_drawn_without_a_script(site):
     page = (site / "math.html").read_text()
     assert page.count("<math") > 30

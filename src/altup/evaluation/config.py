@@ -12,7 +12,7 @@ from altup.training.config import MOST_EXAMPLES, MOST_TOKENS, PRECISIONS
 class EvaluateConfig(Settings):
     """How tasks are read and answered, whether the answers are scored or only kept.
 
-    Example:
+    Examples:
         >>> import altup
         >>> altup.EvaluateConfig(data="tasks", limit=100).batch_size
         128

@@ -69,7 +69,7 @@ def evaluate(
     Returns:
         The scores, their folder, and what was skipped.
 
-    Example:
+    Examples:
         >>> import altup
         >>> config = altup.EvaluateConfig(data="tasks", limit=100)
         >>> scores = altup.evaluate("runs/desks", tasks=["desks"], config=config).scores  # doctest: +SKIP

@@ -22,7 +22,7 @@ class FinetuneConfig(TrainConfig):
     `data` may be moved: what counts is `batches`, the description of the data, which is filled in at the start
     and compared when a run goes on.
 
-    Example:
+    Examples:
         >>> import altup
         >>> config = altup.FinetuneConfig(model="runs/altup", tasks=["squad=2", "glue=1"], data="tasks")
         >>> config.batch_size

@@ -39,7 +39,7 @@ def finetune(
     Returns:
         How the run ended: `finished`, `step`, `evaluation` (the last scores) and `skipped`.
 
-    Example:
+    Examples:
         >>> import altup
         >>> config = altup.FinetuneConfig(model="runs/altup", tasks=["desks"], steps=200)
         >>> outcome = altup.finetune(config, "runs/desks")  # doctest: +SKIP

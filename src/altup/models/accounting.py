@@ -128,7 +128,7 @@ def account(config: AltUpConfig, inputs: int = INPUTS, targets: int | None = Non
     Returns:
         Parameters, FLOPs and activation bytes, in all and by part.
 
-    Example:
+    Examples:
         >>> import altup
         >>> base = altup.account(altup.AltUpT5Config.from_preset("base"))
         >>> wide = altup.account(altup.AltUpT5Config.from_preset("base", "altup", k=2))

@@ -54,7 +54,7 @@ def upcycle(
     Returns:
         A new model of ours; the old one is left as it is.
 
-    Example:
+    Examples:
         >>> import altup
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -130,7 +130,7 @@ class AltUp(nn.Module):
         recycled: Whether the table is d wide and its rows are repeated K times.
         lowering: `concat`, `sum` or `mean` of the blocks at the end. By default `sum` if recycled, else `concat`.
 
-    Example:
+    Examples:
         A hand-written transformer; embedding, norm and head are K·d wide:
 
         >>> import torch

@@ -134,7 +134,7 @@ class DynamicAltUp(AltUp):
         feed: What a layer is fed: the `old` active block or the `predicted` one.
         clip: Bound of A and C in training, as Gemma 3n has it; None is none.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from altup import DynamicAltUp
         >>> rule = DynamicAltUp(num_blocks=2, num_layers=1, width=8)

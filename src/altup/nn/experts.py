@@ -51,7 +51,7 @@ class PartialExperts(nn.Module):
         jitter: In training the router's input is multiplied by factors in [1 − jitter, 1 + jitter].
         balance: Whether to compute `balance_loss` in training.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from altup import PartialExperts
         >>> experts = PartialExperts(width=8, num_experts=4)

@@ -58,7 +58,7 @@ class SequenceAltUp(nn.Module):
         layer: Any module that maps [batch, tokens, d] to the same shape.
         stride: Every how many tokens the layer sees one.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from altup import SequenceAltUp
         >>> fast = SequenceAltUp(torch.nn.Linear(8, 8), stride=4)
@@ -85,7 +85,7 @@ class StrideAndSkip(nn.Module):
         layer: Any module that maps [batch, tokens, d] to the same shape.
         stride: Every how many tokens the layer sees one.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from altup import StrideAndSkip
         >>> x = torch.randn(3, 10, 8)
@@ -112,7 +112,7 @@ class AveragePooling(nn.Module):
     Args:
         stride: How many tokens a window has.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from altup import AveragePooling
         >>> AveragePooling(stride=4)(torch.randn(3, 10, 8)).shape

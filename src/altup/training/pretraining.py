@@ -45,7 +45,7 @@ class PretrainConfig(TrainConfig):
     With `from_model` the run goes on from a trained model, which decides all of this itself: `model` then says
     which family learns as it does. `from_seal`, filled in at the start, tells its weights from others.
 
-    Example:
+    Examples:
         >>> import altup
         >>> config = altup.PretrainConfig(data="data/mine", model="decoder", size="tiny", method="altup", k=2)
         >>> config.method, config.batch_size
@@ -206,7 +206,7 @@ def pretrain(
     Returns:
         How the run ended: `finished`, `step`, `evaluation` (the last held-out figures) and `skipped`.
 
-    Example:
+    Examples:
         >>> import altup
         >>> config = altup.PretrainConfig(data="data/mine", method="altup", k=2, steps=2500)
         >>> outcome = altup.pretrain(config, "runs/altup")  # doctest: +SKIP

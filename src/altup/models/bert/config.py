@@ -23,7 +23,7 @@ class AltUpBertConfig(AltUpConfig):
     the head are `num_blocks` times as wide, with `wide` the layers too.
     `tie_word_embeddings` is true wherever table and head are of one width, unless told otherwise.
 
-    Example:
+    Examples:
         >>> from altup import AltUpBertConfig
         >>> config = AltUpBertConfig.from_preset("tiny", "altup", k=2, vocab_size=1000)
         >>> config.d_model, config.embedding_width, config.output_width

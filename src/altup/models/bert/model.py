@@ -157,7 +157,7 @@ class AltUpBertModel(LayerStack, AltUpBertPreTrainedModel):
     Args:
         config: Shape and method; `AltUpBertConfig.from_preset` makes one.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from altup import AltUpBertConfig, AltUpBertModel
         >>> encoder = AltUpBertModel(AltUpBertConfig.from_preset("tiny", "recycled", k=2, vocab_size=100))
@@ -226,7 +226,7 @@ class AltUpBertForMaskedLM(AltUpBertPreTrainedModel):
     Args:
         config: Shape and method; `AltUpBertConfig.from_preset` makes one.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from altup import AltUpBertConfig, AltUpBertForMaskedLM
         >>> model = AltUpBertForMaskedLM(AltUpBertConfig.from_preset("tiny", "altup", k=2, vocab_size=100))

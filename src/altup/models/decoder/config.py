@@ -23,7 +23,7 @@ class AltUpDecoderConfig(AltUpConfig):
     `d_model` is the width of a layer; with `altup` the representation between the layers, the table and the head
     are `num_blocks` times as wide, with `wide` the layers too.
 
-    Example:
+    Examples:
         >>> from altup import AltUpDecoderConfig
         >>> config = AltUpDecoderConfig.from_preset("tiny", "altup", k=2, vocab_size=1000)
         >>> config.d_model, config.embedding_width, config.output_width

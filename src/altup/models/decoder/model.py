@@ -90,7 +90,7 @@ class AltUpDecoderModel(LayerStack, AltUpDecoderPreTrainedModel):
     Args:
         config: Shape and method; `AltUpDecoderConfig.from_preset` makes one.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from altup import AltUpDecoderConfig, AltUpDecoderModel
         >>> stack = AltUpDecoderModel(AltUpDecoderConfig.from_preset("tiny", "altup", k=2, vocab_size=100))
@@ -167,7 +167,7 @@ class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
     Args:
         config: Shape and method; `AltUpDecoderConfig.from_preset` makes one.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from altup import AltUpDecoderConfig, AltUpDecoderForCausalLM
         >>> config = AltUpDecoderConfig.from_preset("tiny", "altup", k=2, vocab_size=100)

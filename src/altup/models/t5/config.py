@@ -24,7 +24,7 @@ class AltUpT5Config(AltUpConfig):
     `d_model` is the width of a layer. With `widening="wide"` (the paper's Dense2X) the layers themselves are
     `num_blocks` times as wide; with `altup` only the representation between them is.
 
-    Example:
+    Examples:
         >>> from altup import AltUpT5Config
         >>> config = AltUpT5Config.from_preset("tiny", "altup", k=2, vocab_size=1000)
         >>> config.d_model, config.embedding_width, config.output_width

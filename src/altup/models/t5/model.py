@@ -284,7 +284,7 @@ class AltUpT5EncoderModel(AltUpT5PreTrainedModel):
     Args:
         config: Shape and method; `AltUpT5Config.from_preset` makes one.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from altup import AltUpT5Config, AltUpT5EncoderModel
         >>> encoder = AltUpT5EncoderModel(AltUpT5Config.from_preset("tiny", "altup", k=2, vocab_size=100))
@@ -313,7 +313,7 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, ReplayedGeneration
     Args:
         config: Shape and method; `AltUpT5Config.from_preset` makes one.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from altup import AltUpT5Config, AltUpT5ForConditionalGeneration
         >>> config = AltUpT5Config.from_preset("tiny", "altup", k=2, vocab_size=100)

@@ -45,7 +45,7 @@ class Structure:
         entries: Names of the parameters that make the state.
         example: Arguments of the model's forward.
 
-    Example:
+    Examples:
         >>> import altup
         >>> altup.Structure(stacks=["backbone.blocks"]).entries is None
         True
@@ -68,7 +68,7 @@ def register_handler(model_type: str, handler: Handler) -> None:
         model_type: The `model_type` of the models' config.
         handler: A function that takes the model and returns its `Structure`.
 
-    Example:
+    Examples:
         >>> import altup
         >>> altup.register_handler("my_model", lambda model: altup.Structure(stacks=["backbone.blocks"]))
     """

@@ -68,7 +68,7 @@ def widen(
     Returns:
         The same model object.
 
-    Example:
+    Examples:
         >>> import altup
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=20))
@@ -118,7 +118,7 @@ def narrow(model: PreTrainedModel) -> PreTrainedModel:
     Returns:
         The same model object, as it was before.
 
-    Example:
+    Examples:
         >>> import altup
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=20))
@@ -155,7 +155,7 @@ def load_widened(
         config: A config to use instead of the saved one.
         options: Those of `from_pretrained`.
 
-    Example:
+    Examples:
         >>> import altup
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=20))
