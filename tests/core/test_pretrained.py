@@ -256,3 +256,18 @@ def test_where_decoding_starts_is_known_from_the_config(model: Path) -> None:
     change(model / "generation_config.json", decoder_start_token_id=None)
     loaded = load_any(model).model
     assert loaded.generation_config.decoder_start_token_id == loaded.config.decoder_start_token_id is not None
+
+
+@pytest.mark.parametrize(
+    "size", [{"hidden_size": 1 << 36}, {"vocab_size": 1 << 40}, {"intermediate_size": 1 << 38}]
+)
+def test_a_model_of_transformers_that_fits_no_memory_is_not_built(tmp_path: Path, size: dict[str, int]) -> None:
+    """A config of a few bytes, and weights that are as small: nothing that is there would stop it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**small, vocab_size=32)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **size}))
+    with pytest.raises(UserError, match=r"asks for [\d,]+ GiB of weights, where this machine has"):
+        load_model(LlamaForCausalLM, tmp_path)

@@ -14,6 +14,7 @@ import yaml
 
 from altup.core.errors import UserError
 from altup.training import checkpoints
+from altup.training.config import TrainConfig
 from altup.training.metrics import cut_after, read_records
 from altup.training.pretraining import PretrainConfig
 from altup.training.run_folder import RunFolder, newest_model
@@ -325,4 +326,29 @@ def test_records_that_are_none_are_left_out(tmp_path: Path, line: str) -> None:
     path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     assert [record["step"] for record in read_records(path)] == [1, 3]
     cut_after(path, 2)
-    assert path.read_text() == '{"step": 1}\n'
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1]
+
+
+def test_records_that_no_run_has_written_are_left_out(tmp_path: Path) -> None:
+    lines = [
+        {"step": None, "split": "train"}, {"step": 2}, {"step": 3, "split": ["train"]}, [],
+        {"step": 4, "split": "validation", "loss": "low", "accuracy": {}, "score": None},
+        {"step": 5, "split": "train", "loss": 1.5, "skipped": 0},
+        {"step": 6, "split": "failed evaluation", "error": "no memory"},
+    ]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_records(tmp_path / "metrics.jsonl") == [
+        {"step": 2, "split": ""},
+        {"step": 3, "split": ""},
+        {"step": 4, "split": "validation", "score": None},
+        lines[5],
+        lines[6],
+    ]
+
+
+def test_an_empty_config_is_told_as_that(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("# nothing\n")
+    with pytest.raises(UserError, match=r"config\.yaml is empty; write `name: value` lines"):
+        TrainConfig.resolve({}, tmp_path / "config.yaml", {"steps": 4})
+    with pytest.raises(UserError, match=r"config\.yaml is empty; restore it, or remove it"):
+        RunFolder(tmp_path).saved_settings(resume=True)

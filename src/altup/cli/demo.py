@@ -36,6 +36,7 @@ def command(
     # A second thread would only wait: models this small are trained side by side instead, a process for each seed.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from altup.core.console import outlive_stdout
+    from altup.core.interrupts import raise_on_interrupt
     from altup.studies.demo import SEEDS, STEPS, Demo
 
     outlive_stdout()
@@ -45,6 +46,7 @@ def command(
         return
     demo.refuse_foreign()
     begun = time.monotonic()
+    raise_on_interrupt()
     try:
         finished = _train(demo)
         if finished:

@@ -15,6 +15,7 @@ import altup
 from altup.cli.verb import Verb
 from altup.core.console import outlive_stderr, outlive_stdout
 from altup.core.errors import UserError, is_out_of_memory
+from altup.core.interrupts import end_on_interrupt
 from altup.core.text import is_unicode, shorten
 from altup.training.preemption import STOPPED
 
@@ -74,6 +75,7 @@ for _verb in VERBS:
 
 
 def main() -> None:
+    end_on_interrupt()
     outlive_stderr()
     faulthandler.enable()  # a crash inside a library says where it happened
     code = _run()

@@ -154,9 +154,11 @@ def _goes_on() -> Iterator[None]:
 def _prepare(out: Path, recipe: Recipe, workers: int | None) -> None:
     """Prepare with a display of the progress, and say what came of it."""
     from altup.core.errors import UserError
+    from altup.core.interrupts import raise_on_interrupt
     from altup.data.prepare import prepare
     from altup.data.shards import Manifest
 
+    raise_on_interrupt()
     finished_before = False
     with suppress(UserError):  # what is wrong with the folder is for `prepare` to say
         finished_before = Manifest.load(out).finished

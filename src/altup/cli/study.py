@@ -122,6 +122,7 @@ def run_studies(
     """Run studies. Stop with Ctrl-C and run the same command again to go on; what is finished is not repeated."""
     from altup.core.console import outlive_stdout
     from altup.core.errors import UserError
+    from altup.core.interrupts import raise_on_interrupt
     from altup.core.schema import parse_pairs
     from altup.studies.run import StudyRun
     from altup.studies.scale import find_scale, read_seeds, with_settings
@@ -143,6 +144,7 @@ def run_studies(
     if dry_run:
         _show_plan(studies, device, price)
     else:
+        raise_on_interrupt()
         _tell(studies, studies.run(_say, jobs, time_limit))
 
 

@@ -6,11 +6,13 @@ A model whose weights are not all there is refused: Hugging Face would make up t
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError, check_whole, is_out_of_memory
 from altup.core.files import check_file_name, check_regular, read_json
+from altup.core.hardware import host_memory
 from altup.core.packages import require
 
 if TYPE_CHECKING:
@@ -59,8 +61,10 @@ def load_model(model_class: Any, place: str | Path, **options: Any) -> Any:
     from safetensors import SafetensorError
 
     where = {name: options[name] for name in WHERE if name in options}
-    if "config" not in options:
-        load_config(place, getattr(model_class, "config_class", None), **where)  # checked before it is built
+    config = options.get("config")
+    if config is None:  # checked before it is built
+        config = load_config(place, getattr(model_class, "config_class", None), **where)
+    _refuse_too_large(str(place), model_class, config, options.get("dtype"))
     _refuse_pickles(str(place), where)
     fixed = {"use_safetensors": True, "trust_remote_code": False}
     told = {"ignore_mismatched_sizes": True, "output_loading_info": True}  # weights of other shapes are told below
@@ -83,6 +87,28 @@ def load_model(model_class: Any, place: str | Path, **options: Any) -> Any:
     if generation is not None and generation.decoder_start_token_id is None:
         generation.decoder_start_token_id = getattr(model.config, "decoder_start_token_id", None)
     return model
+
+
+def _refuse_too_large(place: str, model_class: Any, config: PreTrainedConfig, dtype: Any) -> None:
+    """UserError where the weights that a config asks for exceed this machine's memory, whatever its files hold.
+
+    The model is built without memory, on torch's meta device, which takes no time beside reading its weights.
+    """
+    import torch
+
+    build = getattr(model_class, "from_config", None) or model_class._from_config
+    try:
+        with torch.device("meta"):
+            model = build(copy.deepcopy(config))
+    except Exception:  # a config that makes no model: loading it says why
+        return
+    each = dtype.itemsize if isinstance(dtype, torch.dtype) else 2  # as they are stored: bf16, at least
+    needed, there = each * sum(p.numel() for p in model.parameters()), host_memory()
+    if needed > there:
+        raise UserError(
+            f"{place!r} asks for {needed / 2**30:,.0f} GiB of weights, where this machine has "
+            f"{there / 2**30:,.0f} GiB of memory; check the sizes in its config.json"
+        )
 
 
 def _refuse_pipes(place: str | Path) -> None:

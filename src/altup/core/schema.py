@@ -260,6 +260,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return parse_yaml(text, str(path))
 
 
+def read_settings(path: Path, remedy: str) -> dict[str, Any]:
+    """The settings in a YAML file; one that holds nothing is refused, or its first missing setting would be."""
+    if values := read_yaml(path):
+        return values
+    raise UserError(f"{path} is empty; {remedy}")
+
+
 def parse_yaml(text: str, source: str) -> dict[str, Any]:
     """The mapping that a YAML text holds; nothing at all is an empty one."""
     try:

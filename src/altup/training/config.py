@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from altup.core.errors import MOST_SEED, UserError, check_choice, check_range, check_whole
-from altup.core.schema import Settings, describe_settings, read_yaml, refuse_unknown, setting
+from altup.core.schema import Settings, describe_settings, read_settings, refuse_unknown, setting
 
 PRECISIONS = ("bf16", "fp32")
 PARALLEL = ("ddp", "fsdp")
@@ -194,7 +194,9 @@ class TrainConfig(Settings):
     def resolve(cls, saved: dict[str, Any], file: Path | None, flags: dict[str, Any]) -> Self:
         """A run's config from what it was started with, a user's file, and flags; later ones win."""
         values: dict[str, Any] = {}
-        given = {str(file): read_yaml(file)} if file else {}
+        given = (
+            {str(file): read_settings(file, "write `name: value` lines, or leave --config out")} if file else {}
+        )
         for name, source in {"config.yaml of the run": saved, **given, "config": flags}.items():
             refuse_unknown(name, source, describe_settings(cls))
             values = cls.merge(values, source)

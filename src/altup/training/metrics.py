@@ -22,6 +22,7 @@ from altup.training.prefetch import IGNORED, label_name, share, to_tensors
 # Fields that differ between two runs that computed the same.
 TIMING_FIELDS = ("seconds", "steps_per_s", "seq_per_s", "tokens_per_s", "mfu")
 
+TEXTS = ("split", "error")  # fields of a record; all others are numbers
 # The split of a record: an evaluation, and one that failed, with its reason as `error`.
 VALIDATION, FAILED = "validation", "failed evaluation"
 
@@ -187,7 +188,8 @@ class JsonLines:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a metrics file; a half line at its end (a killed run) is left out."""
+    """The whole records of a metrics file. A half line at its end (a killed run) is left out, and so is what no
+    run has written: a file may come from anyone. Each has a `step` and a `split`; all but `TEXTS` are numbers."""
     records: list[dict[str, Any]] = []
     if not path.exists():
         return records
@@ -197,8 +199,16 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
-            records.append(record)
+            kept = {name: value for name, value in record.items() if _is_text_or_number(name, value)}
+            records.append({**kept, "split": kept.get("split", "")})
     return records
+
+
+def _is_text_or_number(name: str, value: Any) -> bool:
+    """As a run writes them; null stands for a number that is not finite."""
+    if name in TEXTS:
+        return isinstance(value, str)
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def lost_records(path: Path, step: int, number: int | None) -> str | None:

@@ -44,7 +44,7 @@ def write_card(
         f"---\nlibrary_name: transformers\ntags: [altup, {model}]\n---\n",
         f"# {title}\n",
         data + "\n",
-        _results([r for r in held_out if r.get("loss") is not None]),
+        _results([r for r in held_out if None not in (r.get("loss"), r.get("accuracy"))]),
         _scores([r for r in held_out if r.get("score") is not None], folder),
         f"![Loss and accuracy]({CURVES})\n" if plotted else "",
         "## Use\n",
@@ -80,7 +80,7 @@ def _scores(held_out: list[dict[str, Any]], folder: RunFolder) -> str:
     if not held_out:
         return ""
     lines = ["| held-out, % | last | best | at step | kept as |", "|---|---|---|---|---|"]
-    for name in (n for n in held_out[-1] if n not in ("step", "split")):
+    for name in (n for n, value in held_out[-1].items() if n not in ("step", "split") and value is not None):
         best = max((r for r in held_out if r.get(name) is not None), key=lambda r: r[name])
         kept = f"step-{best['step']}" if (folder.checkpoints / f"step-{best['step']}").is_dir() else "not kept"
         lines.append(f"| {name} | {held_out[-1][name]:.2f} | {best[name]:.2f} | {best['step']:,} | {kept} |")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from altup.core.errors import UserError, may_not_write
 from altup.core.files import Lock, atomic_write, is_locked, locked
 from altup.core.hub import find_pretrained, missing_folder
-from altup.core.schema import differences, read_yaml
+from altup.core.schema import differences, read_settings
 from altup.training import checkpoints
 from altup.training.config import TrainConfig
 
@@ -101,7 +101,7 @@ class RunFolder:
     def saved_settings(self, resume: bool) -> dict[str, Any]:
         """What a run resumes with: its config.yaml or, where that is lost, the seal of its newest checkpoint."""
         if not resume or self.config.exists():
-            return read_yaml(self.config) if resume else {}
+            return self._read_settings() if resume else {}
         for checkpoint in reversed(checkpoints.list_checkpoints(self.checkpoints)):
             with contextlib.suppress(UserError, TypeError):  # a damaged one
                 return checkpoints.read_state(checkpoint).config or {}
@@ -109,7 +109,10 @@ class RunFolder:
 
     def read_config(self, kind: type[ANY_CONFIG]) -> ANY_CONFIG:
         """The config with which the run was started."""
-        return kind.from_dict(read_yaml(self.config), str(self.config))
+        return kind.from_dict(self._read_settings(), str(self.config))
+
+    def _read_settings(self) -> dict[str, Any]:
+        return read_settings(self.config, "restore it, or remove it to resume with what the checkpoints keep")
 
     def open(self, config: TrainConfig, resume: bool, process_group: ProcessGroup) -> Path | None:
         """Make the folder or check that `config` may go on in it; the checkpoint to go on from, if any.
