@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 COMMAND = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-RANKS = range(2)
 CRASHES = (-11, -6, -7)  # SIGSEGV, SIGABRT, SIGBUS
 
 
@@ -40,7 +39,7 @@ def torchrun(*arguments: object, timeout: float = 300) -> subprocess.CompletedPr
     return done
 
 
-def train_together(*arguments: object, out: Path, timeout: float = 300) -> None:
+def train_together(*arguments: object, out: Path, timeout: float = 300, world: int = 2) -> None:
     """`torchrun arguments…` with forked ranks, which have PyTorch already. They write to the folder `out` alone.
 
     A crash inside a library is no wrong result: what was written is removed, and all starts once more, with a
@@ -48,12 +47,12 @@ def train_together(*arguments: object, out: Path, timeout: float = 300) -> None:
     Seen once, in CI with torch 2.13 (docs/lab-log.md, "A crash that did not come back").
     """
     for attempt in (1, 2):
-        codes, text = _fork_ranks([str(a) for a in arguments], timeout)
+        codes, text = _fork_ranks([str(a) for a in arguments], timeout, world)
         if attempt == 2 or not set(codes) & set(CRASHES):
             break
         warnings.warn(f"a process crashed and was started once more:\n{last_words(text)}", stacklevel=2)
         shutil.rmtree(out, ignore_errors=True)
-    assert codes == [0] * len(RANKS), last_words(text)
+    assert codes == [0] * world, last_words(text)
 
 
 def last_words(text: str) -> str:
@@ -62,10 +61,10 @@ def last_words(text: str) -> str:
     return (text[crash : crash + 4000] + "\n…\n" if crash >= 0 else "") + text[-3000:]
 
 
-def _fork_ranks(arguments: list[str], timeout: float) -> tuple[list[int | None], str]:
+def _fork_ranks(arguments: list[str], timeout: float, world: int) -> tuple[list[int | None], str]:
     """Exit codes and everything that the ranks said. Where one fails, the others are ended, as torchrun does."""
     with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder) / str(rank) for rank in RANKS]
+        outputs = [Path(folder) / str(rank) for rank in range(world)]
         _store, ranks = start_ranks(arguments, outputs)  # it lives as long as this name
         end = time.monotonic() + timeout
         while any(process.is_alive() for process in ranks) and time.monotonic() < end:
@@ -87,8 +86,8 @@ def start_ranks(
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks: list[BaseProcess] = [
-        server.Process(target=_rank, args=(arguments, rank, store.port, output, before))
-        for rank, output in zip(RANKS, outputs, strict=True)
+        server.Process(target=_rank, args=(arguments, rank, len(outputs), store.port, output, before))
+        for rank, output in enumerate(outputs)
     ]
     for process in ranks:
         process.start()
@@ -96,12 +95,17 @@ def start_ranks(
 
 
 def _rank(
-    arguments: list[str], rank: int, port: int, output: Path, before: Callable[[int], None] | None = None
+    arguments: list[str],
+    rank: int,
+    world: int,
+    port: int,
+    output: Path,
+    before: Callable[[int], None] | None = None,
 ) -> None:
     """One process, with the environment that torchrun would give it."""
     import torch
 
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(RANKS))}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)

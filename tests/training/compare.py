@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from altup.training.metrics import TIMING_FIELDS, read_records
+from altup.training.tensor_files import TensorFiles
 
 
 def records(out: Path) -> list[dict[str, Any]]:
@@ -18,7 +18,12 @@ def records(out: Path) -> list[dict[str, Any]]:
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    return load_file(out / "final" / "model.safetensors")
+    return tensors(out / "final", "model")
+
+
+def tensors(folder: Path, stem: str) -> dict[str, torch.Tensor]:
+    """From one file, or from those that several ranks wrote."""
+    return {name: stored[...] for name, stored in TensorFiles(folder, stem).items()}
 
 
 def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -30,6 +35,6 @@ def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 def assert_same_run(one: Path, other: Path, step: int) -> None:
     """Weights, optimizer and metrics agree to the last bit after `step` steps."""
     assert_same_bits(weights(one), weights(other))
-    ours, theirs = (path / "checkpoints" / f"step-{step}" / "optimizer.safetensors" for path in (one, other))
-    assert_same_bits(load_file(ours), load_file(theirs))
+    ours, theirs = (path / "checkpoints" / f"step-{step}" for path in (one, other))
+    assert_same_bits(tensors(ours, "optimizer"), tensors(theirs, "optimizer"))
     assert records(one) == records(other)

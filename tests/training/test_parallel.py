@@ -18,7 +18,7 @@ from altup.training.prefetch import share
 from tests.models.helpers import batch, tiny_t5
 from tests.processes import fork_two, server
 from tests.torchrun import train_together
-from tests.training.compare import assert_same_run, records, weights
+from tests.training.compare import assert_same_bits, assert_same_run, records, weights
 from tests.training.tiny import build, run, tiny_loop
 
 # At a higher lr this small model amplifies rounding: at 0.02 the losses part by 2e-5 after 30 steps.
@@ -35,10 +35,12 @@ def train_cases(cases: list[dict[str, Any]], out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For each kind: `long`, `whole`, `cut` (stopped after 7 of 12 steps, resumed) and `half` (stopped only)."""
+    """For each kind: `long`, `whole`, `cut` (stopped after 7 of 12 steps, resumed), `half` (stopped only), `one`
+    (by one process for twenty steps, by two for the others)."""
     folder = tmp_path_factory.mktemp("parallel")
     cases: list[dict[str, Any]] = []
     for kind in KINDS:
+        run(folder / f"{kind}-one", **{**LONG, "parallel": kind, "stop_after": 20})
         base = {"parallel": kind, "micro_batch": 4}
         cases += [
             {"out": f"{folder}/{kind}-long", "settings": {**LONG, "parallel": kind}},
@@ -46,6 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"out": f"{folder}/{kind}-cut", "settings": {**base, "stop_after": 14}},
             {"out": f"{folder}/{kind}-cut", "settings": base, "resume": True},
             {"out": f"{folder}/{kind}-half", "settings": {**LONG, "parallel": kind, "stop_after": 20}},
+            {"out": f"{folder}/{kind}-one", "settings": {**LONG, "parallel": kind}, "resume": True},
         ]
     train_cases(cases, folder)
     return folder
@@ -106,8 +109,21 @@ def test_resume_with_two_processes_is_exact(runs: Path, kind: str) -> None:
 def test_resume_with_another_number_of_processes(runs: Path, alone: Path, kind: str) -> None:
     """Twenty steps with two processes, the other thirty with one."""
     out = runs / f"{kind}-half"
-    assert run(out, resume=True, **LONG).finished
+    assert run(out, resume=True, **{**LONG, "parallel": kind}).finished
     assert_close(alone, out)
+    assert_close(alone, runs / f"{kind}-one")
+
+
+def test_a_final_model_of_other_files_is_known(runs: Path, tmp_path: Path) -> None:
+    """Lost after a run of two processes and made again by one, it is not made a third time."""
+    out = Path(shutil.copytree(runs / "fsdp-long", tmp_path / "run"))
+    before = weights(out)
+    shutil.rmtree(out / "final")
+    assert run(out, resume=True, **{**LONG, "parallel": "fsdp"}).finished
+    assert_same_bits(weights(out), before)
+    made = (out / "final/model.safetensors").stat().st_mtime_ns
+    assert run(out, resume=True, **{**LONG, "parallel": "fsdp"}).finished
+    assert (out / "final/model.safetensors").stat().st_mtime_ns == made
 
 
 def test_a_checkpoint_of_sharded_weights_is_an_ordinary_model(runs: Path) -> None:

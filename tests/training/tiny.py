@@ -115,6 +115,7 @@ def tiny_loop(
         process_group,
         MadeUp(config.batch_size),
         make,
+        None if stop_after else lambda checkpoint: build(None, **fields),
         lambda engine: held_out_loss(Fixed(), config.micro_batch or 8, process_group, engine.autocast),
     )
 

@@ -158,13 +158,14 @@ def account(config: AltUpConfig, inputs: int = INPUTS, targets: int | None = Non
     )
 
 
-def refuse_too_large(config: AltUpConfig) -> None:
-    """UserError, before anything is built, where float32 weights alone exceed this machine's memory."""
-    needed, there = 4 * account(config).total, host_memory()
+def refuse_too_large(config: AltUpConfig, shards: int = 1) -> None:
+    """UserError, before anything is built, where one of the shards of float32 weights alone exceeds this machine's
+    memory."""
+    needed, there = 4 * account(config).total // shards, host_memory()
     if needed > there:
         raise UserError(
-            f"the model has {needed // 4:,} parameters: {needed / 2**30:,.0f} GiB of weights, where this "
-            f"machine has {there / 2**30:,.0f} GiB of memory; check its sizes (`altup params` counts them)"
+            f"the model has {account(config).total:,} parameters: {needed / 2**30:,.0f} GiB of weights, where "
+            f"this machine has {there / 2**30:,.0f} GiB of memory; check its sizes (`altup params` counts them)"
         )
 
 

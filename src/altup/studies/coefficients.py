@@ -19,19 +19,17 @@ from altup.studies.study import Study
 
 def read_coefficients(model: Path) -> dict[str, Any]:
     """What the rules learned: `blocks` are P, g and the active block of each layer; `sequence` a₁, a₂, b."""
-    from safetensors import safe_open
+    from altup.training.tensor_files import TensorFiles
 
     place = re.compile(r"(?:.*\.)?(\w+)\.rule\.updates\.(\d+)\.(P|g)")
     strided = re.compile(r"(?:.*\.)?(\w+)\.layers\.(\d+)\.update\.(a|b)")
     found: dict[str, dict[tuple[str, int], dict[str, Any]]] = {"blocks": {}, "sequence": {}}
-    with safe_open(model / "model.safetensors", framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118  not a dict
-            for kind, pattern in (("blocks", place), ("sequence", strided)):
-                if match := pattern.fullmatch(name):
-                    stack, layer, which = match[1], int(match[2]), match[3]
-                    value = file.get_tensor(name).float()
-                    entry = found[kind].setdefault((stack, layer), {"stack": stack, "layer": layer})
-                    entry[which] = _rounded(value.tolist())
+    for name, stored in TensorFiles(model, "model").items():
+        for kind, pattern in (("blocks", place), ("sequence", strided)):
+            if match := pattern.fullmatch(name):
+                stack, layer, which = match[1], int(match[2]), match[3]
+                entry = found[kind].setdefault((stack, layer), {"stack": stack, "layer": layer})
+                entry[which] = _rounded(stored[...].float().tolist())
     blocks = list(found["blocks"].values())
     settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
     for entry in blocks:

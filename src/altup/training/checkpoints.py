@@ -18,7 +18,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from altup.training.engine import Engine
 
 STATE_FILE = "training_state.json"
+MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 MANIFEST = "SHA256SUMS.json"
 UNFINISHED = ".unfinished-"
@@ -91,11 +92,19 @@ def _better(best: Best | None, step: int, score: float) -> Best | None:
 
 
 def save_checkpoint(engine: Engine, folder: Path, tokenizer: Any, state: TrainingState) -> None:
-    """Make the checkpoint `folder/step-N`. Every rank takes part in gathering; the first one writes."""
-    from altup.training.optimizers import state_tensors
+    """Make the checkpoint `folder/step-N`. Every rank takes part in gathering; the first one writes, or, of a
+    sharded model, every rank a part."""
+    from altup.training.optimizers import named_state, state_tensors
     from altup.training.parallel import gather
+    from altup.training.sharded import MODEL, OPTIMIZER, is_sharded, weights_of, write_parts
 
     process_group = engine.process_group
+    if is_sharded(engine.plain):
+        tensors = {MODEL: weights_of(engine.plain), OPTIMIZER: dict(named_state(engine.optimizer, engine.plain))}
+        with _folder_of_parts(engine, folder / f"step-{state.step}", tokenizer, state) as parts:
+            for stem in tensors:
+                parts.written |= write_parts(tensors[stem], parts.folder, stem, process_group)
+        return
     weights = gather(engine.plain.state_dict(), process_group)
     moments = state_tensors(engine.optimizer, engine.plain, keep=process_group.is_first)
 
@@ -112,7 +121,12 @@ def save_checkpoint(engine: Engine, folder: Path, tokenizer: Any, state: Trainin
 def save_final(engine: Engine, target: Path, tokenizer: Any) -> None:
     """Make `target`, the model and its tokenizer alone. Every rank takes part, as above."""
     from altup.training.parallel import gather
+    from altup.training.sharded import MODEL, is_sharded, weights_of, write_parts
 
+    if is_sharded(engine.plain):
+        with _folder_of_parts(engine, target, tokenizer) as parts:
+            parts.written |= write_parts(weights_of(engine.plain), parts.folder, MODEL, engine.process_group)
+        return
     weights = gather(engine.plain.state_dict(), engine.process_group)
     if engine.process_group.is_first:
         atomic_folder(target.parent, target.name, lambda path: _write_model(engine, path, tokenizer, weights))
@@ -128,6 +142,46 @@ def _write_model(engine: Engine, path: Path, tokenizer: Any, weights: dict[str, 
         tokenizer.save_pretrained(path)
 
 
+@dataclass
+class _Parts:
+    """A folder that all ranks write to, and the sizes and hashes of this rank's files."""
+
+    folder: Path
+    written: dict[str, Any] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def _folder_of_parts(
+    engine: Engine, target: Path, tokenizer: Any, state: TrainingState | None = None
+) -> Iterator[_Parts]:
+    """As `atomic_folder`, of a model's files without the tensors, which every rank adds to the temporary folder.
+
+    It gets its name once all ranks have flushed theirs; if one fails, all do.
+    """
+    process_group = engine.process_group
+    parts = _Parts(target.with_name(f"{UNFINISHED}{target.name}"))
+    try:
+        with process_group.together(), _save_errors(target):
+            if process_group.is_first:
+                _begin(target)
+                _write_model(engine, parts.folder, tokenizer, {})
+                (parts.folder / MODEL_FILE).unlink(missing_ok=True)  # of no weights
+                if state:
+                    save_json(parts.folder / STATE_FILE, asdict(state))
+        with process_group.together(), _save_errors(target):
+            yield parts
+        written = [json.loads(text) for text in process_group.all_gather(json.dumps(parts.written))]
+        with process_group.together(), _save_errors(target):
+            if process_group.is_first:
+                _seal(parts.folder, {name: entry for entries in written for name, entry in entries.items()})
+                _replace(target, parts.folder)
+    except BaseException:
+        if process_group.is_first:
+            with contextlib.suppress(OSError):
+                remove_leftovers(target.parent)
+        raise
+
+
 def atomic_folder(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
     """Make the folder `folder/name`, sealed with a manifest, of what `write(temporary folder)` writes.
 
@@ -136,18 +190,36 @@ def atomic_folder(folder: Path, name: str, write: Callable[[Path], None]) -> Pat
     come back. A full disk or the like raises UserError.
     """
     target = folder / name
-    temporary = folder / f"{UNFINISHED}{name}"
     try:
-        folder.mkdir(exist_ok=True)
-        flush(folder.parent)
-        remove_leftovers(folder)
-        temporary.mkdir()
-        write(temporary)
-        _seal(temporary)
-        _replace(target, temporary)
-    except BaseException as error:
+        with _save_errors(target):
+            temporary = _begin(target)
+            write(temporary)
+            _seal(temporary)
+            _replace(target, temporary)
+    except BaseException:
         with contextlib.suppress(OSError):
             remove_leftovers(folder)
+        raise
+    return target
+
+
+def _begin(target: Path) -> Path:
+    """An empty folder to write to, beside the one that it becomes."""
+    folder = target.parent
+    folder.mkdir(exist_ok=True)
+    flush(folder.parent)
+    remove_leftovers(folder)
+    temporary = folder / f"{UNFINISHED}{target.name}"
+    temporary.mkdir()
+    return temporary
+
+
+@contextlib.contextmanager
+def _save_errors(target: Path) -> Iterator[None]:
+    """Turn a full disk and the like into a UserError."""
+    try:
+        yield
+    except Exception as error:
         # Libraries in Rust (tokenizers) raise a bare Exception for errors of the operating system.
         if isinstance(error, OSError | SafetensorError) or "(os error " in str(error):
             remedy = "make the folder writable" if may_not_write(error) else "free space or repair the disk"
@@ -155,21 +227,22 @@ def atomic_folder(folder: Path, name: str, write: Callable[[Path], None]) -> Pat
                 f"could not save {target}: {error}. The checkpoints before it are untouched; {remedy}, then resume"
             ) from error
         raise
-    return target
 
 
-def _seal(checkpoint: Path) -> None:
-    """Flush all files, then write and flush the manifest and the folders."""
-    files = files_below(checkpoint)
-    names = [file.relative_to(checkpoint).as_posix() for file in files]
+def _seal(checkpoint: Path, known: Mapping[str, Any] | None = None) -> None:
+    """Flush all files, then write and flush the manifest and the folders.
+
+    Files that are `known` are flushed and hashed already: `{name: {"bytes", "sha256"}}`.
+    """
+    entries = dict(known or {})
+    files = {file.relative_to(checkpoint).as_posix(): file for file in files_below(checkpoint)}
+    files = {name: file for name, file in files.items() if name not in entries}
     with ThreadPoolExecutor(THREADS) as pool:
-        hashes = pool.map(sha256_of, files)
-        list(pool.map(flush, files))
-    entries = {
-        name: {"bytes": file.stat().st_size, "sha256": digest}
-        for name, file, digest in zip(names, files, hashes, strict=True)
-    }
-    save_json(checkpoint / MANIFEST, entries)
+        hashes = pool.map(sha256_of, files.values())
+        list(pool.map(flush, files.values()))
+    for (name, file), digest in zip(files.items(), hashes, strict=True):
+        entries[name] = {"bytes": file.stat().st_size, "sha256": digest}
+    save_json(checkpoint / MANIFEST, dict(sorted(entries.items())))
     flush(checkpoint / MANIFEST)
     for path in [*checkpoint.rglob("*"), checkpoint]:
         if path.is_dir():
@@ -215,8 +288,10 @@ def _link(source: str, target: str) -> None:
 def restore(engine: Engine, checkpoint: Path, state: TrainingState) -> None:
     """Put a checkpoint's optimizer and sums into an engine that was built with its model."""
     from altup.training.optimizers import load_state_tensors
+    from altup.training.sharded import OPTIMIZER
+    from altup.training.tensor_files import TensorFiles
 
-    load_state_tensors(engine.optimizer, engine.plain, load_tensors(checkpoint / OPTIMIZER_FILE))
+    load_state_tensors(engine.optimizer, engine.plain, TensorFiles(checkpoint, OPTIMIZER))
     engine.meter.restore(state.meter, engine.process_group)
 
 
@@ -269,7 +344,20 @@ def final_damage(final: Path, last: Path) -> str | None:
 
     if not final.is_dir():
         return "it is missing"
-    return damage(final) or (None if weights(final) == weights(last) else f"it is not the model of {last.name}")
+    if wrong := damage(final):
+        return wrong
+    ours, theirs = weights(final), weights(last)
+    same = ours == theirs if ours.keys() == theirs.keys() else _same_tensors(final, last)
+    return None if same else f"it is not the model of {last.name}"
+
+
+def _same_tensors(one: Path, other: Path) -> bool:
+    """Whether two folders, written by different numbers of ranks, hold the same weights."""
+    from altup.training.sharded import MODEL
+    from altup.training.tensor_files import TensorFiles
+
+    ours, theirs = TensorFiles(one, MODEL), TensorFiles(other, MODEL)
+    return ours.keys() == theirs.keys() and all(ours[n][...].equal(theirs[n][...]) for n in ours)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,7 +32,14 @@ class Engine:
     number of ranks nor that of micro-batches changes the update.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig, process_group: ProcessGroup) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        process_group: ProcessGroup,
+        fill: Callable[[nn.Module], None] | None = None,
+    ) -> None:
+        """`fill` gives a model that was built without weights its own, once it is sharded."""
         self.config, self.process_group = config, process_group
         if config.activation_checkpointing:
             if not getattr(model, "supports_gradient_checkpointing", True):
@@ -48,6 +55,8 @@ class Engine:
             compile_layers(model, dynamic=None if config.SHAPES_VARY and not config.deterministic else False)
         self.model = distribute(model, config.parallel, config.precision == "bf16", process_group)
         self.plain = unwrap(self.model)
+        if fill:
+            fill(self.plain)
         # Exchanges between processes and recomputed layers do not go into a graph.
         alone = self.compiles and process_group.world_size == 1 and not config.activation_checkpointing
         alone = alone and getattr(self.plain, "records_graphs", True)

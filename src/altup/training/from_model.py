@@ -24,8 +24,8 @@ from altup.data.shards import Manifest
 from altup.models.config import AltUpConfig
 from altup.models.foreign import answer_in_sums, is_widened, kind_of, load_language_model
 from altup.models.upcycling import TOKENIZER_FILES
-from altup.training import checkpoints
 from altup.training.run_folder import RunFolder, find_model
+from altup.training.sharded import OPTIMIZER
 
 if TYPE_CHECKING:
     from altup.data.tokenizer import Vocabulary
@@ -188,7 +188,7 @@ def seal_of(place: str) -> str | None:
     """The hash of a folder's weights, or the commit of a model on the hub."""
     if not Path(place).is_dir():
         return getattr(load_config(place), "_commit_hash", None)
-    weights = sorted(p for p in Path(place).glob("*.safetensors") if p.name != checkpoints.OPTIMIZER_FILE)
+    weights = sorted(p for p in Path(place).glob("*.safetensors") if not p.name.startswith(OPTIMIZER))
     if not weights:
         raise UserError(f"{place} holds no weights as safetensors; save the model with save_pretrained")
     return hashlib.sha256("".join(map(sha256_of, weights)).encode()).hexdigest()

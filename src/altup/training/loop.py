@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from altup.models.stack import left_uncompiled
 from altup.training import checkpoints
 from altup.training.checkpoints import TrainingState
 from altup.training.config import TrainConfig
+from altup.training.deferred import NotDeferredError, defer_weights
 from altup.training.engine import Engine, numerics
 from altup.training.memory import MemoryAdvice
 from altup.training.metrics import (
@@ -32,11 +34,12 @@ from altup.training.metrics import (
     lost_records,
     means,
 )
-from altup.training.parallel import ProcessGroup, check_share
+from altup.training.parallel import ProcessGroup, check_share, shards_weights
 from altup.training.preemption import GpuTurn, StopRequest
 from altup.training.prefetch import StepBatch, prefetch
 from altup.training.progress import Clock, Reporter, Sink
 from altup.training.run_folder import FolderLock, RunFolder, disk_errors
+from altup.training.sharded import load_weights
 from altup.training.spikes import (
     SpikeError,
     count_left_out,
@@ -73,7 +76,9 @@ def lowest_loss(evaluation: dict[str, float]) -> float:
 class Loop:
     """A run in a folder.
 
-    `build_model(checkpoint)` gives the model: fresh for None, else that checkpoint's. `make_evaluate(engine)`
+    `build_model(checkpoint)` gives the model: fresh for None, else that checkpoint's. `skeleton(checkpoint)` gives
+    it with fresh weights in any case; under FSDP, where it is given, no process ever holds all weights: they are
+    drawn, or read from the checkpoint, row by row. `make_evaluate(engine)`
     gives the callback that measures it on held-out data, called on every rank; the checkpoint with the highest
     `score` of what it returns is the best, and so is, each for itself, the one with the highest value of every
     name in `also_best`. They are forgotten where a run goes on with another `yardstick`, which says what is
@@ -88,6 +93,7 @@ class Loop:
     process_group: ProcessGroup
     batches: Batches
     build_model: Callable[[Path | None], nn.Module]
+    skeleton: Callable[[Path | None], nn.Module] | None = None
     make_evaluate: Callable[[Engine], Evaluate | None] | None = None
     tokenizer: Any = None
     flops: float | None = None
@@ -180,8 +186,7 @@ class _Training:
         self.loop, self.state, self.stop, self.held, self.memory = loop, state, stop, held, memory
         self.config, self.process_group, self.folder = loop.config, loop.process_group, loop.folder
         state.config = asdict(self.config)
-        torch.manual_seed(self.config.seed)
-        self.engine = Engine(loop.build_model(checkpoint), self.config, self.process_group)
+        self.engine = self._build(checkpoint)
         self.evaluate = loop.make_evaluate(self.engine) if loop.make_evaluate else None
         if checkpoint:
             checkpoints.restore(self.engine, checkpoint, state)
@@ -201,6 +206,18 @@ class _Training:
         self.watchdog = Watchdog(self.config.watchdog, self.process_group, self.reporter.say)
         if checkpoint:
             self.reporter.say(f"resuming from {checkpoint}")
+
+    def _build(self, checkpoint: Path | None) -> Engine:
+        """The engine with its weights: fresh, or those of a checkpoint."""
+        config, skeleton = self.config, self.loop.skeleton
+        torch.manual_seed(config.seed)
+        if skeleton and shards_weights(config.parallel, self.process_group):
+            with contextlib.suppress(NotDeferredError):
+                model, weights = defer_weights(lambda: skeleton(checkpoint), wanted=checkpoint is None)
+                fill = functools.partial(load_weights, folder=checkpoint) if checkpoint else weights.fill
+                return Engine(model, config, self.process_group, fill)
+            torch.manual_seed(config.seed)
+        return Engine(self.loop.build_model(checkpoint), config, self.process_group)
 
     def run(self) -> bool:
         """Whether all steps are done; if not, the loop was asked to stop, and has saved."""

@@ -69,6 +69,33 @@ class ProcessGroup:
         if self.world_size > 1:
             self.all_reduce(torch.zeros(1))
 
+    def all_gather(self, text: str) -> list[str]:
+        """The `text` of every rank, on every rank."""
+        if self.world_size == 1:
+            return [text]
+        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        sizes[self.rank] = len(data)
+        pieces = torch.zeros(int(self.all_reduce(sizes).sum()), dtype=torch.uint8).split(sizes.tolist())
+        pieces[self.rank].copy_(data)
+        return [
+            bytes(piece.tolist()).decode() for piece in self.all_reduce(torch.cat(pieces)).split(sizes.tolist())
+        ]
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What fails here on one rank fails on all: none waits for another that has given up."""
+        failure: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            failure = error
+        failures = self.all_reduce(torch.tensor([failure is not None], dtype=torch.int64))
+        if failure:
+            raise failure
+        if failures.item():
+            raise UserError("another process could not go on; its message says why")
+
 
 @contextlib.contextmanager
 def join_process_group() -> Iterator[ProcessGroup]:
@@ -128,6 +155,11 @@ def check_share(micro_batch: int, world: int) -> None:
         )
 
 
+def shards_weights(parallel: str, process_group: ProcessGroup) -> bool:
+    """Whether every rank holds a part of the weights only."""
+    return parallel == "fsdp" and process_group.world_size > 1
+
+
 def distribute(model: nn.Module, parallel: str, low_precision: bool, process_group: ProcessGroup) -> nn.Module:
     """`model` on this process's device, wrapped for several processes.
 
@@ -165,6 +197,9 @@ def _shard(model: nn.Module, low_precision: bool, process_group: ProcessGroup) -
         elif type(module).__name__ in layers and tied.isdisjoint(module.parameters()):
             fully_shard(module, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+    if any(parameter.is_meta for parameter in model.parameters()):  # built without weights, which follow
+        device = process_group.device
+        model._apply(lambda t: torch.empty_like(t, device=device).fill_(torch.nan) if t.is_meta else t.to(device))
     return model
 
 

@@ -192,6 +192,21 @@ def build_model(model: str, model_config: AltUpConfig, checkpoint: Path | None) 
     return resumed
 
 
+def build_skeleton(
+    model: str, model_config: AltUpConfig, world_size: int, checkpoint: Path | None
+) -> torch.nn.Module:
+    """The model with fresh weights, shaped as a checkpoint's where one is given."""
+    from altup.core.pretrained import load_config
+    from altup.models.accounting import refuse_too_large
+
+    family = _family(model)
+    if checkpoint is None:
+        refuse_too_large(model_config, world_size)
+        return family.model_class(model_config)
+    resumed: torch.nn.Module = family.model_class(load_config(checkpoint, family.config_class))
+    return resumed
+
+
 def pretrain(
     config: PretrainConfig, out: str | Path, resume: bool = False, push_to_hub: str | None = None
 ) -> TrainOutcome:
@@ -264,6 +279,9 @@ def pretrain(
             build_model=functools.partial(start.build, config.z_loss)
             if start
             else functools.partial(build_model, config.kind, model_config),
+            skeleton=None
+            if start
+            else functools.partial(build_skeleton, config.kind, model_config, process_group.world_size),
             make_evaluate=lambda engine: held_out_loss(
                 validation, config.micro_batch or config.batch_size, process_group, engine.autocast
             ),

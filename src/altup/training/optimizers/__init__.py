@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from altup.training.optimizers.build import OPTIMIZERS, build_optimizer, parts_of, set_rate
-from altup.training.optimizers.state import load_state_tensors, state_tensors
+from altup.training.optimizers.state import load_state_tensors, named_state, state_tensors
 
 __all__ = [
     "OPTIMIZERS",
     "build_optimizer",
     "load_state_tensors",
+    "named_state",
     "parts_of",
     "set_rate",
     "state_tensors",

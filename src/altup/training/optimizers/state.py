@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from altup.core.errors import UserError
+from altup.training.tensor_files import StoredTensor, put
 
 
 @torch.no_grad()
@@ -18,7 +19,7 @@ def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, keep: bool
     Under FSDP2 every process must call this; those that will not write pass keep=False and get {}.
     """
     tensors = {}
-    for name, tensor in _named_state(optimizer, model):
+    for name, tensor in named_state(optimizer, model):
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if keep:
             tensors[name] = whole.detach().to("cpu", copy=True)
@@ -26,9 +27,11 @@ def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, keep: bool
 
 
 @torch.no_grad()
-def load_state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def load_state_tensors(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor] | Mapping[str, StoredTensor]
+) -> None:
     """Puts back what `state_tensors` gave; nothing is changed unless names and shapes all fit."""
-    state = dict(_named_state(optimizer, model))
+    state = dict(named_state(optimizer, model))
     problems = [f"{name} is missing" for name in state if name not in tensors]
     problems += [f"{name} is not in this optimizer" for name in tensors if name not in state]
     problems += [
@@ -44,15 +47,11 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, tenso
             f"{'; '.join(problems[:3])}{more}. Resume with the optimizer and the model it was saved with"
         )
     for name, tensor in state.items():
-        if isinstance(tensor, DTensor):
-            whole = tensors[name].to(tensor.device)
-            piece = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
-            tensor.to_local().copy_(piece.to_local())
-        else:
-            tensor.copy_(tensors[name])
+        put(tensor, tensors[name])
 
 
-def _named_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def named_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the state, as it lies here, under `"{parameter name}/{state name}"`."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
