@@ -126,11 +126,13 @@ def numbers(text: str) -> list[list[str]]:
 
 
 def test_tables_of_stored_results() -> None:
-    """Every number is the one that the old code printed."""
-    said = altup("study", "table", "--results", HERE / "results", "--format", "csv")
+    """Every number is the one that the old code printed, of the studies that it had."""
+    from altup.studies.study import shipped
+
+    names = [name for name in shipped() if name not in ("continuing", "decoder")]
+    said = altup("study", "table", *names, "--results", HERE / "results", "--format", "csv")
     before = numbers((HERE / "tables.csv").read_text())
-    assert numbers(said)[: len(before)] == before  # studies that came later stand at the end, and are empty
-    assert not any(numbers(said)[len(before) :])
+    assert numbers(said) == before
     assert sum(map(len, before)) > 500
 
 
