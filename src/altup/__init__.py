@@ -26,8 +26,11 @@ if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name p
     from altup.models import upcycle as upcycle
     from altup.models.accounting import account as account
     from altup.models.widening import Structure as Structure
+    from altup.models.widening import WideTrainerMixin as WideTrainerMixin
+    from altup.models.widening import describe as describe
     from altup.models.widening import load_widened as load_widened
     from altup.models.widening import narrow as narrow
+    from altup.models.widening import parameter_groups as parameter_groups
     from altup.models.widening import register_handler as register_handler
     from altup.models.widening import widen as widen
     from altup.nn import AltUp as AltUp
@@ -60,11 +63,14 @@ _HOMES = {
     "SequenceAltUp": "altup.nn",
     "StrideAndSkip": "altup.nn",
     "Structure": "altup.models.widening",
+    "WideTrainerMixin": "altup.models.widening",
     "account": "altup.models.accounting",
+    "describe": "altup.models.widening",
     "evaluate": "altup.evaluation.evaluate",
     "finetune": "altup.finetuning.finetune",
     "load_widened": "altup.models.widening",
     "narrow": "altup.models.widening",
+    "parameter_groups": "altup.models.widening",
     "pretrain": "altup.training.pretraining",
     "register_handler": "altup.models.widening",
     "upcycle": "altup.models",

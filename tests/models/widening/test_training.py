@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from altup import load_widened, narrow, widen
+from altup import WideTrainerMixin, describe, load_widened, narrow, parameter_groups, widen
 from altup.core.errors import UserError
 from tests.models.widening.families import FAMILIES, build, inputs
 
@@ -247,3 +247,63 @@ def test_trainer_learns_saves_and_resumes(method, tmp_path):
         with torch.enable_grad():
             resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
         torch.testing.assert_close(resumed.model.eval()(**batch).logits, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_coefficients_have_a_rate_of_their_own_and_no_decay():
+    wide = widen(build("llama"), "altup")
+    wide.lm_head.weight.requires_grad = False
+    groups = parameter_groups(wide, lr=1e-4, weight_decay=0.1, coefficient_factor=30)
+    found = {p: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(found)
+    for name, p in wide.named_parameters():
+        expected = (3e-3, 0.0) if ".altup." in name else (1e-4, 0.1 if p.ndim > 1 else 0.0)
+        assert found.get(p) == (pytest.approx(expected) if p.requires_grad else None), name
+    torch.optim.AdamW(groups).step()
+    assert [group["lr"] for group in parameter_groups(build("llama"), lr=0.5)] == [0.5, 0.5]
+    with pytest.raises(UserError, match="coefficient_factor"):
+        parameter_groups(wide, lr=1e-4, coefficient_factor=-1)
+
+
+def trainer_for(wide, folder, base=(), **arguments):
+    from transformers import Trainer, TrainingArguments
+
+    torch.manual_seed(0)
+    rows = [{name: value[0] for name, value in inputs(wide).items()} for _ in range(4)]
+    settings = {"learning_rate": 1e-4, "weight_decay": 0.1, "max_steps": 3, "report_to": [], "use_cpu": True}
+    arguments = TrainingArguments(str(folder), **{**settings, "save_strategy": "no", **arguments})
+    return type("WideTrainer", (*base, Trainer), {})(wide, arguments, train_dataset=rows)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_torch", "sgd"])
+def test_the_mixin_does_it_under_trainer(optimizer, tmp_path, recwarn):
+    wide = widen(build("llama"), "recycled")
+    trainer = trainer_for(wide, tmp_path, (WideTrainerMixin,), optim=optimizer)
+    trainer.train()
+    assert not [warning for warning in recwarn if "altup" in str(warning.message)]
+    for group in trainer.optimizer.param_groups:
+        names = [name for name, p in wide.named_parameters() if any(p is q for q in group["params"])]
+        if any(".altup." in name for name in names):
+            assert all(".altup." in name for name in names)
+            assert (group["initial_lr"], group["weight_decay"]) == (pytest.approx(1e-2), 0.0)
+        else:
+            assert group["initial_lr"] == 1e-4
+    held = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    assert len(held) == len({id(p) for p in held}) == len(list(wide.parameters()))
+
+
+def test_a_decay_of_coefficients_is_told_once(tmp_path):
+    wide = widen(build("llama"), "recycled")
+    with pytest.warns(UserWarning, match=r"parameter_groups.*WideTrainerMixin") as told:
+        trainer_for(wide, tmp_path).train()
+    assert len([warning for warning in told if "weight decay" in str(warning.message)]) == 1
+
+
+def test_a_description_names_what_is_wide():
+    wide = widen(build("llama"), "altup", 2)
+    told = describe(wide)
+    coefficients = sum(p.numel() for name, p in wide.named_parameters() if ".altup." in name)
+    assert told.startswith("LlamaForCausalLM, widened by altup, K = 2\n")
+    assert "model.layers:" in told
+    assert "lm_head.weight" in told
+    assert f"coefficients: {coefficients} of {sum(p.numel() for p in wide.parameters()):,} parameters" in told
+    assert "not widened" in describe(build("llama"))
