@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 from altup.cli.main import app
 from altup.core.errors import UserError
 from altup.data.embedded import documents
-from altup.studies.demo import Demo
+from altup.studies.demo import Demo, to_its_end
 from tests.processes import altup
 from tests.training.compare import records, weights
 
@@ -116,6 +116,19 @@ def test_every_model_goes_on_with_the_same_sentences(done: tuple[Path, Any], rep
         assert list(one.by_method) == list(RUNS)
         for written in one.by_method.values():
             assert html.escape(written) in report or written in html.unescape(report)
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (" the file. Return it. Re", "the file."),
+        (" version 3.11 of a", "version 3.11 of a …"),
+        (" done.", "done."),
+        ("  ", ""),
+    ],
+)
+def test_a_continuation_is_shown_to_the_end_of_its_sentence(written: str, shown: str) -> None:
+    assert to_its_end(written) == shown
 
 
 def test_the_last_lines_say_what_to_do_next(done: tuple[Path, Any], tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def _show_continuations(console: Any, continued: list[Continuation], names: dict
     """The sentences one below the other, each with the text's own end and the models' ends."""
     from rich.text import Text
 
-    console.print("Sentences that no model has seen, and how the models go on:")
+    console.print("Sentences that no model has seen, and how the models would end them:")
     width = max(map(len, names.values()))
     for one in continued:
         console.print(Text(f"\n{one.begin} …", style="bold"))

@@ -43,7 +43,7 @@ TRAINING: dict[str, Any] = {
 ROUNDS = 15  # of the comparison of speed, unless the training itself is shorter
 SENTENCES = 4
 WORDS = range(10, 19)  # of a sentence
-NEW_TOKENS = 14  # that a model writes after the first half of a sentence
+NEW_TOKENS = 20  # that a model may write to end a sentence
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class Demo:
             steps=self.steps,
             seed=seed,
             log_every=max(1, self.steps // 40),
-            eval_every=max(1, self.steps // 6),
-            save_every=max(1, self.steps // 3),
+            eval_every=-(-self.steps // 6),
+            save_every=-(-self.steps // 3),
             keep_last=1,
             keep_best=False,
             **TRAINING,
@@ -187,7 +187,7 @@ class Demo:
         return [(" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])) for words in chosen]
 
     def continuations(self) -> list[Continuation]:
-        """The same sentences continued by each model of the first seed, with the likeliest tokens."""
+        """The same sentences ended by each model of the first seed, with the likeliest tokens."""
         from altup.evaluation.generate import answer_prompts
 
         sentences = self.sentences()
@@ -198,6 +198,12 @@ class Demo:
             for method in MODELS
         }
         return [
-            Continuation(begin, truth, {method: found[i][-1][0].strip() for method, found in answers.items()})
+            Continuation(begin, truth, {method: to_its_end(found[i][-1][0]) for method, found in answers.items()})
             for i, (begin, truth) in enumerate(sentences)
         ]
+
+
+def to_its_end(text: str) -> str:
+    """A text up to the end of its first sentence, or with an ellipsis where there is none."""
+    ended = re.match(r".*?[.!?](?=\s|$)", text.strip(), re.DOTALL)
+    return ended[0] if ended else f"{text.strip()} …" if text.strip() else ""

@@ -74,13 +74,19 @@ def verdict(records: Records, speeds: Speeds) -> list[str]:
         told.append(f"{begin}, at {speeds[method].relative:.0%} of its speed: {_judge(d)}.")
     if len(records["dense"]) > 1:
         told.append(f"Two seeds of one model lie up to {scatter_of_seeds(records, 'loss'):.3f} apart.")
+    if any(not _is_beyond_chance(difference(records, method, "loss")) for method in ("altup", "recycled")):
+        told.append(f"More seeds tell more: --seeds {2 * len(records['dense'])} keeps these runs and adds others.")
     return told
 
 
+def _is_beyond_chance(d: Difference) -> bool:
+    return d.low is not None and d.high is not None and not d.low <= 0 <= d.high
+
+
 def _judge(d: Difference) -> str:
-    if d.low is None or d.high is None:
+    if d.low is None:
         return "one seed cannot tell it from chance"
-    if d.low <= 0 <= d.high:
+    if not _is_beyond_chance(d):
         return f"{number_of(d.seeds[0], 'seed')} each cannot tell it from chance (zero is in the 95 % interval)"
     return f"more than chance, by {number_of(d.seeds[0], 'seed')} each (zero is outside the 95 % interval)"
 
