@@ -245,7 +245,9 @@ def test_the_coefficients_are_those_of_the_final_models(done: tuple[Path, Any], 
                 for which in "Pg"
             )
             values = [float(v.replace("−", "-")) for v in re.findall(r">([^<]+)</td>", told)]
-            assert values == pytest.approx([*P.flatten().tolist(), *g.tolist()], abs=0.00501)
+            assert values == pytest.approx(
+                [*P.flatten().tolist(), *g.tolist()], abs=0.0051
+            )  # shown with two digits of four
 
 
 def test_running_it_again_repeats_nothing(done: tuple[Path, Any]) -> None:
