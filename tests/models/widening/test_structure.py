@@ -136,20 +136,43 @@ def test_a_failure_changes_nothing(odd):
 
 
 class Meddling(OddModel):
-    """Looks into the state between its layers."""
+    """Begins anew where it does not find the tensor that it knows."""
 
     def forward(self, notes, return_dict=True):
         x = self.tones(notes)
         for voice in self.voices:
             x = voice(x, 0.5)[0]
-            x = x if isinstance(x, torch.Tensor) else x[0]
+            x = x if isinstance(x, torch.Tensor) else self.tones(notes)
         return {"logits": self.out(self.norm(x))}
 
 
-def test_a_model_that_takes_a_block_out_of_the_state_is_refused():
-    told = r"Meddling cannot be widened: it does not hand the widened state from layer to layer.*register_handler"
+def test_a_model_that_replaces_the_state_is_refused():
+    told = r"Meddling cannot be widened: it does not hand the widened state from each layer to.*register_handler"
     with pytest.raises(UserError, match=told):
         altup.widen(Meddling(OddConfig()), example={"notes": NOTES})
+
+
+class Projected(OddModel):
+    """Has a list with one map of the state beside its layers."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.projections = nn.ModuleList([nn.Linear(12, 12)])
+
+    def forward(self, notes, return_dict=True):
+        x = self.projections[0](self.tones(notes))
+        for voice in self.voices:
+            x = voice(x, 0.5)[0]
+        return {"logits": self.out(self.norm(x))}
+
+
+def test_a_list_of_one_map_is_no_stack():
+    model = altup.widen(Projected(OddConfig()), example={"notes": NOTES})
+    assert list(model.config.altup["stacks"]) == ["voices"]
+    model = Projected(OddConfig())
+    model.voices = nn.ModuleList()
+    with pytest.raises(UserError, match=r"found no stack of layers in \['projections'\]"):
+        altup.widen(model, example={"notes": NOTES})
 
 
 class Listless(PreTrainedModel):
@@ -202,7 +225,7 @@ def test_replaced_forwards_are_refused():
 def test_layer_drop_is_refused():
     model = build("whisper")
     model.config.encoder_layerdrop = 0.1
-    with pytest.raises(UserError, match=r"encoder_layerdrop=0.1 skips whole layers"):
+    with pytest.raises(UserError, match=r"encoder_layerdrop=0.1 of the 'whisper' config skips whole"):
         altup.widen(model)
 
 
@@ -224,7 +247,9 @@ def test_bad_choices(options, message):
     assert [name for name, _ in model.named_parameters()] == names
 
 
-def test_gemma3n_is_refused():
+@pytest.mark.parametrize("inputs", [2, 4])
+def test_gemma3n_is_refused(inputs):
+    """With two, its list of one projection is no stack of layers."""
     from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
 
     config = Gemma3nTextConfig(
@@ -241,8 +266,9 @@ def test_gemma3n_is_refused():
         layer_types=["full_attention"] * 2,
         num_kv_shared_layers=0,
         activation_sparsity_pattern=[0.0, 0.0],
+        altup_num_inputs=inputs,
     )
-    with pytest.raises(UserError, match="Gemma3nForCausalLM cannot be widened"):
+    with pytest.raises(UserError, match="Gemma3nForCausalLM has AltUp of its own"):
         altup.widen(Gemma3nForCausalLM(config))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,12 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from altup.core.errors import UserError
-
-Blocks = list[Tensor] | tuple[Tensor, ...]
-
-
-class UnfitError(UserError):
-    """A model does between its layers what a widened state cannot follow."""
+from altup.models.widening.blocks import Blocks, UnfitError, block_of
 
 
 @dataclass(frozen=True)
@@ -31,32 +27,31 @@ class Place:
     returns_tuple: bool
     argument: str
 
-    def lift(self, hidden: Any) -> Blocks:
+    def lift(self, hidden: Any) -> Sequence[Tensor]:
         """The first layer receives [batch, tokens, d] (recycled) or [batch, tokens, K·d], the others K blocks."""
-        if isinstance(hidden, Tensor) != self.first:
+        if isinstance(hidden, Blocks) == self.first:
             raise UnfitError(
-                "it does not hand the widened state from layer to layer untouched, as a widened stack must"
+                "it does not hand the widened state from each layer to the next, as a widened stack must"
             )
         if not self.first:
-            return hidden
+            return hidden.blocks
         return (hidden,) * self.num_blocks if self.recycled else hidden.chunk(self.num_blocks, dim=-1)
 
-    def lower(self, blocks: Blocks) -> Blocks | Tensor:
-        """The last layer hands on the mean of the blocks (recycled) or all of them side by side.
-
-        Between the layers it is a list: models that take either a tensor or a tuple take a tuple apart.
-        """
+    def lower(self, blocks: Sequence[Tensor]) -> Blocks | Tensor:
+        """The last layer hands on the mean of the blocks (recycled) or all of them side by side."""
         if not self.last:
-            return list(blocks)
+            return Blocks(blocks)
         if not self.recycled:
-            return torch.cat(blocks, dim=-1)
+            return torch.cat(tuple(blocks), dim=-1)
+        if blocks[0].dtype == torch.float16:  # whose largest number a sum may exceed
+            return functools.reduce(torch.add, [block / self.num_blocks for block in blocks])
         return functools.reduce(torch.add, blocks) / self.num_blocks
 
 
 class WidenedLayer(nn.Module):
     """Mixed into a layer's own class, so that its weights keep their names and its class keeps its meaning.
 
-    Between the layers the hidden state is a list of K tensors [batch, tokens, d]. `__call__` spreads them into
+    Between the layers the hidden state is `Blocks`, K tensors [batch, tokens, d]. `__call__` spreads them into
     positional arguments, so that checkpointing, sharding and hooks see nothing but ordinary tensors, and block 0
     where they expect the hidden state.
     """
@@ -67,6 +62,9 @@ class WidenedLayer(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         place = self.place
         hidden, args = (args[0], args[1:]) if args else (kwargs.pop(place.argument), ())
+        # What a model has computed from the state, a layer is given of its own block.
+        args = tuple(block_of(value, place.active) for value in args)
+        kwargs = {name: block_of(value, place.active) for name, value in kwargs.items()}
         outputs = super().__call__(*place.lift(hidden), *args, **kwargs)
         new = place.lower(outputs[: place.num_blocks])
         return (new, *outputs[place.num_blocks :]) if place.returns_tuple else new
@@ -115,8 +113,9 @@ def widen_layer(layer: nn.Module, update: nn.Module, place: Place) -> None:
         raise UserError(
             f"the forward of {type(layer).__name__} was replaced; widen the model before it is patched or compiled"
         )
-    device = next(layer.parameters()).device
-    layer.altup = update.to(device)
+    # While a model is loaded, coefficients are made without data as the weights are, or most of them.
+    made_empty = next(update.parameters()).is_meta
+    layer.altup = update if made_empty else update.to(next(layer.parameters()).device)
     layer.place = cast(Any, place)
     layer.__class__ = widened_class(type(layer))  # type: ignore[arg-type]
     if patched:  # by accelerate, whose hooks call the forward they found

@@ -160,6 +160,9 @@ def replace(model: nn.Module, names: list[str], value: Tensor) -> None:
         refresh_sizes(module)
 
 
+SIZES = ("embedding_dim", "out_features", "in_features", "nx", "nf", "out_channels", "normalized_shape")
+
+
 def refresh_sizes(module: nn.Module) -> None:
     """The sizes that a module keeps beside its weight."""
     weight = getattr(module, "weight", None)
@@ -211,11 +214,19 @@ def forget_ties(model: PreTrainedModel, plan: WideningPlan) -> None:
                     setattr(module, attribute, {key: ties[key] for key in ties if key not in lost})
 
 
-def tie_again(model: PreTrainedModel) -> None:
-    """Tie again all that the model's own class ties."""
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            module.__dict__.pop("_tied_weights_keys", None)
+def tie_again(model: PreTrainedModel, plan: WideningPlan) -> None:
+    """Tie again all that was tied, by the model's class or, as Bark does it, by its constructor."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and "_tied_weights_keys" in vars(module):
+            start = f"{prefix}." if prefix else ""
+            lost = {
+                name.removeprefix(start): table.removeprefix(start)
+                for name, table in plan.untied.items()
+                if name.startswith(start)
+            }
+            own = cast(dict, vars(module).pop("_tied_weights_keys")) or {}
+            if not lost.keys() & (module._tied_weights_keys or {}).keys():
+                module._tied_weights_keys = own | lost
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
     model.tie_weights(recompute_mapping=False)
 

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from altup.core.errors import UserError
 from altup.models.widening.parameters import WideningPlan, widen_parameter
+from altup.models.widening.probe import make_example, run
 
 Maps = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -89,26 +90,8 @@ def structure_of(model: PreTrainedModel, example: dict[str, Any] | None = None) 
     if example is not None:
         structure.example = example
     if structure.example is None:
-        structure.example = _example(model)
+        structure.example = make_example(model)
     return structure
-
-
-def _example(model: PreTrainedModel) -> dict[str, Tensor]:
-    """A small batch of the kind that the model's first input calls for."""
-    config = model.config
-    if model.main_input_name == "pixel_values" and hasattr(config, "image_size"):
-        size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size,) * 2
-        shape = (1, config.num_channels, *size)
-        return {"pixel_values": torch.linspace(-1, 1, math.prod(shape)).reshape(shape).sin()}
-    end = getattr(config, "eos_token_id", None)
-    end = end if isinstance(end, int) else 2
-    vocabulary = getattr(config.get_text_config(), "vocab_size", max(end, 6) + 1)
-    ids = torch.tensor([[3, 4, 5, 6, end]]).clamp(max=vocabulary - 1)  # some classifiers look for the end token
-    return (
-        {"input_ids": ids, "decoder_input_ids": ids}
-        if getattr(config, "is_encoder_decoder", False)
-        else {"input_ids": ids}
-    )
 
 
 def _whisper(model: PreTrainedModel) -> Structure:
@@ -159,35 +142,8 @@ def unrecognised(model: PreTrainedModel, why: str, recycle: bool = False) -> Use
     return UserError(f"{type(model).__name__} cannot be widened: {why}. {advice}")
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run a model for its shapes: no dropout, no gradients, and every module's mode as it was afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def run(model: PreTrainedModel, example: dict[str, Any]) -> Tensor:
-    """The first tensor of the model's output."""
-    inputs = {
-        key: value.to(model.device) if isinstance(value, Tensor) else value for key, value in example.items()
-    }
-    inputs = {
-        key: value.to(model.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for key, value in inputs.items()
-    }
-    with evaluating(model):
-        outputs = model(**inputs, return_dict=True)
-    return next(value for value in outputs.values() if isinstance(value, Tensor))
-
-
-def find_stacks(model: PreTrainedModel, structure: Structure) -> tuple[list[Stack], list[str], Tensor]:
-    """The stacks, the names of the modules in the order in which they were called, and the model's output."""
+def find_stacks(model: PreTrainedModel, structure: Structure) -> tuple[list[Stack], list[str], dict[str, Tensor]]:
+    """The stacks, the names of the modules in the order in which they were called, and the model's outputs."""
     calls: dict[str, list[Call]] = {}
     order: list[str] = []
 
@@ -203,7 +159,7 @@ def find_stacks(model: PreTrainedModel, structure: Structure) -> tuple[list[Stac
         output = run(model, structure.example or {})
     except Exception as error:
         raise unrecognised(
-            model, f"it does not run with the example {_shapes(structure.example)}: {error}"
+            model, f"it does not run with the example {_shapes(structure.example)}: {told(error)}"
         ) from error
     finally:
         for handle in handles:
@@ -217,7 +173,13 @@ def find_stacks(model: PreTrainedModel, structure: Structure) -> tuple[list[Stac
                 f"{', '.join(sorted(lists))}"
             )
         lists = {name: lists[name] for name in structure.stacks}
+    if not output:
+        raise unrecognised(model, "it returns no numbers to compare")
     found = [stack for name, m in lists.items() if (stack := _as_stack(name, len(m), calls))]
+    if structure.stacks is None:
+        # What has no parts is a projection and no layer, and one module in a list is seldom a stack beside others.
+        found = [stack for stack in found if all(_has_parts(layer) for layer in lists[stack.name])]
+        found = [stack for stack in found if len(lists[stack.name]) > 1] or found
     outer = [s for s in found if not any(s.name.startswith(f"{other.name}.") for other in found)]
     if not outer or (structure.stacks is not None and len(outer) < len(lists)):
         raise unrecognised(model, f"found no stack of layers in {sorted(lists) or 'it'}")
@@ -232,45 +194,83 @@ def _as_stack(name: str, length: int, calls: dict[str, list[Call]]) -> Stack | N
     if not isinstance(hidden, Tensor) or hidden.dim() != 3:
         return None
     shape = hidden.shape
+    changed = 0  # handed on, but not untouched: images may be added between layers
+    seen: list[Tensor] = []
     for ((received, returned),) in layers:
         if received is not hidden:
+            if not isinstance(received, Tensor) or any(received is other for other in seen):
+                return None
+            changed += 1
+        if not isinstance(received, Tensor) or received.shape != shape:
             return None
+        seen.append(received)
         hidden = returned[0] if isinstance(returned, tuple) else returned
         if not isinstance(hidden, Tensor) or hidden.shape != shape:
             return None
+    if changed and changed >= length - 1:
+        return None
     return Stack(name, shape[-1], isinstance(layers[0][0].returned, tuple))
 
 
-def find_entries(
-    model: PreTrainedModel, structure: Structure, stacks: list[Stack], order: list[str]
-) -> dict[str, int]:
-    """The parameters that make the states entering the stacks, with the dimension that is their width.
+def parts_not_run(model: PreTrainedModel, stacks: list[Stack], called: list[str]) -> dict[str, bool]:
+    """The largest parts outside the stacks that the example does not run, and whether each holds layers itself."""
+    run_or_around = {
+        name[:i] for name in set(called) for i in range(len(name) + 1) if name[i : i + 1] in (".", "")
+    }
+    found: dict[str, bool] = {}
+    for name, module in model.named_modules():
+        if name in run_or_around or any(_inside(name, other) for other in [*found, *(s.name for s in stacks)]):
+            continue
+        if _has_parts(module) and next(module.parameters(), None) is not None:
+            found[name] = any(isinstance(part, PreTrainedModel | nn.ModuleList) for part in module.modules())
+    return found
 
-    These are, in the smallest model around a stack that has any: all embedding tables of its width, all parameters
-    that belong to no ordinary layer (class tokens, position embeddings), and the last map called before it.
+
+class Entries(NamedTuple):
+    """Parameters that make the states entering the stacks, with the dimension that is their width.
+
+    - `tables`: in the smallest model around a stack that has any, all embedding tables of its width, all
+      parameters that belong to no ordinary layer (class tokens, position embeddings), and the last map called
+      before it.
+    - `features`: the same of what stands farther out: the projection that makes images fit between the tokens.
     """
+
+    tables: dict[str, int]
+    features: dict[str, int]
+
+
+def find_entries(model: PreTrainedModel, structure: Structure, stacks: list[Stack], order: list[str]) -> Entries:
     if structure.entries is not None:
         homes = {name: model.get_submodule(name.rpartition(".")[0]) for name in structure.entries}
-        return {n: 0 if isinstance(m, Maps) else model.get_parameter(n).dim() - 1 for n, m in homes.items()}
-    entries: dict[str, int] = {}
+        named = {n: 0 if isinstance(m, Maps) else model.get_parameter(n).dim() - 1 for n, m in homes.items()}
+        return Entries(named, {})
+    entries = Entries({}, {})
+    taken = [stack.name for stack in stacks]
+    farther: list[tuple[Stack, str]] = []
     for stack in stacks:
         around = [n for n, m in model.named_modules() if isinstance(m, PreTrainedModel) and _inside(stack.name, n)]
         for home in sorted(around, key=len, reverse=True):
-            outside = {
-                name: module
-                for name, module in model.named_modules()
-                if _inside(name, home) and not any(_inside(name, other.name) for other in stacks)
-            }
-            if found := _entries(outside, stack, order):
-                entries |= found
-                break
+            if stack.name not in taken:
+                farther.append((stack, home))
+            elif found := _entries(model, home, [other.name for other in stacks], stack, order):
+                entries.tables.update(found)
+                taken[taken.index(stack.name)] = home
+    for stack, home in farther:
+        entries.features.update(_entries(model, home, taken, stack, order))
     return entries
 
 
-def _entries(modules: dict[str, nn.Module], stack: Stack, order: list[str]) -> dict[str, int]:
+def _entries(
+    model: PreTrainedModel, home: str, without: list[str], stack: Stack, order: list[str]
+) -> dict[str, int]:
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if _inside(name, home) and not any(_inside(name, other) for other in without)
+    }
     entries = {}
     for name, module in modules.items():
-        holds_tables = isinstance(module, nn.Embedding) or next(module.children(), None) is not None
+        holds_tables = isinstance(module, nn.Embedding) or _has_parts(module)
         for own, parameter in module.named_parameters(recurse=False):
             if holds_tables and parameter.shape[-1] == stack.width:
                 entries[f"{name}.{own}" if name else own] = parameter.dim() - 1
@@ -329,6 +329,15 @@ def _is_wide(state: Any, width: int, plan: WideningPlan, widths: set[int]) -> bo
 
 def _inside(name: str, parent: str) -> bool:
     return not parent or name == parent or name.startswith(f"{parent}.")
+
+
+def _has_parts(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None
+
+
+def told(error: Exception) -> str:
+    """What an error says, or its kind where it says nothing."""
+    return str(error) or type(error).__name__
 
 
 def _makes(module: nn.Module, width: int) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from altup.core.errors import UserError, check_whole
 from altup.core.pretrained import WHERE, load_config, load_model
 from altup.models.config import MOST, AltUpConfig
-from altup.models.widening.layer import Place, UnfitError, first_argument, narrow_layer, widen_layer
+from altup.models.widening.blocks import UnfitError, unwatch, watch_stack
+from altup.models.widening.layer import (
+    Place,
+    first_argument,
+    narrow_layer,
+    original_class,
+    widen_layer,
+)
 from altup.models.widening.parameters import (
     WideningPlan,
     forget_ties,
@@ -28,11 +38,14 @@ from altup.models.widening.parameters import (
     untie,
     widen_parameter,
 )
+from altup.models.widening.probe import configs_of, difference, run
 from altup.models.widening.structure import (
+    Entries,
     find_entries,
     find_stacks,
-    run,
+    parts_not_run,
     structure_of,
+    told,
     unrecognised,
     widening_readers,
 )
@@ -83,14 +96,37 @@ def widen(
     structure = structure_of(model, example)
     stacks, order, before = find_stacks(model, structure)
     plan.stacks = {stack.name: stack.returns_tuple for stack in stacks}
+    _tell_what_is_not_run(model, plan, parts_not_run(model, stacks, order))
+    entries = Entries({}, {}) if plan.recycled else find_entries(model, structure, stacks, order)
+    widths = {stack.width for stack in stacks}
     try:
-        if not plan.recycled:
-            _widen_entries(model, plan, find_entries(model, structure, stacks, order))
+        _try(model, plan, entries.tables, widths, structure.example or {}, before)
+    except UserError:
+        if not entries.features:
+            raise
+        _try(model, plan, entries.tables | entries.features, widths, structure.example or {}, before)
+    plan.save(model)
+    finish(model, plan)
+    return model
+
+
+def _try(
+    model: PreTrainedModel,
+    plan: WideningPlan,
+    entries: dict[str, int],
+    widths: set[int],
+    example: dict[str, Any],
+    before: dict[str, Tensor],
+) -> None:
+    """Widen `entries`, the layers and all that reads them, or refuse and leave the model as it was."""
+    plan.repeated, plan.shared, plan.untied = {}, {}, {}
+    try:
+        _widen_entries(model, plan, entries)
         widen_layers(model, plan)
-        with widening_readers(model, plan, {stack.width for stack in stacks}):
-            run(model, structure.example or {})
+        with widening_readers(model, plan, widths):
+            run(model, example)
         # Once more: a matrix widened in the middle of a run may have read a narrow tensor before.
-        _compare(model, plan, before, run(model, structure.example or {}))
+        _compare(model, plan, before, run(model, example))
     except Exception as error:
         _undo(model, plan)
         if isinstance(error, UnfitError):
@@ -99,12 +135,9 @@ def widen(
             raise
         raise unrecognised(
             model,
-            f"with {_some(plan.repeated) or 'its layers'} widened it fails: {error}",
+            f"with {_some(plan.repeated) or 'its layers'} widened it fails: {told(error)}",
             recycle=not plan.recycled,
         ) from error
-    plan.save(model)
-    finish(model, plan)
-    return model
 
 
 def narrow(model: PreTrainedModel) -> PreTrainedModel:
@@ -235,17 +268,33 @@ def widen_layers(model: PreTrainedModel, plan: WideningPlan) -> None:
                 first_argument(layer),
             )
             widen_layer(layer, rule.updates[i], place)
+        watch_stack(model, stack)
 
 
 def finish(model: PreTrainedModel, plan: WideningPlan) -> None:
     """What a model must know to be loaded and split between devices."""
-    classes = {type(layer).__name__ for stack in plan.stacks for layer in layers_of(model, stack)}
+    layers = [layer for stack in plan.stacks for layer in layers_of(model, stack)]
+    _keep_whole(model, {original_class(layer).__name__: type(layer).__name__ for layer in layers})
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
-            module._no_split_modules = {*(module._no_split_modules or ()), *classes}
             module._keep_in_fp32_modules_strict = {*(module._keep_in_fp32_modules_strict or ()), "altup"}
     model.register_load_state_dict_pre_hook(_accept_original)
     watch_for_decay(model)
+
+
+def _keep_whole(model: PreTrainedModel, widened: dict[str, str], undo: bool = False) -> None:
+    """Name the classes of the layers, which no device map may split: accelerate looks for a module of each.
+
+    `widened` has the name of a layer's widened class by that of its original one.
+    """
+    there = {type(module).__name__ for module in model.modules()}
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            parts = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
+            names = {name for part in parts for name in type(part)._no_split_modules or ()}
+            originals = {name for name in widened if name in names and (undo or name in there)}
+            others = set(module._no_split_modules or ()) - {*widened, *widened.values()}
+            module._no_split_modules = others | originals | (set() if undo else set(widened.values()))
 
 
 def _accept_original(model: PreTrainedModel, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
@@ -288,17 +337,41 @@ def _check(model: PreTrainedModel) -> None:
         raise UserError(
             f"{type(model).__name__} has AltUp built in; set its config's widening, or use altup.upcycle"
         )
+    if any(hasattr(config, "altup_num_inputs") for config in configs_of(model)):
+        raise UserError(
+            f"{type(model).__name__} has AltUp of its own (altup_num_inputs in its config, as Gemma 3n has); its "
+            "state is wide already"
+        )
     if WideningPlan.of(model) is not None:
         raise UserError(
             "the model's config says that it was widened; load its folder with altup.load_widened, or "
             "narrow it first"
         )
-    for field in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
-        if getattr(model.config, field, 0):
-            raise UserError(
-                f"{field}={getattr(model.config, field)} skips whole layers in training, and a widened stack "
-                "needs its first and last one; build the model with 0"
-            )
+    for config in configs_of(model):
+        for field in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
+            if getattr(config, field, 0):
+                raise UserError(
+                    f"{field}={getattr(config, field)} of the {config.model_type!r} config skips whole layers in "
+                    "training, and a widened stack needs its first and last one; build the model with 0"
+                )
+
+
+def _tell_what_is_not_run(model: PreTrainedModel, plan: WideningPlan, parts: dict[str, bool]) -> None:
+    """Warn of parts that nobody looked at; refuse where what they make may meet a state that is wider now."""
+    towers = [name for name, holds_layers in parts.items() if holds_layers]
+    if towers and not plan.recycled:
+        raise UserError(
+            f"{type(model).__name__} cannot be widened by {plan.method!r}: the example does not run "
+            f"{_some(towers)}, whose output may be too narrow for the widened state. Give an example with every "
+            "input that the model takes: widen(model, example={...}); or take method='recycled', which leaves the "
+            "width of embeddings and features alone"
+        )
+    if parts:
+        warnings.warn(
+            f"widen: the example does not run {_some(list(parts))} of {type(model).__name__}; these parts stay as "
+            "they are and were not compared (give widen(model, example={...}) with inputs for them)",
+            stacklevel=3,
+        )
 
 
 def _widen_entries(model: PreTrainedModel, plan: WideningPlan, entries: dict[str, int]) -> None:
@@ -309,21 +382,21 @@ def _widen_entries(model: PreTrainedModel, plan: WideningPlan, entries: dict[str
             widen_parameter(model, plan, name, dim)
 
 
-def _compare(model: PreTrainedModel, plan: WideningPlan, before: Tensor, after: Tensor) -> None:
+def _compare(
+    model: PreTrainedModel, plan: WideningPlan, before: dict[str, Tensor], after: dict[str, Tensor]
+) -> None:
     """Refuse a model that computes something else, for whatever reason, once widened."""
-    copies = after.shape[-1] // before.shape[-1]
-    expected = torch.cat([before] * copies, dim=-1).float()
-    error = (after.float() - expected).norm() / expected.norm().clamp(min=1e-30)
-    bound = 1e-3 if before.dtype == torch.float32 else 0.05
-    if expected.shape != after.shape or not error <= bound:
-        raise unrecognised(
-            model,
-            f"widened, it computes something else (relative error {error:.2g}); nothing was changed",
-            recycle=not plan.recycled,
-        )
+    for name, output in before.items():
+        error = difference(output, after[name]) if name in after else math.inf
+        if not error <= (1e-3 if output.dtype in (torch.float32, torch.float64) else 0.05):
+            raise unrecognised(
+                model,
+                f"widened, it computes something else ({name}: relative error {error:.2g}); nothing was changed",
+                recycle=not plan.recycled,
+            )
 
 
-def _some(names: dict[str, int]) -> str:
+def _some(names: Collection[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(list(names)[:3]) + more
 
@@ -354,12 +427,13 @@ def _undo(model: PreTrainedModel, plan: WideningPlan) -> None:
             raise UserError(f"{name} was tied to {table} and has been trained apart; keep the widened model")
     for name, value in values.items():
         replace(model, names_of(model, model.get_parameter(name)), value.detach())
-    for stack in plan.stacks:
-        for layer in layers_of(model, stack):
-            if hasattr(layer, "place"):
-                narrow_layer(layer)
+    unwatch(model)
+    layers = [layer for stack in plan.stacks for layer in layers_of(model, stack) if hasattr(layer, "place")]
+    _keep_whole(model, {original_class(layer).__name__: type(layer).__name__ for layer in layers}, undo=True)
+    for layer in layers:
+        narrow_layer(layer)
     if plan.untied:
-        tie_again(model)
+        tie_again(model, plan)
     if WideningPlan.of(model) is not None:
         del model.config.altup
 
