@@ -31,7 +31,14 @@ def result(label: str, value: float, seed: str = "0", metric: str = "accuracy", 
 
 def record(key: str, **changes: Any) -> Record:
     fields = {"kind": "pretrain", "step": 1, "measures": {}, "hardware": "H200", "versions": "torch"}
-    return {"key": key, **fields, "date": "2025-01-01", "curves": {}, "coefficients": {}, **changes}
+    return {
+        "key": key,
+        **fields,
+        "date": "2025-01-01",
+        "curves": {"held_out": [], "train": []},
+        "coefficients": {},
+        **changes,
+    }
 
 
 # dense 40, 41 (variance 0.5), K=2 42, 44 (variance 2), K=4 43 alone.

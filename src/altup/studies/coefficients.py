@@ -28,8 +28,11 @@ def read_coefficients(model: Path) -> dict[str, Any]:
         for kind, pattern in (("blocks", place), ("sequence", strided)):
             if match := pattern.fullmatch(name):
                 stack, layer, which = match[1], int(match[2]), match[3]
+                value = stored[...].float()
+                if not value.isfinite().all():
+                    return {}  # of a model that diverged nothing can be drawn
                 entry = found[kind].setdefault((stack, layer), {"stack": stack, "layer": layer})
-                entry[which] = _rounded(stored[...].float().tolist())
+                entry[which] = _rounded(value.tolist())
     blocks = list(found["blocks"].values())
     settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
     for entry in blocks:
@@ -133,4 +136,4 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _low(index: int) -> str:
-    return "₁₂₃₄₅₆₇₈₉"[index]
+    return str(index + 1).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))

@@ -24,6 +24,7 @@ from altup.core.hardware import device_name, versions
 from altup.studies.configs import resolve, tuned_grid, tuned_settings
 from altup.studies.jobs import deciding_fields, file_name, key_of, model_key
 from altup.studies.scale import Scale, find_scale
+from altup.studies.stored import record_misfit, sweep_misfit
 from altup.studies.study import METRICS, SHIPPED, SUPERSEDED, Study
 
 RUNS = "runs"
@@ -63,10 +64,6 @@ Place = tuple[str, str, str]  # study, label, size
 Measured = dict[tuple[str, str], Result]  # by seed and measure
 COLUMNS = [f.name for f in fields(Result)]
 OURS = {"study", "label", "metric"}  # columns by which a table of ours is known, whatever version wrote it
-# What every record of a run has, and what the reports read of a pretraining run.
-RECORD = {"key", "kind", "step", "measures", "hardware", "versions", "date"}
-PRETRAIN_RECORD = {"curves", "coefficients"}
-SWEEP = {"model", "scale", "steps", "seed", "grid", "chosen", "curves", "runs"}
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -143,17 +140,23 @@ def read_record(folder: Path, key: str) -> Record | None:
 
 def read_record_file(path: Path) -> Record:
     """What a study kept of a run, with a clear error for anything else."""
-    try:
-        record = read_json(path)
-        needed = RECORD | (PRETRAIN_RECORD if record["kind"] == "pretrain" else set())
-        if record["key"] == path.stem and needed <= record.keys():
-            return record
-    except (ValueError, TypeError, KeyError, AttributeError):
-        pass
+    record, wrong = _read(path, record_misfit)
+    if wrong is None:
+        return record
     raise UserError(
-        f"{path} is not a whole record of a run; put a whole copy in its place or remove it "
+        f"{path} is not a whole record of a run ({wrong}); put a whole copy in its place or remove it "
         "(`altup study run` makes it again from the run's folder)"
     )
+
+
+def _read(path: Path, misfit: Callable[[Any], str | None]) -> tuple[Record, str | None]:
+    """What a JSON file of these folders holds, and what is wrong with it."""
+    try:
+        found = read_json(path)
+    except ValueError as error:
+        return {}, str(error)
+    wrong = misfit(found)
+    return found, wrong or (None if found["key"] == path.stem else f"its key is {found['key']!r}")
 
 
 def write_record(folder: Path, record: Record) -> None:
@@ -172,13 +175,12 @@ def read_sweep(folders: Sequence[Path], key: str) -> Record | None:
 
 
 def _read_sweep(path: Path) -> Record:
-    try:
-        sweep = read_json(path)
-        if sweep["key"] == path.stem and sweep.keys() >= SWEEP:
-            return sweep
-    except (ValueError, TypeError, KeyError, AttributeError):
-        pass
-    raise UserError(f"{path} is not a whole sweep; remove it (`altup study run` makes it again from its runs)")
+    sweep, wrong = _read(path, sweep_misfit)
+    if wrong is None:
+        return sweep
+    raise UserError(
+        f"{path} is not a whole sweep ({wrong}); remove it (`altup study run` makes it again from its runs)"
+    )
 
 
 def write_scale(folder: Path, scale: Scale) -> None:
@@ -191,7 +193,9 @@ def read_scale(folders: Sequence[Path], name: str) -> Scale | None:
     for path in (_scale_file(folder, name) for folder in folders):
         if path.exists():
             try:
-                return Scale.from_dict(read_json(path))
+                return Scale.from_dict(read_json(path), str(path))
+            except UserError:
+                raise
             except (ValueError, TypeError, KeyError, AttributeError):
                 raise UserError(f"{path} is not a whole scale; remove it, or put a whole copy there") from None
     # Results without a scale beside them are from before scales were kept, when `mini` was another.
@@ -251,7 +255,7 @@ def share_results(
     for found in by_place.values():
         for (seed, metric), result in found.items():
             kept = record(result.run) if metric == "accuracy" else None
-            if kept and "continues" not in kept:
+            if kept and "continues" not in kept and {"config", "start"} <= kept.keys():
                 of_seed = {which: r for which, r in found.items() if which[0] in (seed, "")}
                 models.setdefault(_untuned_key(kept["config"], kept["start"], kept.get("tuned", ())), {}).update(
                     of_seed

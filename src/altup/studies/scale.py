@@ -93,11 +93,18 @@ class Scale:
     speed: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Scale:
-        """From what `dataclasses.asdict` made of one."""
+    def from_dict(cls, values: dict[str, Any], source: str) -> Scale:
+        """From what `dataclasses.asdict` made of one, and a file has kept."""
+        parts = {"tune": dict[str, Any] | None, "columns": dict[str, dict[str, Any]]}
+        check_kinds(source, values, {**get_type_hints(cls), **parts})
+        for part in values["columns"].values():
+            check_kinds(f"{source}: columns", part, get_type_hints(FinetuneColumn))
         columns = {name: FinetuneColumn(**column) for name, column in values["columns"].items()}
-        tune = values.get("tune")
-        return cls(**{**values, "columns": columns, "tune": Tuning(**tune) if tune else None})
+        if tune := values.get("tune"):
+            check_kinds(f"{source}: tune", tune, get_type_hints(Tuning))
+            tune = Tuning(**tune)
+            tune.check(source)
+        return cls(**{**values, "columns": columns, "tune": tune or None})
 
     def check_seeds(self, seeds: Sequence[int], source: str) -> None:
         """What is chosen with one seed must be reported with others."""

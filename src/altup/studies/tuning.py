@@ -189,6 +189,6 @@ def edges_of(sweep: Mapping[str, Any]) -> list[str]:
     lie beyond. Values that are words have no beyond."""
     return [
         name for name, values in sweep["grid"].items()
-        if sweep["chosen"] and len(values) > 1 and sweep["chosen"][name] in (values[0], values[-1])
+        if sweep["chosen"] and len(values) > 1 and sweep["chosen"].get(name) in (values[0], values[-1])
         and not isinstance(values[0], str)
     ]  # fmt: skip
