@@ -66,4 +66,7 @@ def test_verbs_exist():
 def test_changelog_and_version_agree():
     import altup
 
-    assert f'version = "{altup.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    version = altup.__version__
+    assert f'version = "{version}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert re.search(rf"^## {re.escape(version)} \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
