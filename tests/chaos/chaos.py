@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -30,10 +30,11 @@ from tests.chaos.scenarios import Scenario, make_scenarios, picture
 from tests.processes import start
 from tests.torchrun import start_ranks
 
+OUT = "out"
 LONGEST = 180.0  # seconds of a life
 MOST_KILLS = 12  # of one run
 INSTANTS = 0.35  # part of the kills that come at an instant, and not in a write
-ORPHAN_SECONDS = 30.0
+ORPHAN_SECONDS = 120.0  # they may be importing torch, and save before they end
 
 
 @dataclass
@@ -81,11 +82,12 @@ class Chaos:
             list(pool.map(self._lane, range(lanes)))
 
     def _make_reference(self, scenario: Scenario) -> None:
-        out = self.folder / f"reference-{scenario.name.replace(' ', '-')}"
+        out = self.folder / f"reference-{scenario.name.replace(' ', '-')}" / OUT
+        out.parent.mkdir()
         seconds, kinds = [], []
-        for command in scenario.in_folder(out):
+        for command in scenario.commands:
             began = time.monotonic()
-            traces = [out.with_name(f"{out.name}.trace{rank}") for rank in range(scenario.ranks)]
+            traces = [out.with_name(f"trace{rank}") for rank in range(scenario.ranks)]
             life = self._live(scenario, command, out, traces, None, 1, random.Random(0))
             if life.code:
                 raise RuntimeError(f"{scenario.name} fails without a kill: {life.text[-3000:]}")
@@ -113,12 +115,13 @@ class Chaos:
     def _run_once(self, scenario: Scenario, draw: random.Random) -> None:
         """Kill a run some times, let it end, and compare it."""
         number = self._next()
-        out = self.folder / f"{number}"
+        out = self.folder / f"{number}" / OUT
+        out.parent.mkdir()
         left = draw.randint(2, MOST_KILLS)
         story: list[str] = []
-        for index, command in enumerate(scenario.in_folder(out)):
+        for index, command in enumerate(scenario.commands):
             while True:
-                traces = [out.with_name(f"{number}.trace{rank}") for rank in range(scenario.ranks)]
+                traces = [out.with_name(f"trace{rank}") for rank in range(scenario.ranks)]
                 last = self._choose(scenario, index, draw, fresh=not any(out.glob("*"))) if left > 0 else None
                 seconds = self.references[scenario.name].seconds[index] if left > 0 and last is None else 0.0
                 life = self._live(scenario, command, out, traces, last, draw.choice((1, 1, 1, 2)), draw, seconds)
@@ -132,11 +135,13 @@ class Chaos:
                 story.append(life.killed)
                 with self._guard:
                     self.kills[scenario.name] += 1
-                    self.places[f"{scenario.name}: {life.killed.split(' torn: ')[0]}"] += 1
+                    self.places[life.killed.split(" torn: ")[0]] += 1
                     self.torn += " torn: " in life.killed
             if life.code:
                 self._tell(f"{scenario.name}: exit code {life.code} after {story}: {life.text[-1500:]}", out)
                 return
+        if orphans := self._orphans(f"{os.getpid()}-{out.parent.name}"):
+            self._tell(f"{scenario.name}: processes {orphans} outlived it", out)
         wanted, found = self.references[scenario.name].picture, picture(out)
         different = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
         with self._guard:
@@ -144,7 +149,7 @@ class Chaos:
         if different:
             self._tell(f"{scenario.name}: {different[:8]} differ after {story}", out)
         else:
-            shutil.rmtree(out)
+            shutil.rmtree(out.parent)
 
     def _tell(self, problem: str, out: Path) -> None:
         with self._guard:
@@ -152,7 +157,7 @@ class Chaos:
             print(f"! {self.problems[-1]}", flush=True)
 
     def _choose(self, scenario: Scenario, index: int, draw: random.Random, fresh: bool) -> tuple[int, str] | None:
-        """A rank and the kind of its last write, each kind once before any comes again; None for an instant.
+        """A rank and the kind of its last write, rare ones first; None for an instant.
 
         Some writes come only in the first life of a run: those that were waited for in vain are tried there.
         """
@@ -165,12 +170,15 @@ class Chaos:
             if not deck:
                 deck += [(rank, kind) for rank, kind, _ in self.references[scenario.name].kinds[index]]
                 random.Random(f"{self.seed}/{scenario.name}/{index}").shuffle(deck)
-            return deck.pop() if deck else None
+            chosen = min(deck, key=lambda one: self.places[one[1]], default=None)
+            if chosen:
+                deck.remove(chosen)
+            return chosen
 
     def _live(
         self,
         scenario: Scenario,
-        command: list[str],
+        command: Sequence[str],
         out: Path,
         traces: list[Path],
         last: tuple[int, str] | None,
@@ -179,10 +187,10 @@ class Chaos:
         seconds: float = 0.0,
     ) -> Life:
         """One life of a command: it dies at a write, after a part of `seconds`, or ends by itself."""
-        name = f"{os.getpid()}-{self._next()}"
+        name = f"{os.getpid()}-{out.parent.name}"
         lasts = [last[1] if last and last[0] == rank else None for rank in range(scenario.ranks)]
         seed = draw.randrange(2**32)
-        outputs = [out.with_name(f"{out.name}.output{rank}") for rank in range(scenario.ranks)]
+        outputs = [out.with_name(f"output{rank}") for rank in range(scenario.ranks)]
         store: Any = None
         processes: list[BaseProcess]
         if scenario.ranks == 1:
@@ -200,8 +208,6 @@ class Chaos:
         text = "\n".join(path.read_text(errors="replace") for path in outputs if path.exists())
         for path in outputs:
             path.unlink(missing_ok=True)
-        if orphans := self._orphans(name):
-            self._tell(f"{scenario.name}: processes {orphans} outlived it", out)
         if -signal.SIGKILL in codes:
             noted = [trace.read_text().splitlines() for trace in traces if trace.exists()]
             where = [
@@ -229,7 +235,7 @@ class Chaos:
         return "an instant" if time.monotonic() < end else "too long"
 
     def _orphans(self, life: str) -> list[str]:
-        """Processes of a life that do not end with it, which are then ended here."""
+        """Processes of a run's lives that did not end with them, which are then ended here."""
         end = time.monotonic() + ORPHAN_SECONDS
         while found := [pid for pid in _pids() if f"ALTUP_CHAOS={life}\0".encode() in _environment(pid)]:
             if time.monotonic() > end:
@@ -240,15 +246,10 @@ class Chaos:
         return []
 
     def report(self) -> str:
-        kinds = {
-            f"{name}: {kind}"
-            for name, reference in self.references.items()
-            for command in reference.kinds
-            for _, kind, _ in command
-        }
+        kinds = {kind for one in self.references.values() for command in one.kinds for _, kind, _ in command}
         missed = kinds - self.places.keys()
         by_scenario = ", ".join(f"{name} {n}" for name, n in sorted(self.kills.items()))
-        instants = sum(n for place, n in self.places.items() if place.endswith("an instant"))
+        instants = self.places["an instant"]
         return (
             f"{sum(self.kills.values())} kills ({by_scenario}), {instants} at an instant and the others in "
             f"{len(kinds) - len(missed)} of {len(kinds)} kinds of writes, {self.torn} of them with a torn file; "

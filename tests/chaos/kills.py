@@ -25,7 +25,8 @@ CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.
 
 def kind_of(path: str) -> str:
     """A path without its numbers and hashes: `step-3/x` and `step-4/x` are of one kind."""
-    return re.sub(r"\d+", "N", re.sub(r"\b[0-9a-f]{12}\b", "H", path))
+    named = re.sub(r"\b(runs|finetuned|tuning)/[^/]+/", r"\1/R/", path)
+    return re.sub(r"\d+", "N", re.sub(r"\b[0-9a-f]{12}\b", "H", named))
 
 
 @dataclass
@@ -128,7 +129,9 @@ _fsync = os.fsync
 
 
 def arm(folder: Path, trace: Path, last: str | None = None, count: int = 1, seed: int = 0, life: str = "") -> None:
-    """To be called in the process. Processes that it starts carry `life` in their environment."""
+    """To be called in the process. It goes to where `folder` is, so that runs that know their paths can be compared.
+    Processes that it starts carry `life` in their environment."""
+    os.chdir(folder.parent)
     os.environ["ALTUP_CHAOS"] = life
     descriptor = os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     reaper = Reaper(str(folder), descriptor, last, count, seed)

@@ -31,36 +31,33 @@ MODEL = [
     *(word for one in SHAPE for word in ("--set", one)),
 ]
 # Files that say when, how fast or in how many attempts something was done.
-NOT_COMPARED = {".lock", "README.md", "curves.png"}
+NOT_COMPARED = {".lock"}
 CLOCKS = {"date", "train_seconds", "seconds"}
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Commands to be run one after the other; `{out}` in them is the folder. `lives` is how often it is chosen."""
+    """Commands to be run one after the other, which write to `out`. `share` is how often it is chosen."""
 
     name: str
     commands: tuple[tuple[str, ...], ...]
     ranks: int = 1
     share: int = 1
 
-    def in_folder(self, out: Path) -> list[list[str]]:
-        return [[word.replace("{out}", str(out)) for word in command] for command in self.commands]
-
 
 def make_scenarios(material: Path) -> dict[str, Scenario]:
     """Over prepared text, a model, tasks and YAML files (`material.make_material`)."""
     text = _write_text(material / "chaos-text")
-    (material / "chaos-study.yaml").write_text(STUDY)
+    (material / "chaos-study.yaml").write_text(STUDY + "finetune: [glue]\nfinetune_at: [smoke]\n")
     (material / "chaos-scale.yaml").write_text(
         SCALE
         + "finetune:\n  settings: {steps: 2, batch_size: 4, inputs_length: 16, eval_every: 2, save_every: 1}\n"
         "  columns:\n    glue: {tasks: [glue/cola]}\n"
     )
     data, tasks = str(material / "data"), str(material / "tasks")
-    pretrain = ("pretrain", "--data", data, "--out", "{out}", "--resume", "--steps", "8", *MODEL, *WATCHED)
+    pretrain = ("pretrain", "--data", data, "--out", "out", "--resume", "--steps", "8", *MODEL, *WATCHED)
     finetune = (
-        *("finetune", str(material / "t5"), "--task", "cola", "--data", tasks, "--out", "{out}", "--resume"),
+        *("finetune", str(material / "t5"), "--task", "cola", "--data", tasks, "--out", "out", "--resume"),
         *(
             "--steps",
             "6",
@@ -75,20 +72,21 @@ def make_scenarios(material: Path) -> dict[str, Scenario]:
         *WATCHED,
     )
     prepare = (
-        *("prepare", text, "--out", "{out}", "--workers", "1", "--vocab-size", "400", "--shard-tokens", "1500"),
+        *("prepare", text, "--out", "out", "--workers", "1", "--vocab-size", "400", "--shard-tokens", "1500"),
         *("--validation-fraction", "0.1"),
     )
     study = (
         *("study", "run", str(material / "chaos-study.yaml"), "--scale", str(material / "chaos-scale.yaml")),
-        *("--data", data, "--tasks", tasks, "--out", "{out}", "--no-speed", "--set", "deterministic=true"),
+        *("--data", data, "--tasks", tasks, "--out", "out", "--no-speed", "--set", "deterministic=true"),
     )
     parts = [(*prepare, "--part", f"{number}/3") for number in (2, 1, 3)]
     found = [
         Scenario("pretrain", (pretrain,), share=4),
         Scenario("finetune", (finetune,), share=3),
         Scenario("prepare", (prepare,), share=2),
-        Scenario("prepare in parts", (*parts, ("prepare", "--merge", "--out", "{out}")), share=2),
-        Scenario("study run", (study, ("study", "merge", "{out}/results", "--into", "{out}/merged")), share=3),
+        Scenario("prepare in parts", (*parts, ("prepare", "--merge", "--out", "out")), share=2),
+        Scenario("study run", (study, ("study", "merge", "out/results", "--into", "out/merged")), share=2),
+        Scenario("study run, processes", ((*study, "--jobs", "2"),)),
         Scenario("pretrain, two ranks", (pretrain,), ranks=2, share=2),
         Scenario("pretrain, two ranks, fsdp", ((*pretrain, "--parallel", "fsdp"),), ranks=2, share=2),
         Scenario("finetune, two ranks", (finetune,), ranks=2),
@@ -139,7 +137,13 @@ def _csv(path: Path) -> list[dict[str, Any]]:
     return [{n: v for n, v in row.items() if n != "date"} for row in rows if row.get("metric") not in CLOCKS]
 
 
+def _png(path: Path) -> str:
+    return "whole" if path.read_bytes().endswith(b"IEND\xaeB`\x82") else "torn"
+
+
 READERS: dict[str, Callable[[Path], Any]] = {
+    "README.md": lambda path: "there",
+    "curves.png": _png,
     "metrics.jsonl": lambda path: records(path.parent),
     ".json": _json,
     ".csv": _csv,

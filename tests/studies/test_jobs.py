@@ -36,3 +36,11 @@ def test_what_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.json").write_text(text)
     with pytest.raises(UserError, match="does not describe a job"):
         read_job(tmp_path / "job.json")
+
+
+def test_a_run_without_its_card_is_not_done(tmp_path: Path) -> None:
+    """It was killed after its model and before its card: another life writes it."""
+    (JOB.folder(tmp_path) / "final").mkdir(parents=True)
+    assert not JOB.is_done(tmp_path)
+    (JOB.folder(tmp_path) / "README.md").write_text("")
+    assert JOB.is_done(tmp_path)

@@ -75,7 +75,8 @@ class Job:
         if self.kind == "speed":
             return all(speed_file(out, key).exists() for key in self.settings["configs"])
         folder = self.folder(out)
-        return (folder / "final").is_dir() or (folder / DIVERGED).exists()
+        ended = (folder / "final").is_dir() and (folder / "README.md").exists()  # the card is written last
+        return ended or (folder / DIVERGED).exists()
 
 
 def read_job(path: Path) -> Job:

@@ -104,7 +104,7 @@ def draw_curves(records: list[dict[str, Any]], path: Path) -> bool:
         if axes.lines:
             axes.legend()
     if drawn:
-        figure.savefig(path, dpi=120)
+        atomic_write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
     return drawn
 
 
