@@ -271,6 +271,7 @@ def _environment(pid: str) -> bytes:
 def chaos(
     folder: Path, kills: int, seed: int = 0, lanes: int = 2, choose: Callable[[str], bool] = lambda name: True
 ) -> Chaos:
+    (folder / "material").mkdir(parents=True)
     material = make_material(folder / "material")
     (folder / "runs").mkdir()
     chosen = [one for name, one in make_scenarios(material).items() if choose(name)]
@@ -290,7 +291,6 @@ def main() -> None:
     os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
-        (folder / "material").mkdir(parents=True)
         began = time.monotonic()
         choose = (lambda name: name in options.only) if options.only else (lambda name: True)
         made = chaos(folder, options.kills, options.seed, options.lanes, choose)
