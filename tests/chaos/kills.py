@@ -129,7 +129,7 @@ _fsync = os.fsync
 
 
 def arm(folder: Path, trace: Path, last: str | None = None, count: int = 1, seed: int = 0, life: str = "") -> None:
-    """To be called in the process, which goes to the folder that holds `folder`: all runs then know the same paths,
+    """To be called in the process, which goes to the folder that holds `folder`: runs then know the same paths,
     and can be compared. Processes that it starts carry `life` in their environment."""
     os.chdir(folder.parent)
     os.environ["ALTUP_CHAOS"] = life
