@@ -355,15 +355,18 @@ def test_leaving_early_is_refused(method):
         wide.generate(IDS[:1], max_new_tokens=4, assistant_early_exit=2, do_sample=False)
 
 
-def test_accelerate_finds_the_layers_to_shard():
-    """Its policies look for a module of every class that the model names, widened or narrow again."""
-    plugin = pytest.importorskip("accelerate").FullyShardedDataParallelPlugin
-    for model, widened in (
-        (altup.widen(build("t5")), True),
-        (altup.narrow(altup.widen(build("t5"))), False),
-        (altup.widen(qwen3_vl(), example=GRID), True),
-    ):
-        policy = plugin(auto_wrap_policy="transformer_based_wrap")
-        policy.set_auto_wrap_policy(model)
-        classes = policy.auto_wrap_policy.keywords["transformer_layer_cls"]
-        assert any(cls.__name__.startswith("Widened") for cls in classes) == widened
+@pytest.mark.parametrize("names", [None, ["T5Block"]])
+@pytest.mark.parametrize("prepared", [altup.widen, lambda model: altup.narrow(altup.widen(model))])
+def test_accelerate_finds_the_layers_to_shard(prepared, names):
+    """By the names that the model or the user gives, for FSDP 1 and 2, widened or narrow again."""
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
+
+    model = prepared(build("t5"))
+    plugin = accelerate.FullyShardedDataParallelPlugin(
+        auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=names
+    )
+    plugin.set_auto_wrap_policy(model)
+    classes = tuple(plugin.auto_wrap_policy.keywords["transformer_layer_cls"])
+    wraps = fsdp2_prepare_auto_wrap_policy(plugin, model)
+    assert all(isinstance(layer, classes) and wraps(layer) for layer in model.decoder.block)

@@ -82,7 +82,8 @@ class WidenedLayer(nn.Module):
 
 @functools.cache
 def widened_class(base: Any) -> type[nn.Module]:
-    return type(f"Widened{base.__name__}", (WidenedLayer, base), {"__module__": base.__module__})
+    """Named as `base`: accelerate finds the layers that it shards, or keeps on one device, by that name."""
+    return type(base.__name__, (WidenedLayer, base), {"__module__": base.__module__})
 
 
 def original_class(layer: nn.Module) -> type[nn.Module]:

@@ -21,7 +21,6 @@ from altup.models.widening.layer import (
     Place,
     first_argument,
     narrow_layer,
-    original_class,
     widen_layer,
 )
 from altup.models.widening.parameters import (
@@ -49,7 +48,6 @@ from altup.models.widening.structure import (
     unrecognised,
     widening_readers,
 )
-from altup.models.widening.training import watch_for_decay
 
 
 def widen(
@@ -272,29 +270,11 @@ def widen_layers(model: PreTrainedModel, plan: WideningPlan) -> None:
 
 
 def finish(model: PreTrainedModel, plan: WideningPlan) -> None:
-    """What a model must know to be loaded and split between devices."""
-    layers = [layer for stack in plan.stacks for layer in layers_of(model, stack)]
-    _keep_whole(model, {original_class(layer).__name__: type(layer).__name__ for layer in layers})
+    """What a model must know to be loaded."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module._keep_in_fp32_modules_strict = {*(module._keep_in_fp32_modules_strict or ()), "altup"}
     model.register_load_state_dict_pre_hook(_accept_original)
-    watch_for_decay(model)
-
-
-def _keep_whole(model: PreTrainedModel, widened: dict[str, str], undo: bool = False) -> None:
-    """Name the classes of the layers, which no device map may split: accelerate looks for a module of each.
-
-    `widened` has the name of a layer's widened class by that of its original one.
-    """
-    there = {type(module).__name__ for module in model.modules()}
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            parts = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
-            names = {name for part in parts for name in type(part)._no_split_modules or ()}
-            originals = {name for name in widened if name in names and (undo or name in there)}
-            others = set(module._no_split_modules or ()) - {*widened, *widened.values()}
-            module._no_split_modules = others | originals | (set() if undo else set(widened.values()))
 
 
 def _accept_original(model: PreTrainedModel, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
@@ -429,7 +409,6 @@ def _undo(model: PreTrainedModel, plan: WideningPlan) -> None:
         replace(model, names_of(model, model.get_parameter(name)), value.detach())
     unwatch(model)
     layers = [layer for stack in plan.stacks for layer in layers_of(model, stack) if hasattr(layer, "place")]
-    _keep_whole(model, {original_class(layer).__name__: type(layer).__name__ for layer in layers}, undo=True)
     for layer in layers:
         narrow_layer(layer)
     if plan.untied:
