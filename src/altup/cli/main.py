@@ -31,6 +31,8 @@ VERBS = (
     "tasks",
     "finetune",
     "evaluate",
+    "widen",
+    "narrow",
     "upcycle",
     "study",
     "bench",

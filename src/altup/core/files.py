@@ -56,6 +56,25 @@ def rename_folder(temporary: Path, folder: Path) -> None:
     flush(folder.parent)
 
 
+@contextlib.contextmanager
+def new_folder(folder: Path, option: str = "--out") -> Iterator[Path]:
+    """Make a folder to write to, or refuse one that holds something; after an error an empty one goes again."""
+    fresh = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{option} {folder} cannot be made: {error.strerror}; give a new folder") from None
+    if any(folder.iterdir()):
+        raise UserError(f"{option} {folder} is not empty; give a new folder")
+    try:
+        yield folder
+    except BaseException:
+        if fresh:
+            with contextlib.suppress(OSError):  # it holds something by now
+                folder.rmdir()
+        raise
+
+
 def flush(path: Path) -> None:
     """Flush a file, or the entries of a folder (not the files in it), to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -23,6 +23,7 @@ SAFETENSORS = ".safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 WHERE = ("subfolder", "revision", "token", "cache_dir")  # options that say where files lie
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "tokenizer.model", "vocab.txt")
 ADVICE = "trust_remote_code"
 
 
@@ -54,6 +55,20 @@ def load_tokenizer(place: str | Path) -> Any:
         if "tiktoken" in str(error) or "sentencepiece" in str(error).lower():  # the first is tried without this
             require("sentencepiece", f"the tokenizer of {str(place)!r}")
         raise UserError(f"{str(place)!r} holds no tokenizer that can be read: {_reason(error)}") from error
+
+
+def copy_tokenizer(place: str, out: Path) -> bool:
+    """Save the tokenizer of a folder or of the hub in `out`; False where there is none.
+
+    Without a file to read, the Auto class would make up an empty one.
+    """
+    if Path(place).is_dir() and not any((Path(place) / name).exists() for name in TOKENIZER_FILES):
+        return False
+    try:
+        load_tokenizer(place).save_pretrained(out)
+    except UserError:
+        return False
+    return True
 
 
 def load_model(model_class: Any, place: str | Path, **options: Any) -> Any:

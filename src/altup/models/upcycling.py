@@ -12,8 +12,9 @@ import torch
 from transformers import BertForMaskedLM, LlamaForCausalLM, PreTrainedModel, T5ForConditionalGeneration
 
 from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
+from altup.core.files import new_folder
 from altup.core.hub import find_pretrained
-from altup.core.pretrained import load_config, load_model, load_tokenizer
+from altup.core.pretrained import copy_tokenizer, load_config, load_model
 from altup.models.accounting import refuse_too_large
 from altup.models.base import empty_like
 from altup.models.bert import convert as bert
@@ -31,7 +32,6 @@ CONVERTERS: dict[Any, Callable[..., PreTrainedModel]] = {
 }
 T5S = (T5ForConditionalGeneration, FAMILIES["t5"].model_class)
 OURS = tuple(one.model_class for one in FAMILIES.values())
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "tokenizer.model", "vocab.txt")
 UPCYCLE_METHODS = ("recycled", "altup", "sameup", "dense")
 
 
@@ -139,31 +139,20 @@ def upcycle_to_folder(
     place: str, out: Path, method: str, num_blocks: int, seed: int, say: Callable[[str], Any]
 ) -> Upcycled:
     """Upcycle the model of a folder or of the hub into a new folder, and compare it with the original."""
-    fresh = not out.exists()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be made: {error.strerror}; give a new folder") from None
-    if any(out.iterdir()):
-        raise UserError(f"--out {out} is not empty; give a new folder")
-    try:
+    with new_folder(out):
         say(f"Loading {place}")
         original = load_pretrained(place)
         say("Widening")
         wide = upcycle(original, method=method, num_blocks=num_blocks, seed=seed)
-    except UserError:
-        if fresh:
-            out.rmdir()
-        raise
-    say("Comparing with the original")
-    difference = _difference(original, wide)
-    wide.save_pretrained(out)
+        say("Comparing with the original")
+        difference = _difference(original, wide)
+        wide.save_pretrained(out)
     return Upcycled(
         wide.config.num_blocks,
         wide.num_parameters(),
         original.num_parameters(),
         difference,
-        _copy_tokenizer(place, out),
+        copy_tokenizer(place, out),
     )
 
 
@@ -175,14 +164,3 @@ def _difference(original: Any, wide: Any) -> float:
         inputs["decoder_input_ids"] = inputs["input_ids"][:, :8]
     before, after = original(**inputs).logits.float(), wide(**inputs).logits.float()
     return (after - before).abs().max().item() / before.std().item()
-
-
-def _copy_tokenizer(place: str, out: Path) -> bool:
-    """Without a file to read, the Auto class would make up an empty T5 tokenizer."""
-    if Path(place).is_dir() and not any((Path(place) / name).exists() for name in TOKENIZER_FILES):
-        return False
-    try:
-        load_tokenizer(place).save_pretrained(out)
-    except UserError:
-        return False
-    return True

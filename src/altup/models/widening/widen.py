@@ -206,7 +206,7 @@ def load_widened(
             f"{str(place)!r} holds a {config.model_type!r} model that was not widened (or only a part of it, by "
             "itself, which its config does not tell); load it with from_pretrained and give it to altup.widen"
         )
-    cls = model_class or _named_class(config, place)
+    cls = model_class or named_class(config, place)
     if config.architectures and cls.__name__ not in config.architectures:
         raise UserError(
             f"{str(place)!r} holds a {config.architectures[0]}, not a {cls.__name__}; for another head widen a "
@@ -417,10 +417,11 @@ def _undo(model: PreTrainedModel, plan: WideningPlan) -> None:
         del model.config.altup
 
 
-def _named_class(config: PreTrainedConfig, place: str | Path) -> type[PreTrainedModel]:
+def named_class(config: PreTrainedConfig, place: str | Path) -> type[PreTrainedModel]:
+    """The class of transformers that a config names first."""
     name = (config.architectures or [""])[0]
     cls = getattr(transformers, name, None)
-    if cls is None:
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise UserError(
             f"{str(place)!r} holds a {name or 'nameless model'}, which transformers does not have; give its "
             "class: load_widened(folder, model_class=...)"

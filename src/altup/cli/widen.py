@@ -1,0 +1,44 @@
+"""`altup widen`: any Hugging Face model to a wider one that computes the same function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from altup.models.widening.folders import Written
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A folder or hub name of any model of transformers.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the wider model to.")],
+    method: Annotated[str, typer.Option(help="recycled, altup or sameup.")] = "recycled",
+    k: Annotated[int, typer.Option("--k", help="Number of blocks.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the noise that lets equal blocks become different.")] = 0,
+) -> None:
+    """Widen any Hugging Face model so that it computes the same function at first.
+
+    It keeps its own class; `altup.load_widened` loads the result and `altup narrow` undoes it. T5, BERT and Llama
+    become one of our own models with `altup upcycle`.
+    """
+    from rich.console import Console
+    from transformers.utils import logging
+
+    from altup.models.widening.folders import widen_folder
+    from altup.training.run_folder import find_model
+
+    logging.disable_progress_bar()
+    console = Console()
+    with console.status("Loading") as status:
+        made = widen_folder(find_model(model), out, method, k, seed, say=status.update)
+    report(made, out)
+
+
+def report(made: Written, out: Path) -> None:
+    """What lies in `out`."""
+    typer.echo(made.description)
+    change = f"{made.parameters / made.parameters_before - 1:+.2%}"
+    tokenizer = "tokenizer copied" if made.has_tokenizer else "no tokenizer found; copy it yourself"
+    typer.echo(f"{out}: {made.parameters:,} parameters ({change}); {tokenizer}")
