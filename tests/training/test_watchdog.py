@@ -78,7 +78,7 @@ def test_a_process_that_was_stopped_for_a_while_does_not_hang(tmp_path: Path) ->
 
 def test_ranks_say_where_each_of_them_stands(tmp_path: Path) -> None:
     case = {"out": str(tmp_path / "run"), "what": "rank 1", "settings": SETTINGS}
-    codes, said = _fork_ranks([hanging.__file__, json.dumps(case)], timeout=120)
+    codes, said = _fork_ranks([hanging.__file__, json.dumps(case)], timeout=120, world=2)
     assert 75 in codes, said
     assert "warning: no step was finished for" in said
     told = next(line for line in said.splitlines() if "warning: no step" in line)
@@ -90,7 +90,7 @@ def test_ranks_say_where_each_of_them_stands(tmp_path: Path) -> None:
 def test_a_rank_that_compiles_is_waited_for(tmp_path: Path) -> None:
     settings = {**SETTINGS, "steps": 10}
     case = {"out": str(tmp_path / "run"), "what": "rank 1 compiling", "seconds": 2 * SECONDS, "settings": settings}
-    codes, said = _fork_ranks([hanging.__file__, json.dumps(case)], timeout=120)
+    codes, said = _fork_ranks([hanging.__file__, json.dumps(case)], timeout=120, world=2)
     assert codes == [0, 0], said
 
 
