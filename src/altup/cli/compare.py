@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from altup.studies.run_comparison import RunComparison
 
 
@@ -30,49 +32,25 @@ def command(
     from altup.studies.run_comparison import RunComparison
 
     found = RunComparison.of(runs)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 80)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 80)
     if page:
         found.write(out)
     _show_figures(console, found)
     _show_curves(console, found)
     _show_differences(console, found)
     for remark in found.remarks():
-        console.print(f"\n{remark}", style="yellow")
+        console.print(f"{remark}\n", style="yellow")
     if page:
-        typer.echo(f"\nPage with the curves: {out}")
+        typer.echo(f"Page with the curves: {out}")
 
 
-def _table(head: list[str], rows: list[list[str]], left: int = 1) -> Any:
-    from rich import box
-    from rich.table import Table
+def _show_figures(console: Console, found: RunComparison) -> None:
+    from altup.core.tables import print_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(head):
-        table.add_column(name, justify="left" if number < left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    print_table(console, [name.replace("held-out ", "held-out\n") for name in found.head], found.rows())
 
 
-def _print_fitting(console: Any, head: list[str], rows: list[list[str]], left: int = 1) -> None:
-    """A table, or where it is wider than the terminal a paragraph for each of its rows: nothing is cut."""
-    table = _table([name.replace("held-out ", "held-out\n") for name in head], rows, left)
-    if console.measure(table, options=console.options.update(max_width=10_000)).maximum <= console.width:
-        console.print(table)
-        return
-    width = max(map(len, head[1:]), default=0)
-    for row in rows:
-        console.print(f"\n{row[0]}", style="bold")
-        for name, cell in zip(head[1:], row[1:], strict=True):
-            console.print(f"  {name:{width}}  {cell}")
-    console.print()
-
-
-def _show_figures(console: Any, found: RunComparison) -> None:
-    _print_fitting(console, found.head, found.rows())
-
-
-def _show_curves(console: Any, found: RunComparison) -> None:
+def _show_curves(console: Console, found: RunComparison) -> None:
     sparks = found.sparks()
     if sparks:
         console.print(f"{found.measures[0]}, from the first step to the last, all on one scale:")
@@ -81,11 +59,12 @@ def _show_curves(console: Any, found: RunComparison) -> None:
             console.print(f"  {name:{width}}  {spark}")
 
 
-def _show_differences(console: Any, found: RunComparison) -> None:
+def _show_differences(console: Console, found: RunComparison) -> None:
+    from altup.core.tables import print_table
+
     changed = found.config_differences
     if not changed:
-        console.print("\nTheir configs are the same.")
+        console.print("\nTheir configs are the same.\n")
         return
-    console.print("\nWhat is different in their configs:")
     rows = [[name, *values] for name, values in changed.items()]
-    _print_fitting(console, ["setting", *found.names], rows, left=1 + len(found.names))
+    print_table(console, ["setting", *found.names], rows, "\nWhat is different in their configs:")

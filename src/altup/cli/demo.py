@@ -120,10 +120,9 @@ def _train_side_by_side(demo: Demo, seeds: list[int]) -> bool:
 
 
 def _show(demo: Demo, begun: float) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
+    from altup.core.tables import print_table
     from altup.core.text import duration
     from altup.studies.demo import MODELS
     from altup.studies.demo_report import comparison, next_steps, verdict, write_report
@@ -132,13 +131,7 @@ def _show(demo: Demo, begun: float) -> None:
     speeds, records, continued = demo.compare_speed(say), demo.records(), demo.continuations()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 80)
     _show_continuations(console, continued, MODELS)
-    table = Table("", *MODELS.values(), box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
-        column.no_wrap = True
-    for row in comparison(records, speeds):
-        table.add_row(*row)
-    console.print(table)
+    print_table(console, ["", *MODELS.values()], comparison(records, speeds))
     for sentence in verdict(records, speeds):
         console.print(sentence)
     report = write_report(demo, records, speeds, continued)
