@@ -80,13 +80,14 @@ def test_settings_of_watching_may_be_edited(tmp_path: Path) -> None:
 
 def unsealed(checkpoint: Path) -> None:
     """As earlier versions saved it."""
-    from altup.training.checkpoints import MANIFEST, STATE_FILE, _seal
+    from altup.training.checkpoints import MANIFEST, STATE_FILE
+    from altup.training.sealed_folders import seal
 
     state = json.loads((checkpoint / STATE_FILE).read_text())
     del state["config"]
     (checkpoint / STATE_FILE).write_text(json.dumps(state))
     (checkpoint / MANIFEST).unlink()
-    _seal(checkpoint)
+    seal(checkpoint)
 
 
 def test_a_checkpoint_of_an_earlier_version_trusts_config_yaml(

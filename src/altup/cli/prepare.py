@@ -15,6 +15,7 @@ from altup.core.text import number_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from altup.data.bad_input import Limits
     from altup.data.prepare import Recipe, Watch
     from altup.data.shards import Manifest
 
@@ -79,7 +80,7 @@ def command(
     """
     from altup.core.console import outlive_stdout
     from altup.core.errors import UserError, check_whole
-    from altup.data.bad_input import MEBIBYTE, Limits
+    from altup.data.bad_input import MEBIBYTE
     from altup.data.prepare import Recipe
     from altup.data.sources import open_source
 
@@ -88,13 +89,7 @@ def command(
         raise UserError("--part and --merge exclude each other; merge once all parts are there")
     if validation and validation_fraction is not None:
         raise UserError("--validation and --validation-fraction exclude each other; give one of them")
-    for flag, number in {
-        "--max-document-mb": max_document_mb,
-        "--max-unpack-ratio": max_unpack_ratio,
-        "--max-unpacked-mb": max_unpacked_mb,
-        "--sample-mb": sample_mb,
-    }.items():
-        check_whole(flag, number, 1)
+    check_whole("--sample-mb", sample_mb, 1)
     names = [*(sources or []), *(["embedded"] if embedded else [])]
     if merge and not names:
         _merge(out, None)
@@ -108,7 +103,7 @@ def command(
         sample_bytes=sample_mb * MEBIBYTE,
         shard_tokens=shard_tokens,
         on_error=on_error,
-        limits=Limits(max_document_mb * MEBIBYTE, max_unpack_ratio, max_unpacked_mb * MEBIBYTE),
+        limits=_limits(max_document_mb, max_unpack_ratio, max_unpacked_mb),
     )
     if part:
         _prepare_part(out, recipe, part, workers)
@@ -116,6 +111,16 @@ def command(
         _merge(out, recipe)
     else:
         _prepare(out, recipe, workers)
+
+
+def _limits(document_mb: int, ratio: int, unpacked_mb: int) -> Limits:
+    from altup.core.errors import check_whole
+    from altup.data.bad_input import MEBIBYTE, Limits
+
+    check_whole("--max-document-mb", document_mb, 1)
+    check_whole("--max-unpack-ratio", ratio, 1)
+    check_whole("--max-unpacked-mb", unpacked_mb, 1)
+    return Limits(document_mb * MEBIBYTE, ratio, unpacked_mb * MEBIBYTE)
 
 
 def _prepare_part(out: Path, recipe: Recipe, text: str, workers: int | None) -> None:

@@ -1,9 +1,8 @@
 """Checkpoints, from the step to the disk and back: they are atomic, and their hashes show later damage.
 
-`save_checkpoint` gathers the weights and the optimizer of all ranks; the first rank writes them into a temporary
-folder (`atomic_folder`), adds a manifest of sizes and hashes, flushes it all and renames it to `step-N`. A kill
-leaves at worst a folder whose name starts with a dot, which `remove_leftovers` clears away at the next start.
-`newest_whole` finds what to resume from, and `read_state` and `restore` put it back.
+`save_checkpoint` gathers the weights and the optimizer of all ranks; the first rank, or of a sharded model every
+rank, writes them into a folder that is renamed to `step-N` when it is whole (`sealed_folders.py`). `newest_whole`
+finds what to resume from, and `read_state` and `restore` put it back.
 
 A checkpoint is a Hugging Face model folder with the optimizer and the loop's state beside it. Tensors are stored
 as safetensors, all else as JSON: no file is ever unpickled.
@@ -19,15 +18,27 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from altup.core.errors import UserError, check_whole, may_not_write
-from altup.core.files import check_relative_path, files_below, flush, read_json, sha256_of
+from altup.core.errors import UserError, check_whole
+from altup.training.sealed_folders import (
+    MANIFEST,
+    UNFINISHED,
+    atomic_folder,
+    begin_folder,
+    damage,
+    load_json,
+    remove,
+    remove_leftovers,
+    rename_over,
+    save_errors,
+    save_json,
+    seal,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,11 +48,7 @@ if TYPE_CHECKING:
 STATE_FILE = "training_state.json"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
-MANIFEST = "SHA256SUMS.json"
-UNFINISHED = ".unfinished-"
-REPLACED = ".replaced-"
 STEP = re.compile(r"step-(\d+)")
-THREADS = 8
 
 log = logging.getLogger(__name__)
 
@@ -161,104 +168,25 @@ def _folder_of_parts(
     process_group = engine.process_group
     parts = _Parts(target.with_name(f"{UNFINISHED}{target.name}"))
     try:
-        with process_group.together(), _save_errors(target):
+        with process_group.together(), save_errors(target):
             if process_group.is_first:
-                _begin(target)
+                begin_folder(target)
                 _write_model(engine, parts.folder, tokenizer, {})
                 (parts.folder / MODEL_FILE).unlink(missing_ok=True)  # of no weights
                 if state:
                     save_json(parts.folder / STATE_FILE, asdict(state))
-        with process_group.together(), _save_errors(target):
+        with process_group.together(), save_errors(target):
             yield parts
         written = [json.loads(text) for text in process_group.all_gather(json.dumps(parts.written))]
-        with process_group.together(), _save_errors(target):
+        with process_group.together(), save_errors(target):
             if process_group.is_first:
-                _seal(parts.folder, {name: entry for entries in written for name, entry in entries.items()})
-                _replace(target, parts.folder)
+                seal(parts.folder, {name: entry for entries in written for name, entry in entries.items()})
+                rename_over(target, parts.folder)
     except BaseException:
         if process_group.is_first:
             with contextlib.suppress(OSError):
                 remove_leftovers(target.parent)
         raise
-
-
-def atomic_folder(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
-    """Make the folder `folder/name`, sealed with a manifest, of what `write(temporary folder)` writes.
-
-    An older one of that name is replaced. A kill at any instant leaves this one and all others whole or not there.
-    One process at a time may write to `folder`; what it is in must be there, as a run that was removed must not
-    come back. A full disk or the like raises UserError.
-    """
-    target = folder / name
-    try:
-        with _save_errors(target):
-            temporary = _begin(target)
-            write(temporary)
-            _seal(temporary)
-            _replace(target, temporary)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            remove_leftovers(folder)
-        raise
-    return target
-
-
-def _begin(target: Path) -> Path:
-    """An empty folder to write to, beside the one that it becomes."""
-    folder = target.parent
-    folder.mkdir(exist_ok=True)
-    flush(folder.parent)
-    remove_leftovers(folder)
-    temporary = folder / f"{UNFINISHED}{target.name}"
-    temporary.mkdir()
-    return temporary
-
-
-@contextlib.contextmanager
-def _save_errors(target: Path) -> Iterator[None]:
-    """Turn a full disk and the like into a UserError."""
-    try:
-        yield
-    except Exception as error:
-        # Libraries in Rust (tokenizers) raise a bare Exception for errors of the operating system.
-        if isinstance(error, OSError | SafetensorError) or "(os error " in str(error):
-            remedy = "make the folder writable" if may_not_write(error) else "free space or repair the disk"
-            raise UserError(
-                f"could not save {target}: {error}. The checkpoints before it are untouched; {remedy}, then resume"
-            ) from error
-        raise
-
-
-def _seal(checkpoint: Path, known: Mapping[str, Any] | None = None) -> None:
-    """Flush all files, then write and flush the manifest and the folders.
-
-    Files that are `known` are flushed and hashed already: `{name: {"bytes", "sha256"}}`.
-    """
-    entries = dict(known or {})
-    files = {file.relative_to(checkpoint).as_posix(): file for file in files_below(checkpoint)}
-    files = {name: file for name, file in files.items() if name not in entries}
-    with ThreadPoolExecutor(THREADS) as pool:
-        hashes = pool.map(sha256_of, files.values())
-        list(pool.map(flush, files.values()))
-    for (name, file), digest in zip(files.items(), hashes, strict=True):
-        entries[name] = {"bytes": file.stat().st_size, "sha256": digest}
-    save_json(checkpoint / MANIFEST, dict(sorted(entries.items())))
-    flush(checkpoint / MANIFEST)
-    for path in [*checkpoint.rglob("*"), checkpoint]:
-        if path.is_dir():
-            flush(path)
-
-
-def _replace(target: Path, finished: Path) -> None:
-    """Give `finished` its name. An older folder of that name steps aside first; after a kill in between
-    `remove_leftovers` brings it back."""
-    aside = target.with_name(f"{REPLACED}{target.name}")
-    if target.exists():
-        target.rename(aside)
-    finished.rename(target)
-    flush(target.parent)
-    if aside.exists():
-        remove(aside)
 
 
 def read_state(checkpoint: Path) -> TrainingState:
@@ -305,33 +233,6 @@ def newest_whole(folder: Path, at_most: int | None = None) -> Path | None:
         if problem is None:
             return checkpoint
         log.warning("passing over the damaged checkpoint %s: %s", checkpoint, problem)
-    return None
-
-
-def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, or None where every file is as it was written."""
-    try:
-        sums = read_json(checkpoint / MANIFEST)
-        for path in sums:
-            check_relative_path(path, MANIFEST)
-        sizes = {checkpoint / path: entry["bytes"] for path, entry in sums.items()}
-        digests = {checkpoint / path: entry["sha256"] for path, entry in sums.items()}
-    except OSError as error:
-        return f"{MANIFEST} cannot be read ({error.strerror})"
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return f"{MANIFEST} is damaged"
-    if not sums:
-        return f"{MANIFEST} names no file"
-    try:
-        for file, size in sizes.items():
-            if (found := file.stat().st_size) != size:
-                return f"{file.name} has {found} bytes instead of {size}"
-        with ThreadPoolExecutor(THREADS) as pool:
-            for file, digest in zip(digests, pool.map(sha256_of, digests), strict=True):
-                if digest != digests[file]:
-                    return f"the contents of {file.name} have changed"
-    except OSError as error:
-        return f"{error.filename} cannot be read ({error.strerror})"
     return None
 
 
@@ -390,38 +291,6 @@ def prune(folder: Path, keep_last: int, keep: Collection[str] = ()) -> list[str]
     return [path.name for path in removed]
 
 
-def remove_leftovers(folder: Path) -> list[str]:
-    """Clear away what a kill left in `folder`; to be called at the start of a run, by one process.
-
-    A checkpoint that was about to be replaced, and whose successor is not there, gets its name back.
-    """
-    if not folder.is_dir():
-        return []
-    removed = []
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(REPLACED):
-            target = folder / path.name.removeprefix(REPLACED)
-            if not target.exists():
-                path.rename(target)
-                flush(folder)
-                continue
-            remove(path)
-        elif path.name.startswith(UNFINISHED):
-            shutil.rmtree(path)
-        else:
-            continue
-        removed.append(path.name)
-    return removed
-
-
-def remove(checkpoint: Path) -> None:
-    """Rename first, so that no half-removed checkpoint has a checkpoint's name."""
-    unfinished = checkpoint.with_name(f"{UNFINISHED}{checkpoint.name}")
-    checkpoint.rename(unfinished)
-    flush(checkpoint.parent)
-    shutil.rmtree(unfinished)
-
-
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file."""
     from safetensors.torch import save_file
@@ -437,14 +306,3 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read as safetensors: {error}") from error
-
-
-def save_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
-
-def load_json(path: Path) -> Any:
-    try:
-        return read_json(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}") from error

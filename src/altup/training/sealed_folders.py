@@ -1,0 +1,174 @@
+"""Folders that appear whole or not at all, sealed with the sizes and hashes of their files.
+
+A folder is written under another name (`atomic_folder`), gets a manifest, is flushed and renamed. A kill leaves at
+worst a folder whose name starts with a dot, which `remove_leftovers` clears away at the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from altup.core.errors import UserError, may_not_write
+from altup.core.files import check_relative_path, files_below, flush, read_json, sha256_of
+
+MANIFEST = "SHA256SUMS.json"
+UNFINISHED = ".unfinished-"
+REPLACED = ".replaced-"
+THREADS = 8
+
+
+def atomic_folder(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
+    """Make the folder `folder/name`, sealed with a manifest, of what `write(temporary folder)` writes.
+
+    An older one of that name is replaced. A kill at any instant leaves this one and all others whole or not there.
+    One process at a time may write to `folder`; what it is in must be there, as a run that was removed must not
+    come back. A full disk or the like raises UserError.
+    """
+    target = folder / name
+    try:
+        with save_errors(target):
+            temporary = begin_folder(target)
+            write(temporary)
+            seal(temporary)
+            rename_over(target, temporary)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove_leftovers(folder)
+        raise
+    return target
+
+
+def begin_folder(target: Path) -> Path:
+    """An empty folder to write to, beside the one that it becomes."""
+    folder = target.parent
+    folder.mkdir(exist_ok=True)
+    flush(folder.parent)
+    remove_leftovers(folder)
+    temporary = folder / f"{UNFINISHED}{target.name}"
+    temporary.mkdir()
+    return temporary
+
+
+@contextlib.contextmanager
+def save_errors(target: Path) -> Iterator[None]:
+    """Turn a full disk and the like into a UserError."""
+    try:
+        yield
+    except Exception as error:
+        # Libraries in Rust (tokenizers) raise a bare Exception for errors of the operating system.
+        if isinstance(error, OSError | SafetensorError) or "(os error " in str(error):
+            remedy = "make the folder writable" if may_not_write(error) else "free space or repair the disk"
+            raise UserError(
+                f"could not save {target}: {error}. The checkpoints before it are untouched; {remedy}, then resume"
+            ) from error
+        raise
+
+
+def seal(checkpoint: Path, known: Mapping[str, Any] | None = None) -> None:
+    """Flush all files, then write and flush the manifest and the folders.
+
+    Files that are `known` are flushed and hashed already: `{name: {"bytes", "sha256"}}`.
+    """
+    entries = dict(known or {})
+    files = {file.relative_to(checkpoint).as_posix(): file for file in files_below(checkpoint)}
+    files = {name: file for name, file in files.items() if name not in entries}
+    with ThreadPoolExecutor(THREADS) as pool:
+        hashes = pool.map(sha256_of, files.values())
+        list(pool.map(flush, files.values()))
+    for (name, file), digest in zip(files.items(), hashes, strict=True):
+        entries[name] = {"bytes": file.stat().st_size, "sha256": digest}
+    save_json(checkpoint / MANIFEST, dict(sorted(entries.items())))
+    flush(checkpoint / MANIFEST)
+    for path in [*checkpoint.rglob("*"), checkpoint]:
+        if path.is_dir():
+            flush(path)
+
+
+def rename_over(target: Path, finished: Path) -> None:
+    """Give `finished` its name. An older folder of that name steps aside first; after a kill in between
+    `remove_leftovers` brings it back."""
+    aside = target.with_name(f"{REPLACED}{target.name}")
+    if target.exists():
+        target.rename(aside)
+    finished.rename(target)
+    flush(target.parent)
+    if aside.exists():
+        remove(aside)
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, or None where every file is as it was written."""
+    try:
+        sums = read_json(checkpoint / MANIFEST)
+        for path in sums:
+            check_relative_path(path, MANIFEST)
+        sizes = {checkpoint / path: entry["bytes"] for path, entry in sums.items()}
+        digests = {checkpoint / path: entry["sha256"] for path, entry in sums.items()}
+    except OSError as error:
+        return f"{MANIFEST} cannot be read ({error.strerror})"
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return f"{MANIFEST} is damaged"
+    if not sums:
+        return f"{MANIFEST} names no file"
+    try:
+        for file, size in sizes.items():
+            if (found := file.stat().st_size) != size:
+                return f"{file.name} has {found} bytes instead of {size}"
+        with ThreadPoolExecutor(THREADS) as pool:
+            for file, digest in zip(digests, pool.map(sha256_of, digests), strict=True):
+                if digest != digests[file]:
+                    return f"the contents of {file.name} have changed"
+    except OSError as error:
+        return f"{error.filename} cannot be read ({error.strerror})"
+    return None
+
+
+def remove_leftovers(folder: Path) -> list[str]:
+    """Clear away what a kill left in `folder`; to be called at the start of a run, by one process.
+
+    A checkpoint that was about to be replaced, and whose successor is not there, gets its name back.
+    """
+    if not folder.is_dir():
+        return []
+    removed = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(REPLACED):
+            target = folder / path.name.removeprefix(REPLACED)
+            if not target.exists():
+                path.rename(target)
+                flush(folder)
+                continue
+            remove(path)
+        elif path.name.startswith(UNFINISHED):
+            shutil.rmtree(path)
+        else:
+            continue
+        removed.append(path.name)
+    return removed
+
+
+def remove(checkpoint: Path) -> None:
+    """Rename first, so that no half-removed checkpoint has a checkpoint's name."""
+    unfinished = checkpoint.with_name(f"{UNFINISHED}{checkpoint.name}")
+    checkpoint.rename(unfinished)
+    flush(checkpoint.parent)
+    shutil.rmtree(unfinished)
+
+
+def save_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def load_json(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}") from error
