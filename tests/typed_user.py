@@ -59,6 +59,10 @@ altup.load_widened(3)  # type: ignore[arg-type]
 altup.upcycle("google/t5-v1_1-small", num_block=2)  # type: ignore[call-arg]
 altup.register_handler("GPT2LMHeadModel", 3)  # type: ignore[arg-type]
 altup.Structure(3, 4)  # type: ignore[arg-type]
+assert_type(altup.describe(model), str)
+torch.optim.AdamW(altup.parameter_groups(model, lr=5e-5, weight_decay=0.01))
+altup.parameter_groups(model, rate=5e-5)  # type: ignore[call-arg]
+assert_type(altup.WideTrainerMixin.coefficient_factor, float)
 
 # The verbs as functions.
 run = altup.PretrainConfig(data="data", steps=100, method="altup", k=2)

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import altup
 from altup.core.text import duration
 from altup.training.preemption import STOPPED
 
@@ -34,7 +33,7 @@ SLOW = 60.0  # seconds of a step that are worth a word, at least
 TIMES = 10  # the longest of the last steps, that are far longer than usual
 REMEMBERED = 200  # steps
 SILENT = 4  # looks without a sign of life of another rank
-HERE = str(Path(altup.__file__).parent)
+HERE = str(Path(__file__).parents[1])  # the package
 # Files of torch and Triton that are on the stack only while something is compiled.
 COMPILERS = (
     "torch/_dynamo/convert_frame.py",

@@ -1,6 +1,6 @@
 """`widen`: AltUp for Hugging Face models that we did not write."""
 
-from altup.models.widening.describe import describe
+from altup.models.widening.description import describe
 from altup.models.widening.structure import Structure, register_handler
 from altup.models.widening.training import WideTrainerMixin, parameter_groups
 from altup.models.widening.widen import load_widened, narrow, widen
