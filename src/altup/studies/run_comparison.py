@@ -150,7 +150,7 @@ class RunComparison:
             raise UserError(f"{path} is a folder; give a file for the page (--out compare.html)")
         if path.exists() and TITLE not in check_regular(path).read_text(errors="replace"):
             raise UserError(f"{path} is not a comparison and would be written over; choose another --out")
-        text = {"run", "step"}
+        text = {"run"}
         rows = [[Cell(cell) for cell in row] for row in self.rows()]
         changed = self.config_differences
         page = render(
