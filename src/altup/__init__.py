@@ -27,12 +27,12 @@ if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name p
     from altup.models.accounting import account as account
     from altup.models.widening import Structure as Structure
     from altup.models.widening import WideTrainerMixin as WideTrainerMixin
-    from altup.models.widening import describe as describe
     from altup.models.widening import load_widened as load_widened
     from altup.models.widening import narrow as narrow
     from altup.models.widening import parameter_groups as parameter_groups
     from altup.models.widening import register_handler as register_handler
-    from altup.models.widening import widen as widen
+    from altup.models.widening.description import describe as describe
+    from altup.models.widening.widen import widen as widen
     from altup.nn import AltUp as AltUp
     from altup.nn import AveragePooling as AveragePooling
     from altup.nn import DynamicAltUp as DynamicAltUp
@@ -65,7 +65,7 @@ _HOMES = {
     "Structure": "altup.models.widening",
     "WideTrainerMixin": "altup.models.widening",
     "account": "altup.models.accounting",
-    "describe": "altup.models.widening",
+    "describe": "altup.models.widening.description",
     "evaluate": "altup.evaluation.evaluate",
     "finetune": "altup.finetuning.finetune",
     "load_widened": "altup.models.widening",
@@ -74,7 +74,7 @@ _HOMES = {
     "pretrain": "altup.training.pretraining",
     "register_handler": "altup.models.widening",
     "upcycle": "altup.models",
-    "widen": "altup.models.widening",
+    "widen": "altup.models.widening.widen",
 }
 
 __all__ = ["__version__", *_HOMES]

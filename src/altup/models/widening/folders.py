@@ -14,7 +14,7 @@ from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
 from altup.core.files import check_regular, new_folder
 from altup.core.pretrained import copy_tokenizer, load_config, load_model
 from altup.models.config import MOST, AltUpConfig
-from altup.models.widening.describe import describe
+from altup.models.widening.description import describe
 from altup.models.widening.parameters import METHODS
 from altup.models.widening.widen import load_widened, named_class, narrow, widen
 
