@@ -95,6 +95,16 @@ def musicgen():
     return hf.MusicgenForConditionalGeneration(config)
 
 
+def blip(name):
+    asking = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    asking |= {"encoder_hidden_size": 16, "vocab_size": 40}
+    text = {"model_type": "opt", "vocab_size": 97, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+    parts = {"vision_config": VISION, "qformer_config": asking, "text_config": text}
+    config = getattr(hf, f"{name}Config")(**parts, num_query_tokens=4, image_token_index=90)
+    return getattr(hf, f"{name}ForConditionalGeneration")(config)
+
+
 TYPES = {
     "big-bird": (
         lambda: hf.BigBirdForMaskedLM(hf.BigBirdConfig(**ENCODER, block_size=4, num_random_blocks=1)),
@@ -176,6 +186,7 @@ TYPES = {
         ),
         IMAGE_TOKENS | {"pixel_values": IMAGE, "token_type_ids": (IMAGE_TOKENS["input_ids"] == 90).long()},
     ),
+    "blip-2": (lambda: blip("Blip2"), IMAGE_TOKENS | {"pixel_values": IMAGE}),
     "qwen2-vl": (qwen2_vl, GRID),
     "qwen3-vl": (qwen3_vl, GRID),
     "vit-mae": (
@@ -207,7 +218,7 @@ TYPES = {
     "rt-detr": (rt_detr, {"pixel_values": torch.arange(3 * 64 * 64).reshape(1, 3, 64, 64).sin()}),
     "musicgen": (musicgen, {"input_ids": IDS, "decoder_input_ids": IDS.repeat(2, 1)}),
 }
-ONLY_RECYCLED = {"fastspeech2", "gemma3-vision", "musicgen", "rt-detr"}
+ONLY_RECYCLED = {"blip-2", "fastspeech2", "gemma3-vision", "musicgen", "rt-detr"}
 SHORT = ("big-bird", "longformer")  # the example made up is short, as their habits want it
 
 
@@ -271,10 +282,44 @@ def test_images_fit_a_model_that_was_widened_with_text_alone():
     torch.testing.assert_close(outputs(wide, GRID).logits, outputs(model, GRID).logits, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen3-vl", "paligemma"])
-def test_a_wide_state_that_images_may_not_fit_is_refused(name):
-    with pytest.raises(UserError, match=r"the example does not run .*vis.*every input that the model takes"):
-        altup.widen(make(name), "altup")
+def deepseek_vl_hybrid():
+    fine = {"model_type": "sam_vision_model", "hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2}
+    fine |= {"num_attention_heads": 2, "image_size": 32, "patch_size": 8, "mlp_dim": 16, "window_size": 2}
+    config = hf.DeepseekVLHybridConfig(
+        text_config={"model_type": "llama", **DECODER},
+        vision_config=SIGLIP,
+        high_res_vision_config=fine,
+        image_token_id=90,
+    )
+    return hf.DeepseekVLHybridForConditionalGeneration(config)
+
+
+def fuyu():
+    """The features of its images are made by one linear map."""
+    text = {"model_type": "persimmon", **{k: v for k, v in DECODER.items() if k != "num_key_value_heads"}}
+    return hf.FuyuForCausalLM(hf.FuyuConfig(text_config=text, **DECODER, patch_size=2, image_size=8))
+
+
+def layoutlm_v3():
+    """Its image is embedded by one convolution."""
+    config = hf.LayoutLMv3Config(**ENCODER, input_size=8, patch_size=4, coordinate_size=4, shape_size=8)
+    return hf.LayoutLMv3ForTokenClassification(config)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "part"),
+    [
+        (TYPES["llava"][0], "model.vision_tower"),
+        (TYPES["paligemma"][0], "model.vision_tower"),
+        (qwen3_vl, "model.visual"),
+        (deepseek_vl_hybrid, "model.high_res_vision_model"),
+        (fuyu, "model.vision_embed_tokens"),
+        (layoutlm_v3, "layoutlmv3.patch_embed"),
+    ],
+)
+def test_a_wide_state_that_images_may_not_fit_is_refused(make_model, part):
+    with pytest.raises(UserError, match=f"the example does not run {part}.*every input that the model takes"):
+        altup.widen(make_model(), "altup")
 
 
 @pytest.mark.parametrize("method", ["recycled", "altup"])
@@ -294,15 +339,6 @@ def sam():
     return hf.SamModel(config)
 
 
-def instruct_blip():
-    asking = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    text = {"model_type": "opt", "vocab_size": 97, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48}
-    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
-    asking |= {"encoder_hidden_size": 16, "vocab_size": 40}
-    config = hf.InstructBlipConfig(vision_config=VISION, qformer_config=asking, text_config=text)
-    return hf.InstructBlipForConditionalGeneration(config)
-
-
 @pytest.mark.parametrize(
     ("make_model", "reason"),
     [
@@ -310,7 +346,10 @@ def instruct_blip():
         (musicgen, r"does not run with the example .*is invalid for input of size"),
         (rt_detr, r"widened it fails: The size of tensor"),
         (sam, r"found no stack of layers"),
-        (instruct_blip, r"does not run with the example .* missing 1 required .*'qformer_input_ids'"),
+        (
+            lambda: blip("InstructBlip"),
+            r"does not run with the example .* missing .*'qformer_input_ids'",
+        ),
     ],
 )
 def test_a_refusal_has_a_reason(make_model, reason):

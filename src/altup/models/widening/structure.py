@@ -6,6 +6,7 @@ They are found by running the model; a handler tells what its structure does not
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -213,16 +214,26 @@ def _as_stack(name: str, length: int, calls: dict[str, list[Call]]) -> Stack | N
 
 
 def parts_not_run(model: PreTrainedModel, stacks: list[Stack], called: list[str]) -> dict[str, bool]:
-    """The largest parts outside the stacks that the example does not run, and whether each holds layers itself."""
-    run_or_around = {
-        name[:i] for name in set(called) for i in range(len(name) + 1) if name[i : i + 1] in (".", "")
-    }
+    """The largest parts outside the stacks that the example does not run.
+
+    And whether each may make what joins the state: it has layers itself, or a map to the width of a stack.
+    """
+    widths = {stack.width for stack in stacks}
+    run_or_around = {name[: match.start()] for name in set(called) for match in re.finditer(r"\.|$", name)}
+    seen = {id(p) for name in run_or_around for p in model.get_submodule(name).parameters(recurse=False)}
     found: dict[str, bool] = {}
     for name, module in model.named_modules():
         if name in run_or_around or any(_inside(name, other) for other in [*found, *(s.name for s in stacks)]):
             continue
-        if _has_parts(module) and next(module.parameters(), None) is not None:
-            found[name] = any(isinstance(part, PreTrainedModel | nn.ModuleList) for part in module.modules())
+        if all(id(parameter) in seen for parameter in module.parameters()):
+            continue
+        parts = list(module.modules())
+        maps = any(isinstance(part, Maps) and part.weight.shape[0] in widths for part in parts)
+        inside_attention = isinstance(model.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention)
+        if _has_parts(module) or (
+            maps and not inside_attention
+        ):  # which reads its map's weights without calling it
+            found[name] = maps or any(isinstance(part, PreTrainedModel | nn.ModuleList) for part in parts)
     return found
 
 
