@@ -140,7 +140,7 @@ def wait_for_records(run: Path) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGHUP, marks=pytest.mark.slow), signal.SIGUSR1])
 def test_a_closed_terminal_and_a_scheduler_stop_and_save(
     data: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

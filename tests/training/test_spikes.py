@@ -63,7 +63,7 @@ def stopping(after: int) -> Any:
     return make
 
 
-@pytest.mark.parametrize("after", [33, 36, 41])
+@pytest.mark.parametrize("after", [33, pytest.param(36, marks=pytest.mark.slow), 41])
 def test_a_run_that_is_stopped_leaves_out_the_same(whole: Path, tmp_path: Path, after: int) -> None:
     """In the spike; behind it, before the next checkpoint; and later. The 4 steps that are repeated count too."""
     cut = loop(tmp_path / "run")

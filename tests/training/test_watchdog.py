@@ -57,6 +57,7 @@ def test_what_may_take_long_is_not_counted(tmp_path: Path, what: str) -> None:
     assert (tmp_path / "run" / "final" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_process_that_was_stopped_for_a_while_does_not_hang(tmp_path: Path) -> None:
     process = start(
         tmp_path, "nothing", settings={**SETTINGS, "steps": 4000, "eval_every": 4000, "save_every": 4000}
@@ -87,6 +88,7 @@ def test_ranks_say_where_each_of_them_stands(tmp_path: Path) -> None:
     assert "(hanging.py work)" in told
 
 
+@pytest.mark.slow
 def test_a_rank_that_compiles_is_waited_for(tmp_path: Path) -> None:
     settings = {**SETTINGS, "steps": 10}
     case = {"out": str(tmp_path / "run"), "what": "rank 1 compiling", "seconds": 2 * SECONDS, "settings": settings}

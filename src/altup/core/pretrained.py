@@ -179,6 +179,8 @@ def _reason(error: BaseException) -> str:
         return str(error)
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
+    if isinstance(error, TypeError | AttributeError | KeyError | IndexError):
+        return f"one of its files holds something else than it should ({error})"
     if ADVICE in str(error):
         return "it needs Python code that comes with it, and altup runs none"
     return str(error).strip() or type(error).__name__

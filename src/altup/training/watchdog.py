@@ -34,8 +34,10 @@ TIMES = 10  # the longest of the last steps, that are far longer than usual
 REMEMBERED = 200  # steps
 SILENT = 4  # looks without a sign of life of another rank
 HERE = str(Path(__file__).parents[1])  # the package
-# Files of torch and Triton that are on the stack only while something is compiled.
-COMPILERS = (
+# Files that are on the stack only while something is compiled, or while someone looks into it with a debugger.
+PATIENT = (
+    "/bdb.py",
+    "pydevd.py",
     "torch/_dynamo/convert_frame.py",
     "torch/_inductor/compile_fx.py",
     "torch/_inductor/async_compile.py",
@@ -88,7 +90,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._ended.wait(self._pause):
             frames = sys._current_frames()
-            busy = self._aside or ("compiling" if any(map(_compiles, frames.values())) else "")
+            busy = self._aside or ("compiling" if any(map(_is_patient, frames.values())) else "")
             self._idle = 0.0 if busy else self._idle + self._pause
             stands = busy or f"step {self._step + 1:,}, {_place(frames.get(self._watched))}"
             usual = max(self._gaps, default=0.0)
@@ -156,8 +158,8 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _compiles(frame: FrameType) -> bool:
-    return any(one.f_code.co_filename.endswith(COMPILERS) for one in _stack(frame))
+def _is_patient(frame: FrameType) -> bool:
+    return any(one.f_code.co_filename.endswith(PATIENT) for one in _stack(frame))
 
 
 def _place(frame: FrameType | None) -> str:
