@@ -48,6 +48,7 @@ from altup.models.widening.structure import (
     unrecognised,
     widening_readers,
 )
+from altup.models.widening.training import watch_for_decay
 
 
 def widen(
@@ -275,6 +276,7 @@ def finish(model: PreTrainedModel, plan: WideningPlan) -> None:
         if isinstance(module, PreTrainedModel):
             module._keep_in_fp32_modules_strict = {*(module._keep_in_fp32_modules_strict or ()), "altup"}
     model.register_load_state_dict_pre_hook(_accept_original)
+    watch_for_decay(model)
 
 
 def _accept_original(model: PreTrainedModel, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
