@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from altup.transformers_hooks import install as _install
+
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name public for them
@@ -27,11 +29,11 @@ if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name p
     from altup.models.accounting import account as account
     from altup.models.widening import Structure as Structure
     from altup.models.widening import WideTrainerMixin as WideTrainerMixin
-    from altup.models.widening import load_widened as load_widened
-    from altup.models.widening import narrow as narrow
     from altup.models.widening import parameter_groups as parameter_groups
     from altup.models.widening import register_handler as register_handler
     from altup.models.widening.description import describe as describe
+    from altup.models.widening.widen import load_widened as load_widened
+    from altup.models.widening.widen import narrow as narrow
     from altup.models.widening.widen import widen as widen
     from altup.nn import AltUp as AltUp
     from altup.nn import AveragePooling as AveragePooling
@@ -68,8 +70,8 @@ _HOMES = {
     "describe": "altup.models.widening.description",
     "evaluate": "altup.evaluation.evaluate",
     "finetune": "altup.finetuning.finetune",
-    "load_widened": "altup.models.widening",
-    "narrow": "altup.models.widening",
+    "load_widened": "altup.models.widening.widen",
+    "narrow": "altup.models.widening.widen",
     "parameter_groups": "altup.models.widening",
     "pretrain": "altup.training.pretraining",
     "register_handler": "altup.models.widening",
@@ -93,3 +95,6 @@ if not TYPE_CHECKING:  # a type checker that saw it would take any name for gran
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_install()  # a folder of a widened model is loaded wide from here on

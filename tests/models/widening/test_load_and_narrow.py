@@ -177,21 +177,6 @@ def test_saved_plan_is_readable(tmp_path):
     }
 
 
-def test_the_plain_class_does_not_load_wide_weights(tmp_path):
-    """`altup` folders are refused for their shapes; `recycled` ones load as the dense layers they hold."""
-    from transformers import LlamaForCausalLM
-
-    model = build("llama")
-    widen(copy.deepcopy(model), "altup").save_pretrained(tmp_path / "altup")
-    with pytest.raises(RuntimeError, match=r"size mismatch|mismatched|ignore_mismatched_sizes"):
-        LlamaForCausalLM.from_pretrained(tmp_path / "altup")
-    widen(copy.deepcopy(model)).save_pretrained(tmp_path / "recycled")
-    dense, info = LlamaForCausalLM.from_pretrained(tmp_path / "recycled", output_loading_info=True)
-    assert len(info["unexpected_keys"]) == 8
-    with pytest.raises(UserError, match=r"load its folder with altup.load_widened"):
-        widen(dense)
-
-
 def test_load_errors(tmp_path):
     with pytest.raises(UserError, match="holds no model that can be read"):
         load_widened(tmp_path / "nothing")

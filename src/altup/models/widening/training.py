@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from altup.core.errors import check_range
+from altup.models.widening.card import write_card
+from altup.models.widening.parameters import WideningPlan
 from altup.nn import coefficient_names
 
 COEFFICIENT_FACTOR = (
@@ -91,6 +94,14 @@ class WideTrainerMixin:
         if made:
             _separate_coefficients(optimizer, self.model, self.coefficient_factor)  # type: ignore[attr-defined]
         return optimizer
+
+    def create_model_card(self, *args: Any, **options: Any) -> None:
+        """Trainer's, and how to load what was trained."""
+        super().create_model_card(*args, **options)  # type: ignore[misc]
+        trainer: Any = self
+        folder = Path(trainer.args.output_dir)
+        if WideningPlan.of(trainer.model) and trainer.is_world_process_zero() and folder.is_dir():
+            write_card(trainer.model, folder, trainer.hub_model_id or "")
 
 
 def _separate_coefficients(optimizer: torch.optim.Optimizer, model: nn.Module, factor: float) -> None:

@@ -159,7 +159,7 @@ def narrow(model: PreTrainedModel) -> PreTrainedModel:
         True
     """
     plan = WideningPlan.of(model)
-    if not isinstance(model, PreTrainedModel) or plan is None or not _is_widened(model, plan):
+    if not isinstance(model, PreTrainedModel) or plan is None or not is_wide(model):
         raise UserError(
             f"{type(model).__name__} is not a model that altup.widen has widened; take it out of what wraps it "
             "(PEFT: merge_and_unload, or unload)"
@@ -383,8 +383,14 @@ def _some(names: Collection[str]) -> str:
     return ", ".join(list(names)[:3]) + more
 
 
-def _is_widened(model: PreTrainedModel, plan: WideningPlan) -> bool:
-    return all(hasattr(layer, "place") for stack in plan.stacks for layer in layers_of(model, stack))
+def is_wide(model: PreTrainedModel) -> bool:
+    """Whether the layers are wide that the config says are."""
+    try:
+        plan = WideningPlan.of(model)
+        layers = [layer for stack in plan.stacks for layer in layers_of(model, stack)] if plan else []
+    except (AttributeError, TypeError):  # the config is that of another class, or was damaged
+        return False
+    return bool(layers) and all(hasattr(layer, "place") for layer in layers)
 
 
 def _check_coefficients(model: PreTrainedModel, plan: WideningPlan) -> None:

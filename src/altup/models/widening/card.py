@@ -1,0 +1,54 @@
+"""The part of a model card that says how a widened model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from altup.core.files import atomic_write
+from altup.models.widening.description import describe
+
+TITLE = "## How to load this widened model"
+HEAD = "---\nlibrary_name: transformers\ntags: [altup]\n---\n"
+
+
+def write_card(model: PreTrainedModel, folder: Path, name: str = "") -> None:
+    """README.md in `folder`; to a card that is there already the part is added, once."""
+    path = folder / "README.md"
+    there = path.read_text(encoding="utf-8") if path.exists() else f"{HEAD}\n# {name or folder.resolve().name}\n"
+    if TITLE not in there:
+        atomic_write(path, f"{there.rstrip()}\n\n{_how_to_load(model, name or folder.resolve().name)}")
+
+
+def _how_to_load(model: PreTrainedModel, name: str) -> str:
+    auto = _auto_class(model)
+    code = f"import altup  # lets transformers load it wide\nfrom transformers import {auto}\n\n"
+    code += f'model = {auto}.from_pretrained("{name}")'
+    if not auto:
+        code = f'import altup\n\nmodel = altup.load_widened("{name}")'
+    return f"""{TITLE}
+
+It was widened with Alternating Updates. Its layers have coefficients that the plain class does not know: without
+`import altup` that class leaves them out, and computes something else, or fails. `altup.load_widened`
+loads it too.
+
+```python
+{code}
+```
+
+```text
+{describe(model)}
+```
+"""
+
+
+def _auto_class(model: PreTrainedModel) -> str:
+    """The Auto class that chooses the model's class; empty where none does."""
+    names = [name for name in modeling_auto.__all__ if name.startswith("Auto")]
+    for name in sorted(names, key=lambda name: "PreTraining" in name):  # the same class, and says less
+        mapping = getattr(modeling_auto, name)._model_mapping
+        if mapping is not None and mapping.get(type(model.config), None) is type(model):
+            return name
+    return ""
