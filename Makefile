@@ -30,7 +30,7 @@ test: $(READY)  ## lint, type check and the default test suite
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m interpreter tests/kernels || failed=1; \
 	wait $$mypy || failed=1; echo mypy; cat $(VENV)/mypy.log; exit $$failed
 
-test-slow: $(READY)  ## the checks that take minutes: kills, over-fitting, full disks
+test-slow: $(READY)  ## the checks that take minutes: kills, fuzzed input, over-fitting, full disks
 	$(BIN)/python -m pytest -m slow
 
 test-gpu: $(READY)  ## the checks that need a CUDA GPU

@@ -213,14 +213,14 @@ def bad_range(draw: random.Random) -> tuple[list[str], str]:
     from altup.training.pretraining import PretrainConfig
 
     name, kind = draw.choice([("pretrain", PretrainConfig), ("finetune", FinetuneConfig)])
-    settings = [one for one in describe_settings(kind).values() if one.panel and _outside(one)]
+    settings = [one for one in describe_settings(kind).values() if one.panel and outside(one)]
     one = draw.choice(settings)
-    value = draw.choice(_outside(one))
+    value = draw.choice(outside(one))
     flag = one.flag or f"--{one.name.replace('_', '-')}"
     return [*COMMANDS[name], flag, str(value)], f"{flag} {value}"
 
 
-def _outside(one: Any) -> list[Any]:
+def outside(one: Any) -> list[Any]:
     """Values that a setting refuses."""
     text = str(one.kind)
     if "dict" in text or "list" in text or "bool" in text:

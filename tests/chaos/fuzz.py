@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import cases, spoil
+from tests.chaos import spoilt_inputs as inputs
+from tests.chaos import spoilt_results as results
 from tests.chaos.cases import OUT
 from tests.chaos.material import make_material
 from tests.processes import start
@@ -36,7 +38,15 @@ CPU_SECONDS = 20  # more of it is a hang, however busy the machine is
 SECONDS = 120.0  # and so is this, if it does not even compute
 MEMORY = 6 << 30
 LONGEST = 8_000  # characters that anyone would read
-LEFT = "STILL RUNNING"
+SPOILT = [
+    *(inputs.bad_yaml, inputs.bad_setting, inputs.bad_model, inputs.bad_model, inputs.bad_data, inputs.bad_run),
+    *(inputs.bad_text, inputs.bad_task_file, inputs.bad_own_task, results.bad_results, results.bad_rows),
+    *(results.bad_job, inputs.too_large),
+]
+PERHAPS = [
+    *(inputs.odd_model, inputs.odd_model, inputs.odd_model, results.odd_results, results.odd_results),
+    *(inputs.bad_tree, inputs.bad_prompt),
+]
 
 
 @dataclass
@@ -63,19 +73,16 @@ class Fuzzed:
 
 def make_case(number: int, box: Path, material: Path, seed: int = 0) -> tuple[list[str], str, bool]:
     """The command of a case, with what it reads in the folder `box`."""
-    from tests.chaos.spoilt_inputs import INPUTS
-    from tests.chaos.spoilt_inputs import ODD as HARMLESS
-
     draw = random.Random(f"{seed}/{number}")
     box.mkdir()
     spoil.add_oddities(box)
     if number >= BAD:
-        return draw.choice(HARMLESS)(draw, box, material)
+        return draw.choice(PERHAPS)(draw, box, material)
     if draw.random() < 0.4:
         arguments, about = draw.choice(cases.COMMAND_LINES)(draw)
         cases.fill(box, material, [*arguments, "text", "t5"])
         return arguments, about, True
-    return draw.choice(INPUTS)(draw, box, material)
+    return draw.choice(SPOILT)(draw, box, material)
 
 
 def run_case(number: int, folder: Path, material: Path, seed: int = 0) -> Fuzzed:

@@ -102,13 +102,13 @@ UNREADABLE: tuple[Spoil, ...] = (truncate, empty, noise, folder_instead, pipe_in
 def wrong_value(draw: random.Random, path: Path) -> str:
     """One value of a JSON file, wherever it is, becomes one of another kind."""
     content = json.loads(path.read_text())
-    where, holder, key = draw.choice(list(_places(content, "")))
+    where, holder, key = draw.choice(list(places(content, "")))
     holder[key] = copy.deepcopy(draw.choice(WRONG))
     path.write_text(json.dumps(content))
     return f"{path.name}: {where}={str(holder[key])[:40]!r}"
 
 
-def _places(value: Any, name: str) -> list[tuple[str, Any, Any]]:
+def places(value: Any, name: str) -> list[tuple[str, Any, Any]]:
     """Every value in a tree: its path, what holds it, its key there. Long lists count by their first entries."""
     found = []
     entries = (
@@ -119,7 +119,7 @@ def _places(value: Any, name: str) -> list[tuple[str, Any, Any]]:
         else []
     )
     for key, one in entries[:40]:
-        found += [(f"{name}.{key}", value, key), *_places(one, f"{name}.{key}")]
+        found += [(f"{name}.{key}", value, key), *places(one, f"{name}.{key}")]
     return found
 
 

@@ -3,17 +3,15 @@ wrong in words, and whether it is certain to be bad."""
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.chaos import spoil
-from tests.chaos.cases import COMMANDS, OUT, _outside, fill
+from tests.chaos.cases import COMMANDS, OUT, fill, outside
 from tests.chaos.material import TINY
 
 Made = tuple[list[str], str, bool]
@@ -39,7 +37,7 @@ OF_OURS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def _command(draw: random.Random, box: Path, material: Path, names: tuple[str, ...]) -> tuple[str, list[str]]:
+def take_command(draw: random.Random, box: Path, material: Path, names: tuple[str, ...]) -> tuple[str, list[str]]:
     name = draw.choice(names)
     fill(box, material, COMMANDS[name])
     return name, COMMANDS[name]
@@ -81,7 +79,7 @@ def bad_setting(draw: random.Random, box: Path, material: Path) -> Made:
         for value in spoil.WRONG
         if not fits(value, one.kind) and not (isinstance(value, int | str) and "float" in str(one.kind))
     ]
-    value = draw.choice([*wrong, *(v for v in _outside(one) if v != "")])
+    value = draw.choice([*wrong, *(v for v in outside(one) if v != "")])
     path = box / name.replace(" config", ".yaml")
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), one.name: value}))
     return COMMANDS[name], f"{path.name}: {one.name}={str(value)[:40]!r}", True
@@ -93,14 +91,14 @@ def bad_tree(draw: random.Random, box: Path, material: Path) -> Made:
     fill(box, material, arguments)
     path = box / draw.choice(("study.yaml", "scale.yaml"))
     content = yaml.safe_load(path.read_text())
-    where, holder, key = draw.choice(spoil._places(content, ""))
+    where, holder, key = draw.choice(spoil.places(content, ""))
     holder[key] = draw.choice(spoil.WRONG)
     path.write_text(yaml.safe_dump(content))
     return arguments, f"{path.name}: {where}={str(holder[key])[:40]!r}", False
 
 
 def bad_model(draw: random.Random, box: Path, material: Path) -> Made:
-    name, arguments = _command(draw, box, material, MODEL_READERS)
+    name, arguments = take_command(draw, box, material, MODEL_READERS)
     model = box / next(word for word in arguments if word in ("t5", "hf", "decoder"))
     config, weights, tokenizer = model / "config.json", model / "model.safetensors", model / "tokenizer.json"
     kinds = ["config", "impossible", "impossible"]
@@ -128,7 +126,7 @@ def bad_model(draw: random.Random, box: Path, material: Path) -> Made:
 
 def odd_model(draw: random.Random, box: Path, material: Path) -> Made:
     """Some value or byte of a model folder, which may matter or not."""
-    name, arguments = _command(draw, box, material, MODEL_READERS)
+    name, arguments = take_command(draw, box, material, MODEL_READERS)
     model = box / next(word for word in arguments if word in ("t5", "hf", "decoder"))
     files = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
     change = draw.choice((spoil.wrong_value, spoil.wrong_value, spoil.flip))
@@ -210,7 +208,7 @@ def bad_text(draw: random.Random, box: Path, material: Path) -> Made:
 
 
 def bad_task_file(draw: random.Random, box: Path, material: Path) -> Made:
-    name, arguments = _command(draw, box, material, ("finetune", "evaluate"))
+    name, arguments = take_command(draw, box, material, ("finetune", "evaluate"))
     path = box / "tasks" / "glue" / "cola" / ("train.jsonl" if name == "finetune" else "validation.jsonl")
     kind = draw.choice(("file", "line", "line", "bomb"))
     if kind == "file":
@@ -258,76 +256,9 @@ def bad_own_task(draw: random.Random, box: Path, material: Path) -> Made:
     return [*verb, "--task", name], about, True
 
 
-def bad_results(draw: random.Random, box: Path, material: Path) -> Made:
-    name, arguments = _command(draw, box, material, ("study report", "study table", "study merge"))
-    results = box / "results"
-    table = results / "study.csv"
-    kind = draw.choice(("cell", "cell", "table", "record", "scale"))
-    if kind == "cell":
-        lines = [line.split(",") for line in table.read_text().splitlines()]
-        header, row = lines[0], draw.randrange(1, len(lines))
-        column = draw.choice(("value", "metric", "study", "run"))
-        value = draw.choice(("../../owned", "/tmp/owned", "", "x" * 300, "a/b", "\x00", "💥 .", "..", ".x"))
-        lines[row][header.index(column)] = value
-        table.write_text("\n".join(",".join(line) for line in lines))
-        return arguments, f"{name}: {column}={value[:30]!r}", True
-    if kind == "table":
-        change = draw.choice((spoil.noise, spoil.pipe_instead, spoil.delete, spoil.empty, spoil.folder_instead))
-        return arguments, f"{name}: {change(draw, table)}", change is not spoil.folder_instead
-    if kind == "record":
-        path = draw.choice(sorted((results / "runs").glob("*.json")))
-        change = draw.choice((spoil.truncate, spoil.noise, spoil.empty, spoil.other_json, spoil.pipe_instead))
-        return arguments, f"{name}: {change(draw, path)}", True
-    change = draw.choice((spoil.noise, spoil.empty, spoil.other_json, spoil.pipe_instead))
-    return arguments, f"{name}: {change(draw, next((results / 'scales').glob('*.json')))}", True
-
-
-def odd_results(draw: random.Random, box: Path, material: Path) -> Made:
-    """A value of a record or a scale is of another kind, which may matter or not."""
-    name, arguments = _command(draw, box, material, ("study report", "study table", "study merge"))
-    path = draw.choice(sorted((box / "results").glob("*/*.json")))
-    return arguments, f"{name}: {spoil.wrong_value(draw, path)}", False
-
-
-def bad_rows(draw: random.Random, box: Path, material: Path) -> Made:
-    arguments = COMMANDS["bench show"]
-    fill(box, material, arguments)
-    path = box / "bench.csv"
-    if draw.random() < 0.5:
-        return (
-            arguments,
-            draw.choice((spoil.noise, spoil.empty, spoil.delete, *spoil.UNREADABLE[3:]))(draw, path),
-            True,
-        )
-    lines = path.read_text().splitlines()
-    cells = lines[1].split(",")
-    at = draw.choice((2, 5, 6, 7, 8))  # kind, numbers, samples
-    cells[at] = draw.choice(("x", "1e", "--", "\x00"))
-    path.write_text("\n".join([lines[0], ",".join(cells), *lines[2:]]))
-    return arguments, f"bench.csv: cell {at} is {cells[at]!r}", True
-
-
-def bad_job(draw: random.Random, box: Path, material: Path) -> Made:
-    """What `study run` gives to its own processes."""
-    job = {"kind": "pretrain", "key": "k", "title": "t", "settings": {}, "needs": []}
-    kind = draw.choice(("file", "value", "missing"))
-    path = box / "job.json"
-    arguments = ["study", "work", "job.json", "--out", OUT]
-    path.write_text(json.dumps(job))
-    if kind == "file":
-        about = draw.choice((*spoil.UNREADABLE, spoil.delete, spoil.other_json))(draw, path)
-    elif kind == "value":
-        about = spoil.set_values(path, **{draw.choice(sorted(job)): draw.choice([3, None, [], {}, "x"])})
-    else:
-        del job[draw.choice(sorted(job))]
-        path.write_text(json.dumps(job))
-        about = f"job.json has {sorted(job)}"
-    return arguments, about, True
-
-
 def bad_prompt(draw: random.Random, box: Path, material: Path) -> Made:
     """Too much, too little, or nothing to answer."""
-    name, arguments = _command(draw, box, material, ("generate", "generate decoder"))
+    name, arguments = take_command(draw, box, material, ("generate", "generate decoder"))
     at = arguments.index("--prompt")
     prompt = draw.choice(
         (
@@ -363,13 +294,3 @@ def too_large(draw: random.Random, box: Path, material: Path) -> Made:
         )
     )
     return [*command, *words], f"too large: {values}", True
-
-
-INPUTS: list[Callable[[random.Random, Path, Path], Made]] = [
-    bad_yaml, bad_setting, bad_model, bad_model, bad_data, bad_run, bad_text, bad_task_file, bad_own_task,
-    bad_results,
-    bad_rows, bad_job, too_large,
-]  # fmt: skip
-ODD: list[Callable[[random.Random, Path, Path], Made]] = [
-    odd_model, odd_model, odd_model, odd_results, odd_results, bad_tree, bad_prompt,
-]  # fmt: skip
