@@ -37,6 +37,9 @@ GOOD = {
     "finetune config": "finetune --config finetune.yaml --out out --track none",
     "evaluate": "evaluate t5 --task cola --data tasks --out out --targets-length 4",
     "upcycle": "upcycle hf --out out",
+    "widen": "widen llama --out out",
+    "narrow": "narrow widened --out out",
+    "compare": "compare run run2 --out out/compare.html",
     "study list": "study list",
     "study run": "study run study.yaml --scale scale.yaml --data data --out out --no-speed --dry-run",
     "study report": "study report study.yaml --results results --out out/report.html --no-plots",
@@ -104,6 +107,9 @@ BAD_OPTIONS = {
     "upcycle": """
         --k 0 | --k -1 | --k 1000000 | --k 1000000000000000000000 | --method moe | --method '' | --seed -1
         --seed 1000000000000000000000 | --method dense --k 0""",
+    "widen": """
+        --k 0 | --k -1 | --k 1000000 | --k 1000000000000000000000 | --method moe | --method '' | --seed -1
+        --seed 1000000000000000000000""",
     "study run": """
         --seeds '' | --seeds x | --seeds 0,,1 | --seeds -1 | --seeds 1.5 | --seeds 1000000000000000000000
         --seeds 0,0 | --jobs 0 | --jobs -2 | --minutes -1 | --minutes nan | --time-limit -1
@@ -125,7 +131,8 @@ BAD_OPTIONS = {
 NAMED = {
     "params config": "t5", "prepare": "text/a.txt", "pretrain": "data", "pretrain config": "pretrain.yaml",
     "pretrain from": "hf", "generate": "t5", "tasks show": "cola", "finetune": "t5", "evaluate": "t5",
-    "finetune config": "finetune.yaml", "upcycle": "hf", "study run": "study.yaml", "study report": "results",
+    "finetune config": "finetune.yaml", "upcycle": "hf", "widen": "llama", "narrow": "widened", "compare": "run2",
+    "study run": "study.yaml", "study report": "results",
     "study table": "results", "study merge": "results", "bench show": "bench.csv",
 }  # fmt: skip
 
@@ -139,7 +146,7 @@ def fill(box: Path, material: Path, arguments: list[str]) -> None:
         wanted |= {"t5", "tasks"}
     for name in sorted(wanted & {"results", *(path.name for path in material.iterdir())}):
         source = material / "studies" / "results" if name == "results" else material / name
-        if name == "run":
+        if name in ("run", "run2"):
             _copy_run(source, box)
         elif source.is_dir():
             shutil.copytree(source, box / name)
@@ -149,9 +156,9 @@ def fill(box: Path, material: Path, arguments: list[str]) -> None:
 
 def _copy_run(source: Path, box: Path) -> None:
     """The run with the data's folder beside it."""
-    shutil.copytree(source, box / "run")
+    shutil.copytree(source, box / source.name)
     shutil.copytree(source.parent / "data", box / "data", dirs_exist_ok=True)
-    config = box / "run" / "config.yaml"
+    config = box / source.name / "config.yaml"
     config.write_text(config.read_text().replace(str(source.parent / "data"), "data"))
 
 

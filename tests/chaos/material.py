@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,13 +69,12 @@ def _write_text(folder: Path) -> None:
 
 
 def _save_models(folder: Path, vocabulary: Path) -> None:
-    """Ours (`t5`, `decoder`) and one of Hugging Face's (`hf`), with the data's tokenizer."""
-    import shutil
-
+    """Ours (`t5`, `decoder`) and Hugging Face's (`hf`, `llama`, `widened`), with the data's tokenizer."""
     import torch
-    from transformers import T5Config, T5ForConditionalGeneration
+    from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
     from altup.data import tokenizer as vocabularies
+    from altup.models.widening.folders import widen_folder
     from altup.training.pretraining import PretrainConfig, build_model
 
     size = vocabularies.vocabulary(vocabulary)
@@ -91,8 +91,14 @@ def _save_models(folder: Path, vocabulary: Path) -> None:
         decoder_start_token_id=0,
     )  # fmt: skip
     T5ForConditionalGeneration(hugging).save_pretrained(folder / "hf")
-    for model in ("t5", "decoder", "hf"):
+    llama = LlamaConfig(
+        vocab_size=size.padded_size, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    LlamaForCausalLM(llama).save_pretrained(folder / "llama")
+    for model in ("t5", "decoder", "hf", "llama"):
         shutil.copytree(vocabulary, folder / model, dirs_exist_ok=True)
+    widen_folder(str(folder / "llama"), folder / "widened", "altup", 2, 0)
 
 
 def _write_tasks(folder: Path) -> None:
@@ -113,6 +119,7 @@ def _train(folder: Path) -> None:
         batch_size=4, inputs_length=16, eval_sequences=4, save_every=1, log_every=1, eval_every=1,
     )  # fmt: skip
     assert pretrain(config, folder / "run").finished
+    shutil.copytree(folder / "run", folder / "run2")
 
 
 def _study(folder: Path) -> None:

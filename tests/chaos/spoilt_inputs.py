@@ -16,6 +16,7 @@ from tests.chaos.material import TINY
 
 Made = tuple[list[str], str, bool]
 RESUME = ["pretrain", "--out", "run", "--resume"]
+MODELS = ("t5", "decoder", "hf", "llama", "widened")
 MODEL_READERS = (
     "generate",
     "evaluate",
@@ -24,12 +25,19 @@ MODEL_READERS = (
     "upcycle",
     "params config",
     "generate decoder",
+    "widen",
+    "narrow",
 )
 # Fields of a model's config with values that no model has.
 IMPOSSIBLE: list[dict[str, Any]] = [
     *({name: value} for name in ("d_model", "num_layers", "num_heads", "vocab_size", "d_kv", "d_ff")
       for value in (0, -1, "x", [], {}, 1.5, 10**12)),
     {"model_type": "nobody"}, {"model_type": None}, {"model_type": []}, {"num_layers": 10**9}, {"d_model": 10**30},
+]  # fmt: skip
+OF_LLAMA: list[dict[str, Any]] = [
+    *({name: value} for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+      for value in (-1, "x", [], {}, 10**12)),
+    {"model_type": "nobody"}, {"model_type": None}, {"model_type": []},
 ]  # fmt: skip
 OF_OURS: list[dict[str, Any]] = [
     {"widening": "sideways"}, {"num_blocks": 0}, {"num_blocks": 10**9}, {"num_blocks": "two"}, {"selection": "x"},
@@ -99,18 +107,19 @@ def bad_tree(draw: random.Random, box: Path, material: Path) -> Made:
 
 def bad_model(draw: random.Random, box: Path, material: Path) -> Made:
     name, arguments = take_command(draw, box, material, MODEL_READERS)
-    model = box / next(word for word in arguments if word in ("t5", "hf", "decoder"))
+    model = box / next(word for word in arguments if word in MODELS)
     config, weights, tokenizer = model / "config.json", model / "model.safetensors", model / "tokenizer.json"
     kinds = ["config", "impossible", "impossible"]
     if name != "params config":
         kinds += ["weights", "weights", "weights file"]
-    if name not in ("params config", "upcycle"):
+    if name not in ("params config", "upcycle", "widen", "narrow"):
         kinds += ["tokenizer", "pickle"]
     kind = draw.choice(kinds)
     if kind == "config":
         about = draw.choice((*spoil.UNREADABLE, spoil.other_json, spoil.delete))(draw, config)
     elif kind == "impossible":
-        values = draw.choice([*IMPOSSIBLE, *(OF_OURS if model.name != "hf" else [])])
+        shape = IMPOSSIBLE if model.name in ("t5", "decoder", "hf") else OF_LLAMA
+        values = draw.choice([*shape, *(OF_OURS if model.name in ("t5", "decoder") else [])])
         about = spoil.set_values(config, **values)
     elif kind == "weights":
         about = spoil.bad_safetensors(draw, weights)
@@ -127,7 +136,7 @@ def bad_model(draw: random.Random, box: Path, material: Path) -> Made:
 def odd_model(draw: random.Random, box: Path, material: Path) -> Made:
     """Some value or byte of a model folder, which may matter or not."""
     name, arguments = take_command(draw, box, material, MODEL_READERS)
-    model = box / next(word for word in arguments if word in ("t5", "hf", "decoder"))
+    model = box / next(word for word in arguments if word in MODELS)
     files = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
     change = draw.choice((spoil.wrong_value, spoil.wrong_value, spoil.flip))
     return arguments, f"{name}: {change(draw, model / draw.choice(files))}", False
