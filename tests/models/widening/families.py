@@ -122,7 +122,8 @@ def build(family: str, attention: str = "sdpa", seed: int = 0):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    model.set_attn_implementation(attention)
+    # Gemma 2 has lost SDPA in newer versions of transformers.
+    model.set_attn_implementation(attention if model._supports_sdpa else "eager")
     return model
 
 
