@@ -31,7 +31,7 @@ def small(family: str, method: str, **fields: Any) -> Callable[[], nn.Module]:
     config_class, model_class = FAMILIES[family]
     experts = {"experts": 4} if "moe" in method else {}
     known = {name: value for name, value in SHAPE.items() if hasattr(config_class(), name)}
-    return lambda: model_class(config_class.from_preset("tiny", method, **known, **experts, **fields))
+    return lambda: model_class(config_class.from_preset("tiny", method, **{**known, **experts, **fields}))
 
 
 def fill_with_rubbish(model: nn.Module) -> None:

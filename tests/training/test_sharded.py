@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,50 @@ def test_weights_are_made_written_and_read_in_parts(tmp_path: Path) -> None:
     assert max(sizes) < 1.1 * min(sizes)  # each rank writes as much as the other
     assert found[1, "", "failed"][0] == "FileNotFoundError"
     assert found[0, "", "failed"] == ["UserError", "another process could not go on; its message says why"]
+
+
+def memory(field: str) -> int:
+    """In bytes. `RssAnon` leaves out what is mapped from files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def peak_of_a_life(rank: int, address: str, folder: Path, results: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    process_group = ProcessGroup(rank, 2, torch.device("cpu"))
+    build = small("decoder", "altup", d_model=512, d_ff=1536, num_heads=8, d_kv=64, num_layers=40)
+    before, peak, ended = memory("RssAnon"), [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.005):
+            peak[0] = max(peak[0], memory("RssAnon") - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    model, weights = defer_weights(build)
+    distribute(model, "fsdp", False, process_group)
+    weights.fill(model)
+    made = peak[0]
+    write_parts(weights_of(model), folder, "model", process_group)
+    load_weights(model, folder)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    ended.set()
+    watcher.join()
+    results.put((size, made, peak[0]))
+    dist.barrier()
+    leave()
+
+
+@pytest.mark.slow
+def test_no_process_holds_all_weights(tmp_path: Path) -> None:
+    results = server.SimpleQueue()
+    fork_two(peak_of_a_life, f"file://{tmp_path}/meeting", tmp_path, results)
+    for _ in range(2):
+        size, made, written = results.get()
+        assert size > 400 * 2**20
+        assert made < 0.65 * size
+        assert written < 0.75 * size
 
 
 @pytest.mark.slow

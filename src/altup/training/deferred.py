@@ -14,6 +14,7 @@ device, so that it goes unseen after another write.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,12 +78,16 @@ class Deferred(TorchDispatchMode):
         super().__init__()
         self._wanted = wanted
         self._written: dict[int, _Written] = {}  # by the storage on the meta device
+        self._room = torch.empty(0, dtype=torch.uint8)
         self._blank: set[int] = set()  # storages that hold no value yet
         self._replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # both kept, so that no id comes twice
 
     def register(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         """For PyTorch to call whenever a module gets a parameter: the one that it gets instead."""
-        if parameter is None or parameter.is_meta:
+        if parameter is None:
+            return None
+        if parameter.is_meta:
+            self._written.setdefault(_storage(parameter), _Written(parameter, None))
             return parameter
         if id(parameter) in self._replaced:  # registered twice: tied
             return self._replaced[id(parameter)][1]
@@ -96,6 +101,10 @@ class Deferred(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.overloadpacket.__name__ == "empty" and math.prod(args[0]) > KEPT:
+            return torch.empty(
+                args[0], dtype=kwargs.get("dtype"), device="meta"
+            )  # a parameter, as `register` sees
         target = self._target(func, args, kwargs) if self._wanted else None
         if target is not None:
             self._keep(func, target, args, kwargs)
@@ -143,7 +152,7 @@ class Deferred(TorchDispatchMode):
         state = None
         if torch.Tag.nondeterministic_seeded in func.tags:
             state = torch.get_rng_state()
-            run(torch.empty_strided(target.size(), target.stride(), dtype=target.dtype))
+            run(self._room_for(target))
         written = self._written[_storage(target)]
         if func.overloadpacket.__name__ in WRITE_ALL and target.shape == written.parameter.shape:
             written.operations.clear()
@@ -153,10 +162,20 @@ class Deferred(TorchDispatchMode):
         view = (target.size(), target.stride(), int(target.storage_offset()))
         written.operations.append(_Operation(run, view, state))
 
+    def _room_for(self, target: Tensor) -> Tensor:
+        """A tensor of the same layout, in memory that is used again and again: freed memory would be cut up by the
+        states that are kept, and grow to the size of the model."""
+        needed = target.element_size() * (1 + sum((n - 1) * s for n, s in zip(target.size(), target.stride())))  # noqa: B905
+        if needed > self._room.numel():
+            self._room = torch.empty(needed, dtype=torch.uint8)
+        return self._room[:needed].view(target.dtype).as_strided(target.size(), target.stride())
+
     def take_names(self, model: nn.Module) -> None:
         """Remember by their names the parameters that the finished model has."""
         self._named = {name: self._written.get(_storage(p)) for name, p in model.named_parameters()}
         self._replaced.clear()
+        if any(buffer.is_meta for buffer in model.buffers()):
+            raise NotDeferredError("a buffer")
         for name, written in self._named.items():
             if self._wanted and (written is None or not written.known):
                 raise NotDeferredError(name)
