@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name p
     from altup.models.widening import parameter_groups as parameter_groups
     from altup.models.widening import register_handler as register_handler
     from altup.models.widening.description import describe as describe
-    from altup.models.widening.widen import load_widened as load_widened
+    from altup.models.widening.loading import load_widened as load_widened
     from altup.models.widening.widen import narrow as narrow
     from altup.models.widening.widen import widen as widen
     from altup.nn import AltUp as AltUp
@@ -70,7 +70,7 @@ _HOMES = {
     "describe": "altup.models.widening.description",
     "evaluate": "altup.evaluation.evaluate",
     "finetune": "altup.finetuning.finetune",
-    "load_widened": "altup.models.widening.widen",
+    "load_widened": "altup.models.widening.loading",
     "narrow": "altup.models.widening.widen",
     "parameter_groups": "altup.models.widening",
     "pretrain": "altup.training.pretraining",

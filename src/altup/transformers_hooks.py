@@ -117,7 +117,7 @@ def _load_wide(cls: Any, place: Any, config: Any, args: tuple, options: dict[str
     if given is None or isinstance(given, str | Path):  # the other options were taken for fields of the config
         fields = config.to_dict().keys() - set(OF_LOADING)
         options = {name: value for name, value in options.items() if name not in fields}
-    return _widening("widen").load_widened(place, cls, config=config, **options)
+    return _widening("loading").load_widened(place, cls, config=config, **options)
 
 
 def _write_card(model: Any, folder: Any, name: str = "") -> None:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BertForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BertModel,
+    GPT2LMHeadModel,
+)
 
 from altup import load_widened, narrow, widen
 from altup.core.errors import UserError
@@ -196,19 +203,47 @@ def test_load_errors(tmp_path):
 
 @pytest.mark.parametrize("method", ["recycled", "altup"])
 def test_another_head_on_a_trained_body(method, tmp_path):
-    """Refused with the way to do it, which works."""
     wide = widen(build("bert"), method, 3)
     train(wide, 2)
     wide.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"holds a BertForMaskedLM, not a BertForSequenceClass.* strict=False"):
-        load_widened(tmp_path, model_class=BertForSequenceClassification)
-    other = widen(build("bert-classifier", seed=1), method, 3)
-    result = other.load_state_dict(load_widened(tmp_path).state_dict(), strict=False)
-    assert all(name.startswith(("classifier.", "bert.pooler.")) for name in result.missing_keys)
     batch = inputs(wide)
     del batch["labels"]
     with torch.no_grad():
-        assert torch.equal(other.bert(**batch)[0], wide.bert(**batch)[0])
+        expected = wide.bert(**batch)[0]
+        with pytest.warns(UserWarning, match=r"classifier.bias.* of BertForSequenceC.* start at random"):
+            other = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=5)
+        assert torch.equal(other.bert(**batch)[0], expected)
+        assert other(**batch).logits.shape == (3, 5)
+        with pytest.warns(UserWarning, match="pooler"):
+            body = load_widened(tmp_path, BertModel)
+        assert torch.equal(body(**batch)[0], expected)
+    train(other, 1)
+    other.save_pretrained(tmp_path / "other")
+    assert_same_weights(load_widened(tmp_path / "other"), other)
+
+
+@pytest.mark.parametrize("method", ["recycled", "altup"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_body_alone_and_its_head_again(family, method, tmp_path):
+    """Qwen 3 has a head that was tied: it reads as the table does."""
+    wide = widen(build(family), method)
+    wide.save_pretrained(tmp_path / "whole")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        body = AutoModel.from_pretrained(tmp_path / "whole")
+        body.save_pretrained(tmp_path / "body")
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "body") if family == "qwen3" else None
+    batch = inputs(wide)
+    with torch.no_grad():
+        assert torch.equal(body(batch["input_ids"])[0], wide.model(batch["input_ids"])[0])
+    if again is not None:
+        torch.testing.assert_close(logits(again), logits(wide), rtol=0, atol=1e-5)
+
+
+def test_a_class_with_another_body_is_refused(tmp_path):
+    widen(build("llama")).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="has none of the layers"):
+        load_widened(tmp_path, GPT2LMHeadModel)
 
 
 def test_damaged_folders_are_told_and_no_pickle_is_read(tmp_path):

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTra
 import altup
 from altup.core.errors import UserError
 from altup.models.widening import structure
-from tests.models.widening.families import DECODER, build
+from tests.models.widening.families import DECODER, build, inputs
 
 
 class OddConfig(PreTrainedConfig):
@@ -275,3 +275,19 @@ def test_gemma3n_is_refused(inputs):
 def test_an_example_that_is_no_dict_is_refused():
     with pytest.raises(UserError, match="example is a Tensor; give a dict"):
         altup.widen(build("llama"), example=torch.tensor([[1, 2]]))
+
+
+@pytest.mark.parametrize("method", ["recycled", "altup"])
+def test_only_the_stacks_that_are_named(method):
+    model = build("whisper")
+    before = copy.deepcopy(model)
+    altup.widen(model, method, stacks=["model.encoder.layers"])
+    assert hasattr(model.model.encoder.layers[0], "altup")
+    assert not hasattr(model.model.decoder.layers[0], "altup")
+    batch = inputs(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch).logits, before(**batch).logits, rtol=0, atol=1e-5)
+    with pytest.raises(UserError, match=r"no list of layers named 'encoder'; name one or more of"):
+        altup.widen(before, stacks=["encoder"])
+    with pytest.raises(UserError, match="is no list of names"):
+        altup.widen(before, stacks="model.encoder.layers")

@@ -15,8 +15,9 @@ from altup.core.files import check_regular, new_folder
 from altup.core.pretrained import copy_tokenizer, load_config, load_model
 from altup.models.config import MOST, AltUpConfig
 from altup.models.widening.description import describe
+from altup.models.widening.loading import load_widened, named_class
 from altup.models.widening.parameters import METHODS
-from altup.models.widening.widen import load_widened, named_class, narrow, widen
+from altup.models.widening.widen import narrow, widen
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 

@@ -77,7 +77,9 @@ def register_handler(model_type: str, handler: Handler) -> None:
     _HANDLERS[model_type] = handler
 
 
-def structure_of(model: PreTrainedModel, example: dict[str, Any] | None = None) -> Structure:
+def structure_of(
+    model: PreTrainedModel, example: dict[str, Any] | None = None, stacks: list[str] | None = None
+) -> Structure:
     handler = _HANDLERS.get(model.config.model_type)
     described = Structure() if handler is None else handler(model)
     if not isinstance(described, Structure):
@@ -90,6 +92,10 @@ def structure_of(model: PreTrainedModel, example: dict[str, Any] | None = None) 
         raise UserError(f"example is a {type(example).__name__}; give a dict of arguments of the model's forward")
     if example is not None:
         structure.example = example
+    if stacks is not None:
+        if isinstance(stacks, str) or not stacks:
+            raise UserError(f"stacks={stacks!r} is no list of names; give ['model.layers'], say")
+        structure.stacks = list(stacks)
     if structure.example is None:
         structure.example = make_example(model)
     return structure

@@ -1,21 +1,18 @@
-"""Any Hugging Face transformer made K times as wide, starting as the function it was; back again, and loaded."""
+"""Any Hugging Face transformer made K times as wide, starting as the function it was, and back again."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from altup.core.errors import UserError, check_whole
-from altup.core.pretrained import WHERE, load_config, load_model
-from altup.models.config import MOST, AltUpConfig
+from altup.core.errors import UserError
+from altup.models.config import AltUpConfig
 from altup.models.widening.blocks import UnfitError, unwatch, watch_stack
 from altup.models.widening.layer import (
     Place,
@@ -58,6 +55,7 @@ def widen(
     selection: str | list[int] | None = None,
     *,
     example: dict[str, Any] | None = None,
+    stacks: list[str] | None = None,
     seed: int = 0,
 ) -> PreTrainedModel:
     """Widen `model` in place and return it: until it is trained it computes what it did, up to rounding.
@@ -76,6 +74,7 @@ def widen(
         num_blocks: K, how many times as wide the state between the layers becomes.
         selection: Which block each layer works on; by default that of the method.
         example: Arguments to run the model with, where `input_ids` alone do not fit it.
+        stacks: Names of the lists of layers to widen, `["model.encoder.layers"]` say; by default all.
         seed: Of the noise that parts blocks which training would keep equal.
 
     Returns:
@@ -92,7 +91,7 @@ def widen(
     """
     plan = WideningPlan.choose(method, num_blocks, selection, seed)
     _check(model)
-    structure = structure_of(model, example)
+    structure = structure_of(model, example, stacks)
     stacks, order, before = find_stacks(model, structure)
     plan.stacks = {stack.name: stack.returns_tuple for stack in stacks}
     _tell_what_is_not_run(model, plan, parts_not_run(model, stacks, order))
@@ -166,74 +165,6 @@ def narrow(model: PreTrainedModel) -> PreTrainedModel:
         )
     _check_coefficients(model, plan)
     _undo(model, plan)
-    return model
-
-
-def load_widened(
-    place: str | Path,
-    model_class: type[PreTrainedModel] | None = None,
-    *,
-    config: PreTrainedConfig | None = None,
-    **options: Any,
-) -> PreTrainedModel:
-    """The widened model that `save_pretrained` wrote to a folder, or that was pushed to the hub.
-
-    `options` are those of `from_pretrained` (`dtype`, `device_map`, …). The class is the one named in the config;
-    give `model_class` where that is not a class of transformers, and `config` where its fields (dropout, say) are
-    to differ from those saved.
-
-    Args:
-        place: A folder, or a name on the hub.
-        model_class: The model's class, where transformers does not know it.
-        config: A config to use instead of the saved one.
-        options: Those of `from_pretrained`.
-
-    Examples:
-        >>> import altup
-        >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=20))
-        >>> altup.widen(model, "altup").save_pretrained("wide-gpt2")
-        >>> type(altup.load_widened("wide-gpt2")).__name__
-        'GPT2LMHeadModel'
-    """
-    if model_class is not None and not issubclass(model_class, PreTrainedModel):
-        raise UserError(f"model_class={model_class!r} is no model of transformers; an Auto class is not needed")
-    if config is None:
-        where = {name: options[name] for name in WHERE if name in options}
-        config = load_config(place, model_class.config_class if model_class else None, **where)
-    saved = getattr(config, "altup", None)
-    if not isinstance(saved, dict):
-        raise UserError(
-            f"{str(place)!r} holds a {config.model_type!r} model that was not widened (or only a part of it, by "
-            "itself, which its config does not tell); load it with from_pretrained and give it to altup.widen"
-        )
-    cls = model_class or named_class(config, place)
-    if config.architectures and cls.__name__ not in config.architectures:
-        raise UserError(
-            f"{str(place)!r} holds a {config.architectures[0]}, not a {cls.__name__}; for another head widen a "
-            f"{cls.__name__} and let it load the state_dict of the one here with strict=False"
-        )
-    try:
-        plan = WideningPlan(**saved)
-        check_whole("num_blocks", plan.num_blocks, 1, MOST["num_blocks"])
-    except TypeError as error:
-        raise UserError(f"{str(place)!r}: 'altup' in its config is not of this altup version: {error}") from None
-    if plan.untied.keys() & (cls._tied_weights_keys or {}).keys():
-        # As it was when widened: merging in PEFT sets it to False for an untied head, and unties biases with that.
-        config.tie_word_embeddings = True
-
-    def build(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
-        cls.__init__(self, config, *args, **kwargs)
-        try:
-            apply(self, plan)
-        except (AttributeError, TypeError, KeyError) as error:
-            raise UserError(f"{str(place)!r}: 'altup' in its config does not fit the model: {error}") from error
-
-    # Hugging Face loads into what a class builds: for the time of loading, one that builds the model wide.
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    builder = type(cls.__name__, (cls,), {"__init__": build, **names})
-    model: PreTrainedModel = load_model(builder, place, config=config, **options)
-    model.__class__ = cls
     return model
 
 
@@ -423,15 +354,3 @@ def _undo(model: PreTrainedModel, plan: WideningPlan) -> None:
         tie_again(model, plan)
     if WideningPlan.of(model) is not None:
         del model.config.altup
-
-
-def named_class(config: PreTrainedConfig, place: str | Path) -> type[PreTrainedModel]:
-    """The class of transformers that a config names first."""
-    name = (config.architectures or [""])[0]
-    cls = getattr(transformers, name, None)
-    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
-        raise UserError(
-            f"{str(place)!r} holds a {name or 'nameless model'}, which transformers does not have; give its "
-            "class: load_widened(folder, model_class=...)"
-        )
-    return cls
