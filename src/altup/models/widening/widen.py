@@ -92,11 +92,11 @@ def widen(
     plan = WideningPlan.choose(method, num_blocks, selection, seed)
     _check(model)
     structure = structure_of(model, example, stacks)
-    stacks, order, before = find_stacks(model, structure)
-    plan.stacks = {stack.name: stack.returns_tuple for stack in stacks}
-    _tell_what_is_not_run(model, plan, parts_not_run(model, stacks, order))
-    entries = Entries({}, {}) if plan.recycled else find_entries(model, structure, stacks, order)
-    widths = {stack.width for stack in stacks}
+    found, order, before = find_stacks(model, structure)
+    plan.stacks = {stack.name: stack.returns_tuple for stack in found}
+    _tell_what_is_not_run(model, plan, parts_not_run(model, found, order))
+    entries = Entries({}, {}) if plan.recycled else find_entries(model, structure, found, order)
+    widths = {stack.width for stack in found}
     try:
         _try(model, plan, entries.tables, widths, structure.example or {}, before)
     except UserError:
