@@ -63,7 +63,7 @@ def _load(place: str) -> PreTrainedModel:
             f"{place!r} holds a {config.model_type!r} model, which has AltUp built in; use altup upcycle"
         )
     if hasattr(config, "altup"):
-        raise UserError(f"{place!r} is widened already; give the original, or narrow it first (altup narrow)")
+        return load_widened(place, config=config)
     model: PreTrainedModel = load_model(named_class(config, place), place, config=config)
     return model
 

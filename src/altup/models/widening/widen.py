@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 from altup.core.errors import UserError
 from altup.models.config import AltUpConfig
 from altup.models.widening.blocks import UnfitError, unwatch, watch_stack
+from altup.models.widening.further import grow
 from altup.models.widening.layer import (
     Place,
     first_argument,
@@ -67,6 +69,7 @@ def widen(
 
     `selection` says which block each layer works on: `alternating`, `same`, or a list with one block a layer.
     The model is run before and after with `example`, a small batch that is made up when not given.
+    A model that is widened already, trained or not, grows to a multiple of its blocks.
 
     Args:
         model: Any transformer of Hugging Face: causal, masked, sequence-to-sequence, vision or speech.
@@ -90,6 +93,8 @@ def widen(
         12
     """
     plan = WideningPlan.choose(method, num_blocks, selection, seed)
+    if isinstance(model, PreTrainedModel) and is_wide(model):
+        return _widen_further(model, plan, example, selection is None and stacks is None)
     _check(model)
     structure = structure_of(model, example, stacks)
     found, order, before = find_stacks(model, structure)
@@ -105,6 +110,32 @@ def widen(
         _try(model, plan, entries.tables | entries.features, widths, structure.example or {}, before)
     plan.save(model)
     finish(model, plan)
+    return model
+
+
+def _widen_further(
+    model: PreTrainedModel, plan: WideningPlan, example: dict[str, Any] | None, keeps_the_rest: bool
+) -> PreTrainedModel:
+    """From K blocks to m·K; everything else stays as it was chosen at first."""
+    old = WideningPlan.of(model)
+    if old is None:
+        raise UserError(f"{type(model).__name__} is not widened")
+    K = old.num_blocks
+    if plan.method != old.method or plan.num_blocks % K or plan.num_blocks == K or not keeps_the_rest:
+        raise UserError(
+            f"the model is widened already ({old.method}, K = {K}) and grows by more copies of its blocks: give "
+            f"method={old.method!r} and num_blocks={2 * K} or another multiple, and no more; or narrow it first"
+        )
+    inputs = structure_of(model, example).example or {}
+    new = replace_fields(old, num_blocks=plan.num_blocks, seed=plan.seed)
+    before = run(model, inputs)
+    undo = grow(model, old, new)
+    try:
+        _compare(model, new, before, run(model, inputs))
+    except Exception:
+        undo()
+        raise
+    new.save(model)
     return model
 
 
