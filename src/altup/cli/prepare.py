@@ -79,8 +79,7 @@ def command(
     nor on whether it was made in parts.
     """
     from altup.core.console import outlive_stdout
-    from altup.core.errors import UserError, check_whole
-    from altup.data.bad_input import MEBIBYTE
+    from altup.core.errors import UserError
     from altup.data.prepare import Recipe
     from altup.data.sources import open_source
 
@@ -89,7 +88,6 @@ def command(
         raise UserError("--part and --merge exclude each other; merge once all parts are there")
     if validation and validation_fraction is not None:
         raise UserError("--validation and --validation-fraction exclude each other; give one of them")
-    check_whole("--sample-mb", sample_mb, 1)
     names = [*(sources or []), *(["embedded"] if embedded else [])]
     if merge and not names:
         _merge(out, None)
@@ -100,11 +98,15 @@ def command(
         validation_fraction=0.04 if embedded and validation_fraction is None else validation_fraction,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
-        sample_bytes=sample_mb * MEBIBYTE,
+        sample_bytes=_mebibytes("--sample-mb", sample_mb),
         shard_tokens=shard_tokens,
         on_error=on_error,
         limits=_limits(max_document_mb, max_unpack_ratio, max_unpacked_mb),
     )
+    _make(out, recipe, workers, part, merge)
+
+
+def _make(out: Path, recipe: Recipe, workers: int | None, part: str | None, merge: bool) -> None:
     if part:
         _prepare_part(out, recipe, part, workers)
     elif merge:
@@ -115,12 +117,22 @@ def command(
 
 def _limits(document_mb: int, ratio: int, unpacked_mb: int) -> Limits:
     from altup.core.errors import check_whole
-    from altup.data.bad_input import MEBIBYTE, Limits
+    from altup.data.bad_input import Limits
 
-    check_whole("--max-document-mb", document_mb, 1)
     check_whole("--max-unpack-ratio", ratio, 1)
-    check_whole("--max-unpacked-mb", unpacked_mb, 1)
-    return Limits(document_mb * MEBIBYTE, ratio, unpacked_mb * MEBIBYTE)
+    document, unpacked = (
+        _mebibytes("--max-document-mb", document_mb),
+        _mebibytes("--max-unpacked-mb", unpacked_mb),
+    )
+    return Limits(document, ratio, unpacked)
+
+
+def _mebibytes(name: str, value: int) -> int:
+    from altup.core.errors import check_whole
+    from altup.data.bad_input import MEBIBYTE
+
+    check_whole(name, value, 1)
+    return value * MEBIBYTE
 
 
 def _prepare_part(out: Path, recipe: Recipe, text: str, workers: int | None) -> None:

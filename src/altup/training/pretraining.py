@@ -256,32 +256,25 @@ def pretrain(
         validation = HeldOut(unseen, objective, config.eval_sequences, part=config.eval_part)
         config = replace(config, batches={**batches.describe(), "validation": validation.describe()})
         model_config = start.config if start else config.model_config(vocabulary)
-        ours = start is None or start.ours
+        start_from = functools.partial(start.build, config.z_loss) if start else None
+        ours, world_size = start is None or start.ours, process_group.world_size
         cost = account(model_config, config.inputs_length, objective.targets) if ours else None
 
         def afterwards(outcome: TrainOutcome) -> None:
+            title = f"{Path(start.name).name}, trained further" if start else f"{config.method} {config.size}"
             write_card(
-                folder,
-                config,
-                title=f"{Path(start.name).name}, trained further" if start else f"{config.method} {config.size}",
-                data=_describe(config, start, cost, name, outcome.step, text),
-                verb="pretrain",
-                example=example_command(config.kind, folder.path),
-                model=config.kind,
+                folder, config, title=title, data=_describe(config, start, cost, name, outcome.step, text),
+                verb="pretrain", example=example_command(config.kind, folder.path), model=config.kind,
                 widened=start is not None and start.widened,
-            )
+            )  # fmt: skip
 
         outcome = Loop(
             config=config,
             folder=folder,
             process_group=process_group,
             batches=batches,
-            build_model=functools.partial(start.build, config.z_loss)
-            if start
-            else functools.partial(build_model, config.kind, model_config),
-            skeleton=None
-            if start
-            else functools.partial(build_skeleton, config.kind, model_config, process_group.world_size),
+            build_model=start_from or functools.partial(build_model, config.kind, model_config),
+            skeleton=None if start else functools.partial(build_skeleton, config.kind, model_config, world_size),
             make_evaluate=lambda engine: held_out_loss(
                 validation, config.micro_batch or config.batch_size, process_group, engine.autocast
             ),
