@@ -57,8 +57,8 @@ COMMANDS = {name: shlex.split(words) for name, words in {**GOOD, **SLOW}.items()
 # Options with values that no machine can do, or that mean nothing; one mistake a line or between bars.
 BAD_OPTIONS = {
     "params": """
-        --k 0 | --k -1 | --k 1000000 | --inputs 0 | --inputs -1 | --inputs 1000000000000000000
-        --targets 0 | --targets -1 | --targets 1000000000000000000 | --method '' | --method +
+        --k 0 | --k -1 | --k 1000000 | --inputs 0 | --inputs -1
+        --targets 0 | --targets -1 | --method '' | --method +
         --method altupp | --method altup+altup | --method moe+ | --method altup+recycled | --size ''
         --size huge | --size TINY | --size 0 | --model gpt | --stride 0 | --experts -1 | --extra-layers -2
         --extra-layers 1000000000 | --method sequence-altup --stride -3
@@ -119,7 +119,7 @@ BAD_OPTIONS = {
         --scale nowhere.yaml | --scale noise | --scale pipe | --scale hollow | --only Nobody
         --data nowhere | --tasks nowhere | --device Abacus | --all""",
     "study report": "--results nowhere | --scale unknown | --results pipe",
-    "study table": "--format latex | --format '' | --results noise | --scale unknown",
+    "study table": "--format latex | --results noise | --scale unknown",
     "study merge": "--into noise | --into noise/x",
     "bench": """
         --size giant | --repeat 0 | --repeat -1 | --time-limit 0 | --time-limit nan | --plot x.gif
