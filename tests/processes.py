@@ -50,6 +50,7 @@ def _altup(
     from altup.cli.main import main
 
     torch.set_num_threads(1)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
     sys.argv = ["altup", *arguments]
     if before is not None:
         before()
