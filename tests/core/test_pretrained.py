@@ -185,6 +185,13 @@ def test_a_config_that_is_none(model: Path, config: str) -> None:
         load_any(model)
 
 
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_list_in_the_place_of_a_mapping_is_named(model: Path, file: str) -> None:
+    (model / file).write_text("[]")
+    with pytest.raises(UserError, match=rf": {file}: it holds a list where a mapping belongs"):
+        load_any(model)
+
+
 @pytest.mark.parametrize("text", ["[]", "[" * 100_000, "{", '{"model": 3}'])
 def test_a_tokenizer_that_is_none(model: Path, text: str) -> None:
     (model / "tokenizer.json").write_text(text)

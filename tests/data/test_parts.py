@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,15 @@ def test_wrong_mixtures_are_refused(
         prepare_part(out, recipe(shard_tokens=7_000), Part(2, 3))
     with pytest.raises(UserError, match=r"tokenizer: there "):
         prepare_part(out, recipe(tokenizer=None), Part(2, 3))
+    more = recipe()
+    more = replace(more, sources=[*more.sources[:1], LocalFiles(files / "0.jsonl"), *more.sources[1:]])
+    words = r"2 sources there, 3 now; the first that differs: \[1\]\.files\[0\]\.name: there '2.jsonl', now '0"
+    with pytest.raises(UserError, match=words):
+        prepare_part(out, more, Part(2, 3))
+    with pytest.raises(
+        UserError, match=r"2 sources there, 1 now; the first that differs: \[1\] is gone: .*2\.jsonl"
+    ):
+        prepare_part(out, replace(more, sources=more.sources[:1]), Part(2, 3))
     with pytest.raises(UserError, match=r"on_error: there 'skip', now 'stop'"):
         merge_parts(out, recipe(on_error="stop").settings())
     with pytest.raises(UserError, match=r"being prepared in parts; give --part, or --merge"):

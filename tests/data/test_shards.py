@@ -118,6 +118,9 @@ def test_folders_that_are_not_prepared_data(folder: Path, tmp_path: Path) -> Non
     (folder / MANIFEST).write_text('{"format"')
     with pytest.raises(UserError, match="damaged"):
         Manifest.load(folder)
+    (folder / MANIFEST).write_text("[]")
+    with pytest.raises(UserError, match=r"manifest\.json is damaged.*it holds a list where a mapping belongs"):
+        Manifest.load(folder)
     (folder / MANIFEST).write_text('{"name": "some web page"}')
     with pytest.raises(UserError, match="not a manifest of altup") as caught:
         Manifest.load(folder)

@@ -131,6 +131,15 @@ def read_json(path: Path) -> Any:
     return parse_json(check_regular(path).read_bytes())
 
 
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; a ValueError says what else it holds."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        kind = "a list" if isinstance(value, list) else repr(value)[:40]
+        raise ValueError(f"it holds {kind} where a mapping belongs")
+    return value
+
+
 class Lock:
     """An exclusive lock on a folder or a file (created if needed). It ends with the process at the latest."""
 

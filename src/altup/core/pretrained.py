@@ -7,11 +7,12 @@ A model whose weights are not all there is refused: Hugging Face would make up t
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError, check_whole, is_out_of_memory
-from altup.core.files import check_file_name, check_regular, read_json
+from altup.core.files import check_file_name, check_regular, read_json, read_mapping
 from altup.core.hardware import host_memory
 from altup.core.packages import require
 
@@ -24,6 +25,7 @@ INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 WHERE = ("subfolder", "revision", "token", "cache_dir")  # options that say where files lie
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "tokenizer.model", "vocab.txt")
+MAPPINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
 ADVICE = "trust_remote_code"
 
 
@@ -35,7 +37,7 @@ def load_config(place: str | Path, config_class: Any = None, **where: Any) -> Pr
     try:
         config = (config_class or AutoConfig).from_pretrained(place, trust_remote_code=False, **where)
     except Exception as error:  # the library raises many types for files that hold anything
-        raise UserError(f"{str(place)!r} holds no model that can be read: {_reason(error)}") from error
+        raise UserError(f"{str(place)!r} holds no model that can be read: {_reason(error, place)}") from error
     _check_config(str(place), config)
     return config
 
@@ -54,7 +56,7 @@ def load_tokenizer(place: str | Path) -> Any:
     except BaseException as error:  # as above; a panic of a library in Rust is no Exception
         if "tiktoken" in str(error) or "sentencepiece" in str(error).lower():  # the first is tried without this
             require("sentencepiece", f"the tokenizer of {str(place)!r}")
-        raise UserError(f"{str(place)!r} holds no tokenizer that can be read: {_reason(error)}") from error
+        raise UserError(f"{str(place)!r} holds no tokenizer that can be read: {_reason(error, place)}") from error
 
 
 def copy_tokenizer(place: str, out: Path) -> bool:
@@ -88,11 +90,13 @@ def load_model(model_class: Any, place: str | Path, **options: Any) -> Any:
     except UserError:
         raise
     except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"{str(place)!r}: the weights cannot be read as safetensors: {_reason(error)}") from error
+        raise UserError(
+            f"{str(place)!r}: the weights cannot be read as safetensors: {_reason(error, place)}"
+        ) from error
     except Exception as error:  # such as that of a generation_config.json with lists
         if is_out_of_memory(error):
             raise
-        raise UserError(f"{str(place)!r} holds no model that can be built: {_reason(error)}") from error
+        raise UserError(f"{str(place)!r} holds no model that can be built: {_reason(error, place)}") from error
     lost = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
     if lost:
         raise UserError(
@@ -173,14 +177,27 @@ def _find(place: str, file: str, where: dict[str, Any]) -> Path | None:
     return Path(found) if found else None
 
 
-def _reason(error: BaseException) -> str:
+def _no_mapping(place: str | Path) -> str:
+    """Which file of a folder holds JSON of another kind than it should; empty where none does."""
+    for path in (Path(place) / name for name in MAPPINGS):
+        try:
+            if path.is_file():
+                read_mapping(path)
+        except (json.JSONDecodeError, UnicodeDecodeError, OSError):
+            continue  # the library says it
+        except ValueError as error:
+            return f"{path.name}: {error}"
+    return ""
+
+
+def _reason(error: BaseException, place: str | Path) -> str:
     """What a library says, without its advice to run foreign code."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, TypeError | AttributeError | KeyError | IndexError):
-        return f"one of its files holds something else than it should ({error})"
+        return _no_mapping(place) or f"one of its files holds something else than it should ({error})"
     if ADVICE in str(error):
         return "it needs Python code that comes with it, and altup runs none"
     return str(error).strip() or type(error).__name__

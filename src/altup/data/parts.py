@@ -25,7 +25,6 @@ import numpy as np
 from altup.core.errors import UserError
 from altup.core.files import Lock, atomic_write, read_json
 from altup.core.schema import differences
-from altup.core.text import shorten
 from altup.data.bad_input import BadInput
 from altup.data.prepare import (
     Recipe,
@@ -37,7 +36,7 @@ from altup.data.prepare import (
     place_tokenizer,
     tokenise,
 )
-from altup.data.prepared_folder import PARTS, locked_folder, open_manifest, system_errors
+from altup.data.prepared_folder import PARTS, describe_difference, locked_folder, open_manifest, system_errors
 from altup.data.segments import Chunk, Part, SegmentWriter
 from altup.data.shards import MANIFEST, SPLITS, TOKENIZER, Manifest, damage, token_type
 
@@ -111,10 +110,7 @@ def _plan(out: Path) -> tuple[int, dict[str, Any]]:
 
 
 def _refuse_others(place: Path, known: dict[str, Any], settings: dict[str, Any]) -> None:
-    lines = [
-        f"{name}: there {shorten(repr(old), 80)}, now {shorten(repr(new), 80)}"
-        for name, old, new in list(differences(known, settings))[:8]
-    ]
+    lines = [describe_difference(*one) for one in list(differences(known, settings))[:8]]
     if lines:
         raise UserError(
             f"{place} was begun with other settings:\n  " + "\n  ".join(lines) + "\n"

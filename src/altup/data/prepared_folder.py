@@ -12,7 +12,7 @@ from typing import Any
 from altup.core.errors import UserError, may_not_write
 from altup.core.files import TEMPORARY, locked
 from altup.core.schema import differences
-from altup.core.text import shorten
+from altup.core.text import number_of, shorten
 from altup.data import tokenizer as tokenizers
 from altup.data.shards import MANIFEST, SPLITS, TOKENIZER, Manifest, damage, token_type, tokenizer_damage
 
@@ -74,10 +74,7 @@ def open_manifest(out: Path, settings: dict[str, Any], beside: str = "") -> Mani
             _remove(out, UNFINISHED)
             _remove(out, MADE)  # only a failed attempt is lost
             return _new(out, settings)
-        lines = [
-            f"{name}: there {shorten(repr(old), 80)}, now {shorten(repr(new), 80)}"
-            for name, old, new in differing[:8]
-        ]
+        lines = [describe_difference(*one) for one in differing[:8]]
         raise UserError(
             f"folder {out} was made with other settings:\n  " + "\n  ".join(lines) + "\n"
             "give the same settings to go on, or another --out"
@@ -97,6 +94,22 @@ def open_manifest(out: Path, settings: dict[str, Any], beside: str = "") -> Mani
     manifest.finished = manifest.finished and tokenizer_whole and segments_whole
     manifest.segments = kept
     return manifest
+
+
+def describe_difference(name: str, old: Any, new: Any) -> str:
+    """`shard_tokens: there 7, now 8`; of two lists their lengths and the first entry that differs."""
+    if not (isinstance(old, list) and isinstance(new, list)):
+        return f"{name}: there {shorten(repr(old), 80)}, now {shorten(repr(new), 80)}"
+    both = min(len(old), len(new))
+    index = next((i for i in range(both) if old[i] != new[i]), both)
+    if index < both:
+        first = describe_difference(*next(differences(old[index], new[index], f"[{index}]")))
+    elif len(new) > both:
+        first = f"[{index}] is new: {shorten(repr(new[index]), 80)}"
+    else:
+        first = f"[{index}] is gone: {shorten(repr(old[index]), 80)}"
+    things = number_of(len(old), name.rpartition(".")[2].removesuffix("s"))
+    return f"{name}: {things} there, {len(new):,} now; the first that differs: {first}"
 
 
 def _new(out: Path, settings: dict[str, Any]) -> Manifest:

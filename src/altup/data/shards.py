@@ -25,7 +25,7 @@ from altup.core.files import (
     check_file_name,
     check_relative_path,
     files_below,
-    read_json,
+    read_mapping,
     sha256_of,
 )
 from altup.data.tokenizer import Vocabulary
@@ -90,7 +90,7 @@ class Manifest:
     def load(cls, folder: Path) -> Manifest:
         path = folder / MANIFEST
         try:
-            content = read_json(path)
+            content = read_mapping(path)
             if content["format"] != FORMAT:
                 raise UserError(
                     f"{path} is of format {content['format']}, this altup reads {FORMAT}; prepare again"
