@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from altup.core.errors import UserError
+from altup.studies.jobs import identify_text
 from altup.studies.measured_run import ACCURACY, LOSS, TRAINING_LOSS, distinct_names, read_run
 from altup.studies.results import write_record
 from altup.studies.run_comparison import RunComparison
@@ -79,6 +80,49 @@ def test_other_held_out_examples_are_told(tmp_path: Path) -> None:
         "The held-out examples or the objective differ: losses and accuracies do not compare."
     ]
     assert found.config_differences == {"batches.validation.data": ["aaaaaaaaaaaa…", "bbbbbbbbbbbb…"]}
+    assert found.rows()[1][2] == "4.0000"  # no difference
+
+
+def test_settings_that_decide_nothing_are_one_line(tmp_path: Path) -> None:
+    paths = [
+        make_run(tmp_path / "a", [5.0, 4.0], log_every=5, trackers=["wandb"], keep_last=2, data="here"),
+        make_run(tmp_path / "b", [5.0, 4.0], log_every=6, trackers=[], keep_last=2, data="there"),
+    ]
+    found = RunComparison.of(paths)
+    assert found.config_differences == {"data": ["here", "there"]}
+    assert found.tell_free_differences().endswith(": log_every, trackers.")
+    alike = [make_run(tmp_path / n, [5.0, 4.0]) for n in ("c", "d")]
+    assert RunComparison.of(alike).tell_free_differences() == ""
+
+
+def make_record(folder: Path, key: str, data: str | None, **config: Any) -> Path:
+    """A pretraining record of a study, which leaves out settings that have their usual value."""
+    kept = record(key, title=f"record {key}", config={"steps": 2, **config}, step=2)
+    kept["measures"] = {"loss": 3.5, "accuracy": 30.0}
+    write_record(folder, kept | ({} if data is None else {"data": data}))
+    return folder / "runs" / f"{key}.json"
+
+
+def test_a_record_and_a_run_compare_where_the_text_is_known_to_be_the_same(tmp_path: Path) -> None:
+    batches = {"data": "c" * 64, "tokenizer": "d" * 64, **HELD_OUT}
+    run = make_run(tmp_path / "a", [5.0, 4.0], batches=batches, z_loss=1e-4, log_every=3, eval_part="all")
+    text = identify_text("c" * 64, "a" * 64, "d" * 64)
+    unknown = "It is not known whether the held-out examples of a are those of "
+
+    same = RunComparison.of([make_record(tmp_path, "same", text), run])
+    assert same.rows()[1][2] == "4.0000 (+0.5000)"
+    assert same.remarks() == []
+    assert same.config_differences == {}  # what the record leaves out is what is usual
+
+    for key, data in (("other", "12345678"), ("untold", None)):
+        found = RunComparison.of([make_record(tmp_path, key, data), run])
+        assert found.rows()[1][2] == "4.0000"
+        assert [remark.startswith(f"{unknown}record {key};") for remark in found.remarks()] == [True]
+
+    decoder = RunComparison.of([make_record(tmp_path, "decoder", text, model="decoder"), run])
+    assert decoder.rows()[1][2] == "4.0000"
+    assert decoder.remarks()[0].startswith("The held-out examples or the objective differ")
+    assert decoder.config_differences == {"model": ["decoder", "t5"]}
 
 
 def test_records_of_studies_stand_beside_folders(tmp_path: Path) -> None:
@@ -88,7 +132,7 @@ def test_records_of_studies_stand_beside_folders(tmp_path: Path) -> None:
     write_record(tmp_path, kept)
     found = RunComparison.of([tmp_path / "runs" / "k1.json", make_run(tmp_path / "a", [5.0, 4.0, 3.9, 3.0])])
     assert found.rows()[0][:4] == ["small dense seed 0", "4", "3.5000", "30.00"]
-    assert found.rows()[1][2] == "3.0000 (−0.5000)"
+    assert found.rows()[1][2] == "3.0000"  # on which examples, the record does not say
     assert "glue" not in found.head
     tuned = record("k2", kind="finetune", measures={"glue": 43.0}, tasks={})
     write_record(tmp_path, tuned)

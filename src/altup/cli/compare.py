@@ -63,8 +63,10 @@ def _show_differences(console: Console, found: RunComparison) -> None:
     from altup.core.tables import print_table
 
     changed = found.config_differences
-    if not changed:
-        console.print("\nTheir configs are the same.\n")
-        return
-    rows = [[name, *values] for name, values in changed.items()]
-    print_table(console, ["setting", *found.names], rows, "\nWhat is different in their configs:")
+    if changed:
+        rows = [[name, *values] for name, values in changed.items()]
+        print_table(console, ["setting", *found.names], rows, "\nWhat is different in their configs:")
+    else:
+        console.print("\nThe settings that decide what is computed are the same.\n")
+    if line := found.tell_free_differences():
+        console.print(f"{line}\n")

@@ -127,8 +127,7 @@ class StudyData:
         from altup.data.shards import TokenStream
 
         text, unseen = TokenStream(data, "train"), TokenStream(data, "validation")
-        parts = (text.sha256, unseen.sha256, text.vocabulary.sha256)
-        identity = hashlib.sha256("".join(parts).encode()).hexdigest()[:8]
+        identity = identify_text(text.sha256, unseen.sha256, text.vocabulary.sha256)
         return cls(data, tasks, identity, text.vocabulary)
 
     @classmethod
@@ -162,6 +161,11 @@ class StudyData:
         return found
 
 
+def identify_text(train: str, unseen: str, vocabulary: str) -> str:
+    """One short hash of the hashes of a prepared folder's splits and vocabulary."""
+    return hashlib.sha256(f"{train}{unseen}{vocabulary}".encode()).hexdigest()[:8]
+
+
 def key_of(*parts: Any) -> str:
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -172,11 +176,16 @@ def deciding_fields(config: TrainConfig) -> dict[str, Any]:
 
     So a field that a later version adds does not turn finished runs into unknown ones.
     """
-    free = {*config.may_change(), "batches"}
-    usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(config)}
+    usual, values = usual_fields(type(config)), asdict(config)
+    return {name: values[name] for name in usual if values[name] != usual[name]}
+
+
+def usual_fields(kind: type[TrainConfig]) -> dict[str, Any]:
+    """The fields that decide what is computed, with the values that `deciding_fields` leaves out."""
+    free = {*kind.may_change(), "batches"}
+    usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(kind)}
     usual |= {name: value for name, value in FIRST_DEFAULTS.items() if usual.get(name, "") is None}
-    values = asdict(config)
-    return {name: value for name, value in values.items() if name not in free and value != usual[name]}
+    return {name: value for name, value in usual.items() if name not in free}
 
 
 def model_key(config: Mapping[str, Any], start: Mapping[str, str]) -> str:

@@ -15,6 +15,8 @@ from altup.core.errors import UserError
 from altup.core.hub import missing_folder
 from altup.core.schema import read_yaml
 from altup.core.text import shorten
+from altup.studies.held_out import HeldOutExamples
+from altup.studies.jobs import usual_fields
 from altup.studies.results import Record, read_record_file
 from altup.studies.study import METRICS
 from altup.training.metrics import read_records
@@ -31,7 +33,8 @@ Points = list[tuple[float, float]]
 class MeasuredRun:
     """`curves` and `finals` are by measure; `clock` says how many seconds of training had passed at which step.
 
-    `speed` is the median over the run, in sequences a second, None where it was not kept.
+    `speed` is the median over the run, in sequences a second, None where it was not kept. `config` also has the
+    deciding settings that a record or an older version left out, with their usual values.
     """
 
     path: Path
@@ -43,6 +46,7 @@ class MeasuredRun:
     finals: dict[str, float]
     clock: Points = field(default_factory=list)
     speed: float | None = None
+    held_out: HeldOutExamples = field(default_factory=HeldOutExamples)
 
     @property
     def planned(self) -> int | None:
@@ -96,6 +100,7 @@ def _from_folder(folder: RunFolder, config: dict[str, Any], records: list[dict[s
     for step, seconds in _curve(train, "seconds"):
         passed += seconds
         clock.append((step, passed))
+    config = _with_defaults(config)
     return MeasuredRun(
         folder.path,
         folder.path.resolve().name,
@@ -106,7 +111,23 @@ def _from_folder(folder: RunFolder, config: dict[str, Any], records: list[dict[s
         {title: points[-1][1] for title, points in curves.items()},
         clock,
         statistics.median(speeds) if speeds else None,
+        HeldOutExamples.of_folder(config),
     )
+
+
+def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    from altup.finetuning.config import FinetuneConfig
+    from altup.training.pretraining import PretrainConfig
+
+    return {**usual_fields(FinetuneConfig if "tasks" in config else PretrainConfig), **config}
+
+
+def free_settings() -> frozenset[str]:
+    """Those that decide nothing but how a run is run and watched; `eval_limit` and `data` say what is measured."""
+    from altup.finetuning.config import FinetuneConfig
+    from altup.training.pretraining import PretrainConfig
+
+    return (PretrainConfig.may_change() | FinetuneConfig.may_change()) - {"eval_limit", "data"}
 
 
 def _curve(records: list[dict[str, Any]], name: str, factor: float = 1.0) -> Points:
@@ -138,8 +159,10 @@ def _from_record(path: Path, record: Record) -> MeasuredRun:
         seconds = record["measures"].get("train_seconds")
         clock = [(record["step"], float(seconds))] if seconds is not None else []
         name = str(record.get("title") or record["key"])
-        config = {"hardware": record["hardware"], **record.get("config", {})}
-        return MeasuredRun(path, name, config, int(record["step"]), True, curves, finals, clock)
+        told = _with_defaults(record["config"]) if "config" in record else {}  # fine-tuning keeps none
+        config = {"hardware": record["hardware"], **told}
+        held_out = HeldOutExamples.of_record(record, config)
+        return MeasuredRun(path, name, config, int(record["step"]), True, curves, finals, clock, held_out=held_out)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{path} is not a whole record of a run; put a whole copy in its place") from None
 

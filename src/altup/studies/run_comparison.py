@@ -23,6 +23,7 @@ from altup.studies.measured_run import (
     MeasuredRun,
     Points,
     distinct_names,
+    free_settings,
     read_run,
 )
 from altup.studies.pages import Cell, Column, DataTable, Figure, render
@@ -34,8 +35,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK = 16  # characters of a curve in the terminal
 UNSET = "–"
 DIGITS = {LOSS: 4, TRAINING_LOSS: 4}  # after the point; two otherwise
-# What says which examples a held-out figure is of; a run's config holds it under `batches`.
-HELD_OUT = ("validation", "tasks")
+UNTOLD = ("hardware", "batches", "data")  # that not every folder or record tells
 OF_BATCHES = ("data", "tokenizer", "sha256", "examples")  # what a config's `batches` alone says
 HASH = re.compile(r"[0-9a-f]{40,64}")
 
@@ -88,27 +88,48 @@ class RunComparison:
         if value is None:
             return UNSET
         digits = DIGITS.get(measure, 2)
-        gain = "" if run is self.runs[0] or first is None else f" ({signed(value - first, digits)})"
+        compares = run is not self.runs[0] and run.held_out.same_as(self.runs[0].held_out)
+        gain = f" ({signed(value - first, digits)})" if compares and first is not None else ""
         return f"{value:.{digits}f}{gain}"
 
     @property
     def config_differences(self) -> dict[str, list[str]]:
-        """Setting → its value in each run, for those that differ."""
+        """Setting → its value in each run, for those that differ and decide what is computed."""
+        free = free_settings()
+        return {name: values for name, values in self._differing().items() if _top(name) not in free}
+
+    def tell_free_differences(self) -> str:
+        """One line on settings that differ and decide nothing; empty if there are none."""
+        free = free_settings()
+        found = list(dict.fromkeys(_top(name) for name in self._differing() if _top(name) in free))
+        if not found:
+            return ""
+        return f"Also different, but deciding nothing beyond rounding: {', '.join(found)}."
+
+    def _differing(self) -> dict[str, list[str]]:
+        """What a run does not tell is not known to differ."""
         leaves = [dict(_leaves(run.config)) for run in self.runs]
-        names = dict.fromkeys(name for one in leaves for name in one)
-        found = {name: [one.get(name, UNSET) for one in leaves] for name in names}
-        return {name: values for name, values in found.items() if len(set(values)) > 1}
+        untold = {*UNTOLD, *free_settings()}
+        found = {}
+        for name in dict.fromkeys(name for one in leaves for name in one):
+            values = [one.get(name, UNSET) for one in leaves]
+            told = [_top(name) not in untold or _top(name) in run.config for run in self.runs]
+            if len(set(itertools.compress(values, told))) > 1:
+                found[name] = values
+        return found
 
     def remarks(self) -> list[str]:
         """What a reader should know before comparing the figures."""
         told = []
-        described = [
-            {part: (run.config.get("batches") or {}).get(part) for part in HELD_OUT}
-            for run in self.runs
-            if isinstance(run.config.get("batches"), Mapping)
-        ]
-        if any(one != described[0] for one in described[1:]):
+        same = [run.held_out.same_as(self.runs[0].held_out) for run in self.runs[1:]]
+        if False in same:
             told.append("The held-out examples or the objective differ: losses and accuracies do not compare.")
+        if None in same:
+            unknown = [name for name, one in zip(self.names[1:], same, strict=True) if one is None]
+            told.append(
+                f"It is not known whether the held-out examples of {', '.join(unknown)} are those of "
+                f"{self.names[0]}; if they are not, losses and accuracies do not compare."
+            )
         steps = {run.step for run in self.runs}
         if len(steps) > 1:
             told.append("The runs have different numbers of steps; the curves compare them at the same step.")
@@ -117,10 +138,12 @@ class RunComparison:
 
     def _differing_in_seed_alone(self) -> list[list[int]]:
         groups: dict[str, list[int]] = {}
+        ignored = {"seed", "data", *free_settings()}
         for number, run in enumerate(self.runs):
-            kept = {name: value for name, value in _leaves(run.config) if name not in ("seed", "data")}
-            groups.setdefault(str(sorted(kept.items())), []).append(number)
-        seeds = [run.config.get("seed", 0) for run in self.runs]  # a study's record leaves out what is usual
+            kept = {name: value for name, value in _leaves(run.config) if _top(name) not in ignored}
+            place = [*sorted(kept.items()), run.held_out.identity]
+            groups.setdefault(str(place), []).append(number)
+        seeds = [run.config.get("seed", 0) for run in self.runs]
         return [group for group in groups.values() if len({seeds[n] for n in group}) == len(group) > 1]
 
     def _tell_seeds(self, group: list[int]) -> str:
@@ -161,11 +184,12 @@ class RunComparison:
             figures=DataTable(
                 [Column(name, text=name in text) for name in self.head],
                 rows,
-                f"At each run's last evaluation; in brackets the difference to {self.names[0]}. Speed is the "
-                "median of sequences a second as each run was trained, on whatever machine and beside whatever "
-                "else.",
+                f"At each run's last evaluation; in brackets the difference to {self.names[0]}, where the "
+                "held-out examples are known to be the same. Speed is the median of sequences a second as each "
+                "run was trained, on whatever machine and beside whatever else.",
             ),
             curves=self.charts(),
+            free_differences=self.tell_free_differences(),
             differences=DataTable(
                 [Column("setting", text=True), *(Column(name, text=True) for name in self.names)],
                 [[Cell(name), *map(Cell, values)] for name, values in changed.items()],
@@ -212,6 +236,11 @@ class RunComparison:
         ]
 
 
+def _top(name: str) -> str:
+    """The setting that `model_overrides.d_ff` is of."""
+    return name.partition(".")[0]
+
+
 def _pace(run: MeasuredRun) -> list[str]:
     speed = UNSET if run.speed is None else f"{run.speed:,.0f}" if run.speed >= 10 else f"{run.speed:.1f}"
     return [speed, UNSET if run.seconds is None else duration(run.seconds)]
@@ -221,7 +250,7 @@ def _leaves(config: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, s
     """The values of a nested config by their paths, as text. Of `batches` only what no other setting says."""
     for key, value in config.items():
         name = f"{place}.{key}" if place else str(key)
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from _leaves(value, name)
         elif not name.startswith("batches.") or key in OF_BATCHES:
             told = str(value)
