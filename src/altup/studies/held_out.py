@@ -36,8 +36,8 @@ class HeldOutExamples:
         described = {part: batches.get(part) for part in ("validation", "tasks")}
         validation = batches.get("validation")
         unseen = validation.get("data") if isinstance(validation, Mapping) else None
-        hashes = (batches.get("data"), unseen, batches.get("tokenizer"))
-        identity = identify_text(*hashes) if all(isinstance(one, str) for one in hashes) else None
+        hashes = [one for one in (batches.get("data"), unseen, batches.get("tokenizer")) if isinstance(one, str)]
+        identity = identify_text(*hashes) if len(hashes) == 3 else None
         return cls({**described, "eval_limit": config.get("eval_limit")}, identity, settings)
 
     @classmethod
