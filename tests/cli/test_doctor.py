@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import altup
 from altup.core.hardware import installed
 
 RUN = "import typer; from altup.cli.doctor import command; typer.run(command)"
@@ -35,6 +36,7 @@ def test_this_machine_is_healthy() -> None:
     assert done.returncode == 0
     assert json.loads(done.stdout)["ok"] is True
     assert checks["Python"]["detail"].startswith(".".join(map(str, sys.version_info[:3])))
+    assert checks["altup"]["detail"] == altup.__version__
     for name in ("torch", "transformers"):
         assert checks[name]["status"] == checks[f"import {name}"]["status"] == "ok"
         assert checks[name]["detail"] in checks[f"import {name}"]["detail"]

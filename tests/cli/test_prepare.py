@@ -105,6 +105,7 @@ def test_the_advice_of_a_failed_run_can_be_followed(corpus: Path, tmp_path: Path
     with pytest.raises(UserError, match="give at most") as caught:
         run(*arguments, "--vocab-size", "50000")
     assert "give at most" in str(caught.value)
+    assert not (tmp_path / "data").exists()
     assert run(*arguments, "--vocab-size", "700").exit_code == 0
     with pytest.raises(UserError, match="was made with other settings"):
         run(*arguments, "--vocab-size", "701")
@@ -117,6 +118,8 @@ def test_a_small_folder_needs_no_options(tmp_path: Path) -> None:
     (folder / "book.txt").write_text("\n\n".join(documents())[:40_000])
     told = run(folder, "--workers", "1", "--out", out).output
     assert "little text, hence 360 pieces and not 32,000 (--vocab-size), 20% held out and not 1%" in told
+    assert "training a vocabulary" in told
+    assert "vocabulary of" not in told  # how many pieces suit the text is not known yet
     assert "Next: altup pretrain" in told
     assert "is finished and whole" in run(folder, "--workers", "1", "--out", out).output
     with pytest.raises(UserError, match=r"vocab_size=32000: the vocabulary .* has 360 pieces"):

@@ -285,7 +285,7 @@ def test_one_file_holds_nothing_out(model: Path, tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"model": ""}, "model is not set"),
+        ({"model": ""}, "model is not set; .*the first argument: altup finetune MODEL --task"),
         ({"tasks": []}, "--task"),
         ({"tasks": ["cola=0"]}, "above 0"),
         ({"tasks": ["cola=inf"]}, "not infinite"),

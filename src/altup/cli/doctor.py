@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
+import altup
 from altup.core.errors import UserError
 from altup.core.hardware import ISA_VARIABLE, SAFE_ISA, installed, make_bf16_safe, usable_cores
 from altup.core.packages import OPTIONAL
@@ -114,7 +115,7 @@ def check_packages() -> list[Check]:
     if requirements is None:
         remedy = "pip install -e . in the repository, or pip install altup"
         return [Check("essential", "altup", "missing", "runs from its source folder, not installed", remedy)]
-    checks = [Check("essential", "altup", "ok", importlib.metadata.version("altup"))]
+    checks = [Check("essential", "altup", "ok", altup.__version__)]
     for requirement in requirements:
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):  # under the optional packages
             continue

@@ -34,11 +34,9 @@ def command(
     console = Console()
     with console.status("Loading") as status:
         made = upcycle_to_folder(find_model(model), out, method, k, seed, say=status.update)
-    tokenizer = (
-        "tokenizer copied" if made.has_tokenizer else "no tokenizer found beside the original; copy it yourself"
-    )
     console.print(
         f"{out}: {method}, {made.num_blocks} block(s), {made.parameters:,} parameters "
         f"({made.parameters / made.parameters_before - 1:+.2%}); largest difference of the logits "
-        f"{made.difference:.1e} of their spread; {tokenizer}"
+        f"{made.difference:.1e} of their spread; {made.no_tokenizer or 'tokenizer copied'}",
+        markup=False,
     )

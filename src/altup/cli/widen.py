@@ -40,5 +40,4 @@ def report(made: Written, out: Path) -> None:
     """What lies in `out`."""
     typer.echo(made.description)
     change = f"{made.parameters / made.parameters_before - 1:+.2%}"
-    tokenizer = "tokenizer copied" if made.has_tokenizer else "no tokenizer found; copy it yourself"
-    typer.echo(f"{out}: {made.parameters:,} parameters ({change}); {tokenizer}")
+    typer.echo(f"{out}: {made.parameters:,} parameters ({change}); {made.no_tokenizer or 'tokenizer copied'}")

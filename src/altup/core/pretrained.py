@@ -15,6 +15,7 @@ from altup.core.errors import UserError, check_whole, is_out_of_memory
 from altup.core.files import check_file_name, check_regular, read_json, read_mapping
 from altup.core.hardware import host_memory
 from altup.core.packages import require
+from altup.core.text import shorten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -59,18 +60,18 @@ def load_tokenizer(place: str | Path) -> Any:
         raise UserError(f"{str(place)!r} holds no tokenizer that can be read: {_reason(error, place)}") from error
 
 
-def copy_tokenizer(place: str, out: Path) -> bool:
-    """Save the tokenizer of a folder or of the hub in `out`; False where there is none.
+def copy_tokenizer(place: str, out: Path) -> str:
+    """Save the tokenizer of a folder or of the hub in `out`; returns why it was not, or nothing.
 
     Without a file to read, the Auto class would make up an empty one.
     """
     if Path(place).is_dir() and not any((Path(place) / name).exists() for name in TOKENIZER_FILES):
-        return False
+        return "no tokenizer found beside the original; copy it yourself"
     try:
         load_tokenizer(place).save_pretrained(out)
-    except UserError:
-        return False
-    return True
+    except UserError as error:
+        return f"tokenizer not copied: {shorten(str(error), 300)}"
+    return ""
 
 
 def load_model(model_class: Any, place: str | Path, **options: Any) -> Any:

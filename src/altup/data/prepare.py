@@ -16,7 +16,7 @@ from altup.core.hardware import usable_cores
 from altup.data import tokenizer as tokenizers
 from altup.data.bad_input import MEBIBYTE, BadInput, Limits
 from altup.data.held_out import choose_fraction, document_hash
-from altup.data.prepared_folder import locked_folder, open_manifest, system_errors
+from altup.data.prepared_folder import forget_refused, locked_folder, open_manifest, system_errors
 from altup.data.segments import Part, Pass, SegmentWriter
 from altup.data.shards import SPLITS, TOKENIZER, Manifest, hashes
 from altup.data.sources import Chain, Source
@@ -104,12 +104,16 @@ def prepare(out: str | Path, recipe: Recipe, workers: int | None = None, watch: 
     workers = number_of_workers(workers)
     recipe = recipe.for_folder(out)
     settings = recipe.settings()
-    with system_errors(out), locked_folder(out):
+    with system_errors(out), locked_folder(out) as fresh:
         manifest = open_manifest(out, settings)
         _check_pieces(out, recipe, manifest)
         if manifest.finished:
             return manifest
-        _settle_tokenizer(out, recipe, manifest, watch)
+        try:
+            _settle_tokenizer(out, recipe, manifest, watch)
+        except UserError:
+            forget_refused(out, manifest, fresh)
+            raise
         manifest.save(out)
         tokenise(out, recipe, manifest, workers, watch)
         finish(out, manifest)
@@ -182,7 +186,8 @@ def make_tokenizer(folder: Path, recipe: Recipe, watch: Watch) -> None:
     else:
         watch("reading a sample for the vocabulary", None, 0, 0)
         texts = list(sample_text(recipe))
-        watch(f"training a vocabulary of {recipe.vocab_size or tokenizers.PIECES} pieces", None, len(texts), 0)
+        size = f" of {recipe.vocab_size:,} pieces" if recipe.vocab_size else ""  # else chosen by the text
+        watch(f"training a vocabulary{size}", None, len(texts), 0)
         tokenizers.save(tokenizers.train(texts, recipe.vocab_size), folder)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,14 @@ def system_errors(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked_folder(out: Path) -> Iterator[None]:
-    """Lock the folder for this process; make it if it is missing."""
+def locked_folder(out: Path) -> Iterator[bool]:
+    """Lock the folder for this process; make it if it is missing, and tell whether it was."""
     if out.is_file():
         raise UserError(f"--out {out} is a file; give a new or empty folder")
+    fresh = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     with locked(out, f"another `altup prepare` is writing to {out}; wait for it or stop it"):
-        yield
+        yield fresh
 
 
 def open_manifest(out: Path, settings: dict[str, Any], beside: str = "") -> Manifest:
@@ -110,6 +111,15 @@ def describe_difference(name: str, old: Any, new: Any) -> str:
         first = f"[{index}] is gone: {shorten(repr(old[index]), 80)}"
     things = number_of(len(old), name.rpartition(".")[2].removesuffix("s"))
     return f"{name}: {things} there, {len(new):,} now; the first that differs: {first}"
+
+
+def forget_refused(out: Path, manifest: Manifest, fresh: bool) -> None:
+    """Remove the manifest of data that were refused before anything was made, and the folder if it is `fresh`."""
+    if manifest.vocabulary is None and not manifest.segments and not (out / TOKENIZER).exists():
+        (out / MANIFEST).unlink(missing_ok=True)
+        if fresh:
+            with suppress(OSError):  # somebody else has put something there
+                out.rmdir()
 
 
 def _new(out: Path, settings: dict[str, Any]) -> Manifest:

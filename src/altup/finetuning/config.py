@@ -76,7 +76,10 @@ class FinetuneConfig(TrainConfig):
             self.save_every = self.eval_every
         super().__post_init__()
         if not self.model:
-            raise UserError("model is not set; give a run, a model folder or a name on the hub")
+            raise UserError(
+                "model is not set; give a run, a model folder or a name on the hub "
+                "(the first argument: altup finetune MODEL --task …)"
+            )
         if not self.tasks:
             raise UserError("tasks is not set; give names: --task squad, --suite glue, --task my.jsonl")
         self.weighted_names()

@@ -132,7 +132,11 @@ class Upcycled:
     parameters: int
     parameters_before: int
     difference: float  # largest of the logits, in standard deviations of the original's
-    has_tokenizer: bool
+    no_tokenizer: str  # why it did not come along; empty where it did
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return not self.no_tokenizer
 
 
 def upcycle_to_folder(

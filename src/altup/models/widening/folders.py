@@ -29,7 +29,11 @@ class Written:
     description: str
     parameters: int
     parameters_before: int
-    has_tokenizer: bool
+    no_tokenizer: str  # why it did not come along; empty where it did
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return not self.no_tokenizer
 
 
 def widen_folder(
