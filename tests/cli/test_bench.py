@@ -62,6 +62,8 @@ def test_plot_and_table_from_a_file(measured, tmp_path):
     assert "plain eager" in shown
     assert "both ms" in shown
     assert "<svg" in again.read_text()
+    for drawn in (plot, again, tmp_path / "bars.pdf", tmp_path / "bars.pdf"):  # one of ours is drawn again
+        CliRunner().invoke(app, ["--show", str(out), "--plot", str(drawn)], catch_exceptions=False)
 
 
 def test_a_run_on_a_cpu_tells_what_it_measured():
@@ -104,6 +106,24 @@ def test_mistakes_are_explained(arguments, message, monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserError, match=re.escape(message)):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "message"),
+    [
+        ("--plot", "mine.png", "mine.png is not a PNG and would be written over; choose another --plot"),
+        ("--plot", "mine.svg", "mine.svg is not an SVG"),
+        ("--plot", "mine.pdf", "mine.pdf is not a PDF"),
+        ("--out", "mine.csv", "mine.csv holds no rows"),
+        ("--out", "mine.jsonl", "mine.jsonl holds no rows"),
+    ],
+)
+def test_a_file_of_one_s_own_is_left_alone(option, name, message, tmp_path):
+    """Before anything is measured."""
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match=re.escape(message)):
+        CliRunner().invoke(app, ["head", "--quick", option, str(tmp_path / name)], catch_exceptions=False)
+    assert (tmp_path / name).read_text() == "mine"
 
 
 def test_a_mistake_is_one_line_and_exit_code_2():

@@ -79,8 +79,36 @@ def test_scores_of_other_weights_are_replaced_with_a_line(home: Path) -> None:
     assert [task["task"] for task in after["tasks"]] == ["glue/cola"]
     assert "belongs to another checkpoint" in said
     assert "glue/sst2 are replaced" in said
-    Path("out/scores.json").write_text('{"tasks": [{')
+    Path("out/scores.json").write_text('{"model": "mine", "tasks": [{}]}')
     assert "cannot be read; it is replaced" in evaluate(model, "--task", "sst2")[1]
+    assert "glue/sst2: its earlier score and predictions are replaced" in evaluate(model, "--task", "sst2")[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options"),
+    [
+        ("scores.json", '{"tasks": [{', ()),
+        ("scores.json", '{"player": 3}', ()),
+        ("glue/cola.validation.jsonl", '{"input": "mine", "target": "1"}\n', ()),
+        ("predictions/glue/cola.validation.jsonl", "mine", ("--predict-only", "--split", "validation")),
+    ],
+)
+def test_what_no_evaluation_wrote_is_left_alone(
+    home: Path, name: str, text: str, options: tuple[str, ...]
+) -> None:
+    from altup.core.errors import UserError
+
+    path = home / "out" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    (home / "model").mkdir()  # it is not even loaded
+    (home / "model" / "config.json").write_text("{}")
+    arguments = ["evaluate", "model", "--task", "cola", "--data", "data", "--out", "out", *options]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, UserError), result.output
+    assert f"{name} is not of an evaluation and would be written over" in str(result.exception)
+    assert [file for file in (home / "out").rglob("*") if file.is_file()] == [path]
+    assert path.read_text() == text
 
 
 def test_scores_that_training_left_for_a_step_are_kept(home: Path) -> None:

@@ -164,6 +164,38 @@ def test_a_report_of_an_own_study_speaks_of_that_alone(out: Path, tmp_path: Path
     assert "laims" not in text
 
 
+def test_a_report_is_written_over_reports_alone(tmp_path: Path) -> None:
+    from altup.core.errors import UserError
+    from altup.studies.results import write_results
+    from tests.studies.samples import SEEDS, result
+
+    def write(name: str) -> BaseException | None:
+        arguments = ["study", "report", "varying-k", "--results", str(tmp_path / "results")]
+        return CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / name)]).exception
+
+    speeds = [result(label, 1.0, "", "relative_speed") for label in ("Dense", "AltUp K=2")]  # which are plotted
+    write_results(tmp_path / "results", [*SEEDS, *speeds])
+    (tmp_path / "keep.html").write_text("<h1>mine</h1>")
+    assert "keep.html is not a report of studies and would be written over" in str(write("keep.html"))
+    assert (tmp_path / "keep.html").read_text() == "<h1>mine</h1>"
+    assert not (tmp_path / "keep-plots").exists()
+    assert write("ours.html") is None
+    assert write("ours.html") is None
+    plots = sorted((tmp_path / "ours-plots").iterdir())
+    assert {path.suffix for path in plots} == {".png", ".svg"}
+    for path in plots[:2]:
+        before = path.read_bytes(), (tmp_path / "ours.html").stat().st_mtime_ns
+        path.write_text("mine")
+        assert f"{path.name} is not a plot" in str(write("ours.html"))
+        assert (path.read_text(), (tmp_path / "ours.html").stat().st_mtime_ns) == ("mine", before[1])
+        path.write_bytes(before[0])
+    (tmp_path / "other-plots").write_text("mine")
+    error = write("other.html")
+    assert isinstance(error, UserError)
+    assert "other-plots is a file" in str(error)
+    assert not (tmp_path / "other.html").exists()
+
+
 def test_a_second_run_finds_everything_done(out: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/final/model.safetensors")}
     result = CliRunner().invoke(app, ["study", "run", "--all", "--scale", "smoke", "--out", str(out)])
@@ -186,6 +218,17 @@ def test_a_dry_run_says_what_it_would_cost(out: Path) -> None:
     arguments = ["study", "run", "varying-k", "--scale", "paper", "--data", str(out / "data/text"), "--dry-run"]
     paper_cost = CliRunner().invoke(app, [*arguments, "--device", "H200", "--out", str(out / "paper")])
     assert "days of one device" in " ".join(paper_cost.output.split())
+
+
+def test_a_dry_run_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the smoke scale makes its own text."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    arguments = ["study", "run", "varying-k", "--scale", "smoke", "--dry-run", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "of one device" in " ".join(result.output.split())
+    assert [path.name for path in tmp_path.rglob("*")] == ["scratch"]
 
 
 def test_what_text_would_cost_is_told_before_it_is_prepared(tmp_path: Path) -> None:

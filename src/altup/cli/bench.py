@@ -58,6 +58,11 @@ def command(
     config = BenchConfig(cases=cases or [], **settings)
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"--plot {plot}: name a file that ends in .png, .svg or .pdf")
+    if plot is not None:
+        from altup.core.files import PDF, PNG, SVG, refuse_foreign
+
+        mark, kind = {".png": (PNG, "a PNG"), ".svg": (SVG, "an SVG"), ".pdf": (PDF, "a PDF")}[plot.suffix]
+        refuse_foreign(plot, [mark], kind, "--plot")
     if as_json and as_csv:
         raise UserError("--json and --csv both print the rows; choose one")
     printed = sys.stdout if as_json or as_csv else None

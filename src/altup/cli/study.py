@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,7 +143,9 @@ def run_studies(
         data, tasks, tuple(only or ()), finetune, speed, command, dry=dry_run,
     )  # fmt: skip
     if dry_run:
-        _show_plan(studies, device, price)
+        with tempfile.TemporaryDirectory(prefix="altup-dry-run-") as scratch:
+            studies.scratch = Path(scratch)
+            _show_plan(studies, device, price)
     else:
         raise_on_interrupt()
         _tell(studies, studies.run(_say, jobs, time_limit))

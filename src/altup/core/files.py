@@ -14,7 +14,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from altup.core.errors import UserError
 
 TEMPORARY = ".tmp"  # suffix of a file that is being written
 PAUSE = 0.1  # seconds between two attempts at a lock
+HEAD = 4096  # bytes at the beginning of a file, by which it is known
+SVG, PNG, PDF = b"<svg", b"\x89PNG\r\n\x1a\n", b"%PDF-"
 FILE_NAME = re.compile(r"[\w-][\w.-]{0,199}")
 
 
@@ -116,6 +118,25 @@ def check_regular(path: Path) -> Path:
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise UserError(f"{path} is a pipe, a socket or a device; give a file")
     return path
+
+
+def refuse_foreign(
+    path: Path, ours: Sequence[bytes] | Callable[[Path], bool], kind: str, option: str = "--out"
+) -> None:
+    """UserError for a file that would be written over and is not of this `kind`; an empty one may be.
+
+    `ours` tells: one of these bytes stands at the beginning of such a file, or a function of its path.
+    """
+    if not path.exists() or not check_regular(path).stat().st_size:
+        return
+    if callable(ours):
+        known = ours(path)
+    else:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+        known = any(mark in head for mark in ours)
+    if not known:
+        raise UserError(f"{path} is not {kind} and would be written over; choose another {option}")
 
 
 def parse_json(text: str | bytes) -> Any:

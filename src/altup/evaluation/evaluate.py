@@ -22,8 +22,9 @@ from altup.evaluation.metrics import check_metrics
 from altup.evaluation.scores import (
     TaskScore,
     merge_scores,
-    other_limits,
+    refuse_foreign_results,
     score_task,
+    scored_again,
     stored_scores,
     summarise,
     weights_identity,
@@ -80,11 +81,13 @@ def evaluate(
     found = find_model_place(model)
     held_out = load_held_out(present, source, bad_input, config.limit)
     out = out or found.scores
+    written = [predictions_file(out, held.task, split) for held in held_out for split in held.splits]
+    refuse_foreign_results(out, written)
     out.mkdir(parents=True, exist_ok=True)  # fail before hours of decoding, if at all
     loaded = load_t5(found.place, config.precision)
     weights = weights_identity(found.place, loaded.model)
     before, replaced = stored_scores(out, found.place, weights)
-    for note in (replaced, *other_limits(before, config.limit, [task.name for task in present])):
+    for note in (replaced, *scored_again(before, config.limit, [task.name for task in present])):
         if note:
             say(note)
     scores = evaluate_tasks(
@@ -213,8 +216,12 @@ def score_decoded(decoded: Decoded, out: Path | None = None) -> TaskScore:
     score = score_task(held.task, predictions, held.splits, held.limit, held.skipped, decoded.most, decoded.cut)
     if out is not None:
         for split, examples in held.splits.items():
-            write_predictions(out / f"{held.task.name}.{split}.jsonl", predictions[split], examples)
+            write_predictions(predictions_file(out, held.task, split), predictions[split], examples)
     return score
+
+
+def predictions_file(folder: Path, task: Task, split: str) -> Path:
+    return folder / f"{task.name}.{split}.jsonl"
 
 
 def write_predictions(path: Path, predictions: Sequence[str], examples: Sequence[Example]) -> None:

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
-from altup.core.files import atomic_write
+from altup.core.files import atomic_write, refuse_foreign
 from altup.data.bad_input import BadInput
 from altup.data.tasks import Example, Task
 from altup.data.tasks.examples import TaskSource, open_tasks, read_inputs, source_of, tokenise
 from altup.evaluation.config import EvaluateConfig
 from altup.evaluation.decoding import decode
-from altup.evaluation.evaluate import choose_tasks, counter
+from altup.evaluation.evaluate import choose_tasks, counter, predictions_file
 from altup.evaluation.loading import find_model_place, load_t5
 from altup.evaluation.metrics import predicted_label
+from altup.evaluation.scores import are_predictions
 
 Asked = list[tuple[dict[str, Any], Example]]  # a record's id and its example
 
@@ -72,10 +73,12 @@ def predict_model(
     }
     found = find_model_place(model)
     folder = (out or found.scores) / "predictions"
+    by_name = {task.name: task for task in chosen}
+    for name, part in asked:
+        refuse_foreign(predictions_file(folder, by_name[name], part), are_predictions, "of an evaluation")
     folder.mkdir(parents=True, exist_ok=True)
     loaded = load_t5(found.place, config.precision)
     count = counter(progress, sum(map(len, asked.values())))
-    by_name = {task.name: task for task in chosen}
     written = []
     for (name, part), records in asked.items():
         task = by_name[name]
@@ -91,7 +94,7 @@ def predict_model(
             autocast=loaded.autocast,
             progress=count,
         )
-        path = folder / f"{name}.{part}.jsonl"
+        path = predictions_file(folder, task, part)
         unknown = write_answers(path, task, answers, records)
         written.append(PredictedSplit(name, part, str(path), len(records), unknown, inputs.cut))
     return Predictions(found.place, folder, written, bad_input)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from altup.core.files import atomic_write, read_json, sha256_of
+from altup.core.files import atomic_write, parse_json, read_json, refuse_foreign, sha256_of
 from altup.data.bad_input import BadInput
 from altup.data.tasks import SUITES, Example, Task
 from altup.evaluation.metrics import compute_metrics
@@ -150,6 +150,32 @@ def write_scores(folder: Path, summary: dict[str, Any]) -> Path:
     return path
 
 
+def refuse_foreign_results(folder: Path, predictions: Iterable[Path]) -> None:
+    """UserError for scores or predictions that would be written over, unless an earlier evaluation wrote them."""
+    refuse_foreign(folder / SCORES, _are_scores, "of an evaluation")
+    for path in predictions:
+        refuse_foreign(path, are_predictions, "of an evaluation")
+
+
+def _are_scores(path: Path) -> bool:
+    try:
+        found = read_json(path)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and "model" in found and isinstance(found.get("tasks"), list)
+
+
+def are_predictions(path: Path) -> bool:
+    """By the first of them."""
+    with path.open("rb") as file:
+        first = file.readline()
+    try:
+        found = parse_json(first)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.keys() >= {"input", "prediction"}
+
+
 def weights_identity(place: str, model: Any) -> str:
     """What tells a model's weights from others: a hash of its folder's files, or the hub's name and commit."""
     folder = Path(place)
@@ -189,12 +215,14 @@ def merge_scores(before: Sequence[TaskScore], now: Sequence[TaskScore]) -> list[
     return list({score.task: score for score in (*before, *now)}.values())
 
 
-def other_limits(before: Sequence[TaskScore], limit: int | None, tasks: Sequence[str]) -> list[str]:
-    """What to say of tasks that are scored again with another limit."""
+def scored_again(before: Sequence[TaskScore], limit: int | None, tasks: Sequence[str]) -> list[str]:
+    """What to say of tasks that have a score, with the same limit or another."""
     return [
         f"{score.task}: the score with {_limit(score.limit)} is replaced by one with {_limit(limit)}"
+        if score.limit != limit
+        else f"{score.task}: its earlier score and predictions are replaced"
         for score in before
-        if score.task in tasks and score.limit != limit
+        if score.task in tasks
     ]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import MOST_SEED, UserError, check_whole
-from altup.core.files import check_regular, read_json
+from altup.core.files import read_json, refuse_foreign
 from altup.studies.records import describe_run
 from altup.studies.results import Record, write_json
 from altup.studies.speed import Speed, compare_training
@@ -74,10 +74,11 @@ class Demo:
 
     def refuse_foreign(self) -> None:
         """UserError, before anything is changed, for a folder that holds something other than a demo."""
+        from altup.studies.pages import title_mark
+
         if self.out.exists() and not self.out.is_dir():
             raise UserError(f"{self.out} is a file; choose another folder for the demo")
-        if self.report.exists() and TITLE not in check_regular(self.report).read_text(errors="replace"):
-            raise UserError(f"{self.report} is not of a demo and would be written over; choose another --out")
+        refuse_foreign(self.report, [title_mark(TITLE)], "of a demo")
         if self.out.exists() and not self.data.exists() and (others := sorted(self.out.iterdir())):
             raise UserError(f"{self.out} holds {others[0].name!r} and no demo; choose an empty or new folder")
 

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 
 @cache
@@ -26,6 +26,11 @@ def render(template: str, **content: Any) -> str:
     """A whole page."""
     style, script = Markup(read_asset("style.css")), Markup(read_asset("script.js"))
     return _template(template).render(style=style, script=script, **content) + "\n"
+
+
+def title_mark(title: str) -> bytes:
+    """By which a page with this title is known."""
+    return f"<title>{escape(title)}</title>".encode()
 
 
 def read_asset(name: str) -> str:

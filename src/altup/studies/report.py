@@ -9,11 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from altup.core.files import atomic_write
+from altup.core.errors import UserError
+from altup.core.files import PNG, SVG, atomic_write, refuse_foreign
 from altup.core.text import number_of
 from altup.studies.coefficients import coefficient_figures
 from altup.studies.drawings import Plot, save_plots, share_plots
-from altup.studies.pages import render
+from altup.studies.pages import render, title_mark
 from altup.studies.plots import study_plots
 from altup.studies.results import Record, Result, read_record, read_results, read_scale, read_sweep, share_results
 from altup.studies.statistics import NOT_RUN, ONE_SEED, Statistics, choose_results
@@ -76,7 +77,10 @@ class StudyReport:
         return [key for key in runs if self.record(key) is None]
 
     def write(self, path: Path, plots: bool = True) -> None:
-        """The page and, in a folder of its name beside it, every plot as SVG and PNG."""
+        """The page and, in a folder of its name beside it, every plot as SVG and PNG.
+
+        What is none of ours is not written over."""
+        refuse_foreign(path, [title_mark(TITLE), title_mark(OWN_TITLE)], "a report of studies")
         path.parent.mkdir(parents=True, exist_ok=True)
         drawn, shared = share_plots(
             {
@@ -85,6 +89,10 @@ class StudyReport:
             }
         )
         coefficient_plots, coefficients = coefficient_figures(self.studies, self.stats, self.record)
+        all_plots = [*(plot for found in drawn.values() for plot in found), *coefficient_plots]
+        folder = path.with_name(f"{path.stem}-plots")
+        if plots:
+            _refuse_foreign_plots(all_plots, folder)
         from_paper = any(study.table for study in self.studies)
         run = {study.name for study in self.studies if self._was_run(study)}
         told = [self._study(study, drawn[study.name], shared[study.name]) for study in self.studies]
@@ -107,8 +115,7 @@ class StudyReport:
         )
         atomic_write(path, page)
         if plots:
-            all_plots = [plot for found in drawn.values() for plot in found]
-            save_plots([*all_plots, *coefficient_plots], path.with_name(f"{path.stem}-plots"))
+            save_plots(all_plots, folder)
 
     def _was_run(self, study: Study) -> bool:
         """For itself, or by others that share its models: so far that they judge a claim, or half of its rows."""
@@ -161,3 +168,11 @@ class StudyReport:
             ("versions", "; ".join(sorted({r.versions for r in run.results}))),
             ("report written", time.strftime("%Y-%m-%d %H:%M %Z")),
         ]
+
+
+def _refuse_foreign_plots(plots: Sequence[Plot], folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file, and plots go to a folder of that name; choose another --out")
+    for plot in plots:
+        refuse_foreign(folder / f"{plot.name}.svg", [SVG], "a plot")
+        refuse_foreign(folder / f"{plot.name}.png", [PNG], "a plot")

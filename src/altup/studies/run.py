@@ -58,6 +58,7 @@ class StudyRun:
     speed: bool = True
     command: str = "altup study run"
     dry: bool = False  # nothing is run, so that text need not be there
+    scratch: Path | None = None  # where a dry run makes the text of the smoke scale, if `out` does not have it
 
     @cached_property
     def study_data(self) -> StudyData:
@@ -73,8 +74,11 @@ class StudyRun:
                 f"scale {self.scale.name} needs text: `altup prepare FILES --out DIR`, then --data DIR"
                 + ("" if self.scale.base == "smoke" else "; `--scale smoke` brings its own")
             )
-        data = prepare_smoke_text(self.out / "data", self.scale.vocab_size)
-        return StudyData.prepared(str(data), self.tasks or str(prepare_smoke_tasks(self.out / "data")))
+        place = self.out / "data"
+        if self.scratch is not None and not (place / "tasks" / "done").exists():
+            place = self.scratch
+        data = prepare_smoke_text(place, self.scale.vocab_size)
+        return StudyData.prepared(str(data), self.tasks or str(prepare_smoke_tasks(place)))
 
     @cached_property
     def device(self) -> Device:

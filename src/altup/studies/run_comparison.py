@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
-from altup.core.files import atomic_write, check_regular
+from altup.core.files import atomic_write, refuse_foreign
 from altup.core.schema import LONG
 from altup.core.text import duration, shorten, signed
 from altup.studies.charts import Series, line_chart
@@ -26,7 +26,7 @@ from altup.studies.measured_run import (
     free_settings,
     read_run,
 )
-from altup.studies.pages import Cell, Column, DataTable, Figure, render
+from altup.studies.pages import Cell, Column, DataTable, Figure, render, title_mark
 
 TITLE = "altup compare: runs side by side"  # by which its page is known
 MOST_RUNS = 14  # that a chart has room to name
@@ -171,8 +171,7 @@ class RunComparison:
         """The page; a file that is none of ours is not written over."""
         if path.is_dir():
             raise UserError(f"{path} is a folder; give a file for the page (--out compare.html)")
-        if path.exists() and TITLE not in check_regular(path).read_text(errors="replace"):
-            raise UserError(f"{path} is not a comparison and would be written over; choose another --out")
+        refuse_foreign(path, [title_mark(TITLE)], "a comparison")
         text = {"run"}
         rows = [[Cell(cell) for cell in row] for row in self.rows()]
         changed = self.config_differences
