@@ -112,7 +112,7 @@ def test_no_kernel_of_the_hub_is_fetched(model: Path) -> None:
 
 
 def test_nothing_goes_around_the_loader() -> None:
-    """Cards show a user what to type, our models extend Hugging Face's function, and the hooks stand around the one
+    """Cards show a user what to type, our models extend Hugging Face's function, and hooks stand around the one
     that a user calls; what they load themselves they load by `load_widened`."""
     cards = {"training/model_card.py", "models/widening/card.py"}
     allowed = {"core/pretrained.py", "models/base.py", "transformers_hooks.py"} | cards
