@@ -38,7 +38,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 
 def test_the_terminal_shows_figures_curves_and_settings(page: tuple[Path, Result]) -> None:
     lines = page[1].output.splitlines()
-    assert max(map(len, lines)) <= 80
+    assert max(len(line) for line in lines if str(page[0]) not in line) <= 80
     first = next(line.split() for line in lines if line.strip().startswith("t5-finished"))
     assert first[1:4] == ["14", f"{last(T5, 'loss'):.4f}", f"{100 * last(T5, 'accuracy'):.2f}"]
     assert any(line.split()[:3] == ["model", "t5", "decoder"] for line in lines)

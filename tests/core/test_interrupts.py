@@ -44,7 +44,8 @@ def test_ctrl_c_while_a_library_is_imported(tmp_path: Path, module: str) -> None
 def test_from_then_on_it_is_pythons_own(tmp_path: Path) -> None:
     script = (
         "import sys, time\nfrom altup.core.interrupts import end_on_interrupt, raise_on_interrupt\n"
-        "end_on_interrupt()\nraise_on_interrupt()\nprint('ready', file=sys.stderr, flush=True)\n"
-        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    sys.exit(7)\n"
+        "end_on_interrupt()\nraise_on_interrupt()\n"
+        "try:\n    print('ready', file=sys.stderr, flush=True)\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    sys.exit(7)\n"
     )
     assert interrupt([sys.executable, "-c", script], tmp_path, "ready") == (7, "")

@@ -27,6 +27,7 @@ from altup.studies.results import (
     write_scale,
     write_sweep,
 )
+from altup.studies.stored import is_finite
 from altup.studies.study import METRICS
 
 if TYPE_CHECKING:
@@ -85,19 +86,24 @@ def describe_run(config: PretrainConfig, folder: Path, alone: bool) -> Record:
         measures["loss"] = last["loss"]
     if alone:
         measures["train_seconds"] = sum(r["seconds"] for r in train)
+    has_weights = any(folder.glob("final/*.safetensors"))
+    coefficients = read_coefficients(folder / "final") if has_weights else {}
     return {
         "config": deciding_fields(config),
         "step": last["step"],
         "measures": {**measures, **costs},
-        "curves": {
+        "curves": {  # of a run that diverged, as far as they can be drawn
             "held_out": [
                 [r["step"], round(r["loss"], 5), round(100 * r["accuracy"], 3)]
                 for r in held_out
-                if r["loss"] is not None
+                if r["loss"] is not None and is_finite(r["loss"])
             ],
-            "train": [[r["step"], round(r["loss"], 4)] for r in _thinned([r for r in train if r.get("loss")])],
+            "train": [
+                [r["step"], round(r["loss"], 4)]
+                for r in _thinned([r for r in train if r.get("loss") and is_finite(r["loss"])])
+            ],
         },
-        "coefficients": read_coefficients(folder / "final") if any(folder.glob("final/*.safetensors")) else {},
+        "coefficients": coefficients if is_finite(coefficients) else {},
     }
 
 

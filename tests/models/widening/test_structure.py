@@ -210,7 +210,7 @@ def test_other_models_are_refused():
     config = altup.AltUpT5Config.from_preset("tiny", vocab_size=50)
     with pytest.raises(UserError, match="has AltUp built in"):
         altup.widen(altup.AltUpT5ForConditionalGeneration(config))
-    with pytest.raises(UserError, match="was widened"):
+    with pytest.raises(UserError, match="widened already"):
         altup.widen(altup.widen(build("llama")))
 
 
