@@ -35,7 +35,7 @@ TRAINING: dict[str, Any] = {
     "batch_size": 8,
     "inputs_length": 64,
     "optimizer": "muon",
-    "lr": 0.12,
+    "lr": 0.06,
     "eval_part": "reporting",  # the recipe was chosen on the other half of the held-out text
     "precision": "fp32",
     "compile": False,
