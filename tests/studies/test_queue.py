@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 from altup.core.files import Lock
 from altup.studies.jobs import Job
 from altup.studies.queue import Queue, start_process
+from altup.studies.results import write_json
 from altup.studies.scale import Scale, with_settings
+from altup.training.run_folder import RunFolder
 from tests.studies.samples import TWO, plan
 from tests.studies.workers import FORKSERVER, fork_workers
 
@@ -156,32 +159,28 @@ def test_waiting_for_another_process_has_an_end(scale: Scale, data: Path, tmp_pa
     assert (queue.failed, queue.left) == ([], [jobs[0].key])
 
 
-def start_and_be_killed(folder: Path, results: Any) -> None:
-    """The job is a pipe that nobody writes to, so that its process waits for it."""
+def start_and_be_killed(folder: Path, job: Job) -> None:
+    """Start a job as `Queue` does, and die without a word once it trains."""
+    described = folder / "job.json"
+    write_json(described, asdict(job))
     with (folder / "log").open("ab") as log:
-        process: Any = start_process(["study", "work", str(folder / "job"), "--out", "out"], dict(os.environ), log)
-    results.put(process.pid)
-    end = time.monotonic() + 60
-    while time.monotonic() < end and not _threads(process.pid) > 1:  # the second one waits for this process to end
+        start_process(["study", "work", str(described), "--out", str(folder)], dict(os.environ), log)
+    end = time.monotonic() + 120
+    while time.monotonic() < end and "step 2/" not in (folder / "log").read_text():
         time.sleep(0.05)
-    results.put(process.poll())
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _threads(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/task").glob("*")))
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "job")
-    results = FORKSERVER.SimpleQueue()
-    parent = FORKSERVER.Process(target=start_and_be_killed, args=(tmp_path, results))
+def test_a_process_saves_and_ends_with_the_one_that_started_it(scale: Scale, data: Path, tmp_path: Path) -> None:
+    settings = {"steps": 10**6, "save_every": 10**6, "eval_every": 10**6, "log_every": 1}
+    (job, *_) = plan([TWO], with_settings(scale, settings), data).training()
+    parent = FORKSERVER.Process(target=start_and_be_killed, args=(tmp_path, job))
     parent.start()
-    child = results.get()
-    assert results.get() is None  # it was there when its parent was killed
     parent.join()
-    end = time.monotonic() + 20
-    while (state := Path(f"/proc/{child}/stat")).exists() and ") Z " not in state.read_text():
+    run = RunFolder(job.folder(tmp_path))
+    end = time.monotonic() + 60
+    while run.is_locked:
         assert time.monotonic() < end, (tmp_path / "log").read_text()
         time.sleep(0.05)
+    assert "step 2/" in (tmp_path / "log").read_text()
+    assert len(list(run.path.glob("checkpoints/step-*"))) == 1
