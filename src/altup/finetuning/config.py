@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 from altup.core.errors import UserError
 from altup.core.schema import setting
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
-from altup.training.config import MOST_EXAMPLES, MOST_TOKENS, TrainConfig
+from altup.evaluation.config import TaskSettings
+from altup.training.config import MOST_EXAMPLES, TrainConfig
 
 
 @dataclass(kw_only=True)
-class FinetuneConfig(TrainConfig):
+class FinetuneConfig(TaskSettings, TrainConfig):
     """A model, tasks, their data, and how to train: Adafactor at a constant 1e-3, dropout 0.1, batch 256.
 
     `model` is a run, a model folder or a name on the hub. `tasks` holds names of tasks or suites, or a user's own
@@ -34,10 +35,7 @@ class FinetuneConfig(TrainConfig):
         [], "A task, a suite, or your own .jsonl file or folder; with a weight: squad=2. Repeat it.",
         panel="Run", flag="--task", after="out",
     )  # fmt: skip
-    data: str | None = setting(
-        None, "Folder with SUITE/TASK/SPLIT.jsonl files (.gz, .zst).", shown="the hub",
-        panel="Run", after="suite", may_change=True,
-    )  # fmt: skip
+    data: str | None = setting(None, panel="Run", may_change=True)
     steps: int = 50_000
     batch_size: int = 256
     lr: float | None = 1e-3
@@ -45,14 +43,8 @@ class FinetuneConfig(TrainConfig):
     decay_fraction: float | None = 0.0
     dropout: float = setting(0.1, "Dropout.", panel="Model", at_least=0, below=1)
     z_loss: float = setting(1e-4, "Weight of the squared log-sum-exp of the logits in the loss.", at_least=0)
-    inputs_length: int = setting(
-        INPUTS_LENGTH, "Most tokens of an input.", panel="Training", after="micro_batch",
-        at_least=2, at_most=MOST_TOKENS,
-    )  # fmt: skip
-    targets_length: int = setting(
-        TARGETS_LENGTH, "Most tokens of a target.", panel="Training", after="inputs_length",
-        at_least=2, at_most=MOST_TOKENS,
-    )  # fmt: skip
+    inputs_length: int = setting(INPUTS_LENGTH, panel="Training", after="micro_batch")
+    targets_length: int = setting(TARGETS_LENGTH, panel="Training")
     pack: bool = setting(True, "Several short examples in a row.", panel="Speed", may_change=True)
     eval_every: int = 1_000
     save_every: int | None = setting(None, shown="as --eval-every")  # type: ignore[assignment]
@@ -64,9 +56,7 @@ class FinetuneConfig(TrainConfig):
         None, "Held-out examples a split.", shown="all",
         panel="Watching", after="eval_every", at_least=1, may_change=True,
     )  # fmt: skip
-    on_error: str = setting(
-        "stop", "Bad records: stop, or skip and count.", panel="Run", after="data", choices=("skip", "stop")
-    )
+    on_error: str = setting("stop", panel="Run", after="data")
     batches: dict[str, Any] = setting({})
 
     SHAPES_VARY: ClassVar[bool] = True
