@@ -85,6 +85,23 @@ def test_unknown_name_lists_the_known_ones():
         altup.AltUpp  # noqa: B018
 
 
+def test_imports_go_one_way():
+    """A folder imports only from those before it in CONTRIBUTING's list; evaluation knows nothing of training."""
+    root = Path(altup.__file__).parent
+    order = re.search(r"`core` →[^.]*", (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text())
+    layers = re.findall(r"`(\w+)`", order[0])
+    assert sorted(layers) == sorted(path.name for path in root.iterdir() if (path / "__init__.py").exists())
+    for place, layer in enumerate(layers):
+        known = {*layers[: place + 1], "transformers_hooks"} - ({"training"} if layer == "evaluation" else set())
+        for file in (root / layer).rglob("*.py"):
+            for one in ast.walk(ast.parse(file.read_text())):
+                names = [alias.name for alias in one.names] if isinstance(one, ast.Import) else []
+                names += [str(one.module)] if isinstance(one, ast.ImportFrom) else []
+                for name in names:
+                    package, _, rest = name.partition(".")
+                    assert package != "altup" or not rest or rest.split(".")[0] in known, f"{file}: {name}"
+
+
 def test_models_never_touch_cuda():
     out = python(
         "import altup.models, torch\n"

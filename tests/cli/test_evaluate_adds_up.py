@@ -113,8 +113,8 @@ def test_what_no_evaluation_wrote_is_left_alone(
 
 def test_scores_that_training_left_for_a_step_are_kept(home: Path) -> None:
     """A stopped run is evaluated by its newest checkpoint, in the folder where training put that step's scores."""
+    from altup.core.sealed_folders import atomic_folder
     from altup.evaluation.scores import TaskScore, summarise, write_scores
-    from altup.training.checkpoints import atomic_folder
 
     (home / "run").mkdir()
     atomic_folder(home / "run" / "checkpoints", "step-2", lambda folder: (save_tiny(folder), None)[1])

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from altup.training.checkpoints import damage
+from altup.core.sealed_folders import damage
 from tests.processes import altup, prepare_text, run, with_options
 from tests.torchrun import COMMAND, environment, torchrun
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights

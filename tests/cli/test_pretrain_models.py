@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from altup import AltUpBertForMaskedLM, AltUpDecoderForCausalLM
-from altup.training import checkpoints
+from altup.core.runs import list_checkpoints
 from tests.processes import altup, prepare_text, start, with_options
 from tests.torchrun import train_together
 from tests.training.compare import assert_same_run, records
@@ -70,7 +70,7 @@ def test_stopped_and_resumed_it_is_the_same_run(trained, data: Path, tmp_path: P
     running.wait_for("step 4/")
     running.signal(signal.SIGTERM)
     assert running.wait() == 75, running.text
-    assert checkpoints.list_checkpoints(out / "checkpoints")
+    assert list_checkpoints(out / "checkpoints")
     code, text = altup(tmp_path / "log2", "pretrain", "--out", out, "--resume")
     assert code == 0, text
     assert_same_run(run, out, STEPS)

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from altup.cli.main import app
 from altup.core.errors import UserError
+from altup.core.runs import find_model
 from altup.evaluation.decoding import round_weights
 from altup.evaluation.metrics import METRICS
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.finetune import build_model, choose_packing, finetune, model_to_score
 from altup.training.metrics import read_records
-from altup.training.run_folder import find_model
 from tests.evaluation.tiny import made_up_words, save_tiny
 from tests.models.helpers import tiny_t5
 from tests.torchrun import train_together

@@ -19,19 +19,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from altup.core.errors import UserError
-from altup.training.checkpoints import (
-    MANIFEST,
-    atomic_folder,
-    damage,
-    list_checkpoints,
-    load_json,
-    load_tensors,
-    newest_whole,
-    prune,
-    remove_leftovers,
-    save_json,
-    save_tensors,
-)
+from altup.core.runs import list_checkpoints, newest_whole
+from altup.core.sealed_folders import MANIFEST, atomic_folder, damage, load_json, remove_leftovers, save_json
+from altup.training.checkpoints import load_tensors, prune, save_tensors
 
 
 def writer(content: str):
@@ -56,7 +46,9 @@ def names(folder: Path) -> list[str]:
 TRAINER = """
 import sys
 from pathlib import Path
-from altup.training.checkpoints import newest_whole, prune, atomic_folder, remove_leftovers, step_of
+from altup.core.runs import newest_whole, step_of
+from altup.core.sealed_folders import atomic_folder, remove_leftovers
+from altup.training.checkpoints import prune
 
 folder = Path(sys.argv[1])
 remove_leftovers(folder)
@@ -115,8 +107,9 @@ def test_many_kills_at_random_instants(tmp_path):
 SWEEP = """
 import json, os, signal, sys
 from pathlib import Path
-from altup.training.checkpoints import atomic_folder, damage, list_checkpoints
-from altup.training.checkpoints import newest_whole, prune, remove_leftovers
+from altup.core.runs import list_checkpoints, newest_whole
+from altup.core.sealed_folders import atomic_folder, damage, remove_leftovers
+from altup.training.checkpoints import prune
 
 def writer(text):
     def write(tmp):
@@ -373,8 +366,8 @@ def test_a_pickle_is_refused_and_never_run(tmp_path):
 
 
 def test_the_training_code_knows_no_pickle():
-    source = Path(__file__).parents[2] / "src" / "altup" / "training"
-    for file in source.rglob("*.py"):
+    source = Path(__file__).parents[2] / "src" / "altup"
+    for file in [*source.glob("core/*.py"), *source.rglob("training/**/*.py")]:
         text = file.read_text()
         for word in ("torch.load(", "torch.save(", "import pickle", "import dill", "import joblib"):
             assert word not in text, f"{word} in {file}"

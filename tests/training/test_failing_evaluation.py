@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from altup.core.runs import list_checkpoints
 from altup.training import checkpoints
 from altup.training.metrics import EvaluationError, all_or_none
 from altup.training.parallel import ProcessGroup
@@ -59,7 +60,7 @@ def test_a_crash_in_the_first_evaluation_loses_no_step(tmp_path: Path) -> None:
     failing(cut, {4}, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         cut.run()
-    (saved,) = checkpoints.list_checkpoints(tmp_path / "cut" / "checkpoints")
+    (saved,) = list_checkpoints(tmp_path / "cut" / "checkpoints")
     assert saved.name == "step-4"
     assert checkpoints.read_state(saved).evaluation_due
     again = tiny_loop(tmp_path / "cut")

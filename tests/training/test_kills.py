@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from altup.training import checkpoints
+from altup.core.runs import list_checkpoints
+from altup.core.sealed_folders import damage
 from altup.training.preemption import GPU_LOCK
 from tests.processes import altup, prepare_text, start, with_options
 from tests.torchrun import COMMAND, environment, train_together
@@ -72,8 +73,8 @@ def kill_and_resume(data: Path, whole: tuple[Path, float], folder: Path, kills: 
             continue
         done += 1
         killed_in_save += any(p.name.startswith(".") for p in (out / "checkpoints").glob(".*"))
-        for path in checkpoints.list_checkpoints(out / "checkpoints"):
-            assert checkpoints.damage(path) is None
+        for path in list_checkpoints(out / "checkpoints"):
+            assert damage(path) is None
         (folder / "log").unlink(missing_ok=True)
     code, text = altup(folder / "log", *command(data, out))
     assert code == 0, text
@@ -181,11 +182,11 @@ def test_a_run_waits_for_its_turn_and_makes_the_same_steps(
         running.wait_for(WAITS)
         time.sleep(0.5)
         assert running.process.is_alive()
-        assert not list(checkpoints.list_checkpoints(out / "checkpoints"))  # it saves every step
+        assert not list(list_checkpoints(out / "checkpoints"))  # it saves every step
         if stop:
             running.signal(signal.SIGTERM)
             assert running.wait() == 75, running.text
-            assert [path.name for path in checkpoints.list_checkpoints(out / "checkpoints")] == ["step-1"]
+            assert [path.name for path in list_checkpoints(out / "checkpoints")] == ["step-1"]
     if stop:
         running = start(tmp_path / "log", *command(data, out))
     assert running.wait() == 0, running.text
@@ -200,7 +201,7 @@ def test_who_is_killed_makes_way(data: Path, never_killed: tuple[Path, float], t
     second = start(tmp_path / "log2", *command(data, out), environment=environment)
     second.wait_for(WAITS)
     time.sleep(0.5)
-    assert not list(checkpoints.list_checkpoints(out / "checkpoints"))
+    assert not list(list_checkpoints(out / "checkpoints"))
     first.signal(signal.SIGKILL)
     assert second.wait() == 0, second.text
     assert_same_run(never_killed[0], out, STEPS)
@@ -240,8 +241,8 @@ def test_signals_during_the_save_are_answered_once(data: Path, tmp_path: Path) -
     assert "everything is saved" in running.text
     assert "KeyboardInterrupt" not in running.text
     assert "Aborted" not in running.text
-    (checkpoint,) = checkpoints.list_checkpoints(out / "checkpoints")
-    assert checkpoints.damage(checkpoint) is None
+    (checkpoint,) = list_checkpoints(out / "checkpoints")
+    assert damage(checkpoint) is None
 
 
 @pytest.fixture
@@ -269,14 +270,14 @@ def test_a_full_disk_costs_at_most_one_save(
     with contextlib.suppress(OSError):  # the run writes too
         (small_disk / "other").write_bytes(b"x" * max(space - free, 0))
     code = running.wait()
-    kept = checkpoints.list_checkpoints(out / "checkpoints")
+    kept = list_checkpoints(out / "checkpoints")
     assert code == 2 or (free and code == 0), running.text
     if code:
         assert "Traceback" not in running.text
         assert "No space left" in running.text
         assert "resume" in running.text
         assert kept
-    assert all(checkpoints.damage(path) is None for path in kept)
+    assert all(damage(path) is None for path in kept)
     (small_disk / "other").unlink()
     code, text = altup(tmp_path / "log2", *command(data, out))
     assert code == 0, text

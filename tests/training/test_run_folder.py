@@ -1,4 +1,4 @@
-"""A run's folder: who may start or go on in it, and which model it stands for."""
+"""A run's folder: who may start or go on in it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 import yaml
 
 from altup.core.errors import UserError
-from altup.training import checkpoints
+from altup.core.sealed_folders import damage
 from altup.training.config import TrainConfig
 from altup.training.metrics import cut_after, read_records
 from altup.training.pretraining import PretrainConfig
-from altup.training.run_folder import RunFolder, newest_model
+from altup.training.run_folder import RunFolder
 from tests.training.compare import assert_same_run, records
 from tests.training.tiny import run, tiny_loop
 
@@ -80,8 +80,8 @@ def test_settings_of_watching_may_be_edited(tmp_path: Path) -> None:
 
 def unsealed(checkpoint: Path) -> None:
     """As earlier versions saved it."""
-    from altup.training.checkpoints import MANIFEST, STATE_FILE
-    from altup.training.sealed_folders import seal
+    from altup.core.sealed_folders import MANIFEST, seal
+    from altup.training.checkpoints import STATE_FILE
 
     state = json.loads((checkpoint / STATE_FILE).read_text())
     del state["config"]
@@ -237,28 +237,21 @@ def test_a_damaged_final_model_is_made_again(tmp_path: Path, caplog: pytest.LogC
         shutil.rmtree(final)
         shutil.copytree(tmp_path.with_name("another") / "final", final)
 
-    for damage, told in (
+    for harm, told in (
         (flip, "the contents of model.safetensors have changed"),
         ((final / "config.json").unlink, "config.json cannot be read"),
         (lambda: shutil.rmtree(final), "it is missing"),
         (use_another, "it is not the model of step-3"),
     ):
-        damage()
+        harm()
         assert run(tmp_path, steps=3, resume=True).finished
         assert f"{told}" in caplog.text
         assert "it is made again from step-3" in caplog.text
         assert (final / "model.safetensors").read_bytes() == whole == (last / "model.safetensors").read_bytes()
-        assert checkpoints.damage(final) is None
+        assert damage(final) is None
         caplog.clear()
     assert run(tmp_path, steps=3, resume=True).finished
     assert not caplog.text
-
-
-def test_who_needs_a_damaged_final_model_is_told_how_to_get_it(tmp_path: Path) -> None:
-    run(tmp_path, steps=3)
-    (tmp_path / "final/model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match=r"final is damaged: .* resume the run \(--resume\), which makes it again"):
-        newest_model(tmp_path)
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -307,18 +300,6 @@ def test_a_run_can_be_made_longer_while_its_schedule_allows(tmp_path: Path) -> N
     run(tmp_path / "five", steps=5, **open_end)
     assert run(tmp_path / "five", steps=10, resume=True, **open_end).step == 10
     assert records(tmp_path / "five") == records(tmp_path / "ten")
-
-
-def test_the_newest_model_of_a_run(tmp_path: Path) -> None:
-    run(tmp_path / "done", steps=3)
-    run(tmp_path / "cut", stop_after=7)
-    assert newest_model(tmp_path / "done").name == "final"
-    assert newest_model(tmp_path / "done" / "final").name == "final"
-    assert newest_model(tmp_path / "cut").name == "step-7"
-    (tmp_path / "cut/checkpoints/step-7/model.safetensors").write_bytes(b"")
-    assert newest_model(tmp_path / "cut").name == "step-5"
-    with pytest.raises(UserError, match="neither a model folder"):
-        newest_model(tmp_path)
 
 
 @pytest.mark.parametrize("line", ['{"step": null}', "[]", "{", "[" * 100_000, '{"loss": 1}', "\x00"])

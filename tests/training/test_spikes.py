@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from altup.core.errors import DivergedError
-from altup.training import checkpoints
+from altup.core.runs import list_checkpoints
+from altup.core.sealed_folders import damage
 from altup.training.spikes import is_spike
 from tests.torchrun import train_together
 from tests.training import spoiled
@@ -75,15 +76,14 @@ def test_a_run_that_is_stopped_leaves_out_the_same(whole: Path, tmp_path: Path, 
 
 def test_a_kill_while_it_goes_back(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the removal of later checkpoints and the note in the one before the spike."""
-    saved = checkpoints.replace_state
 
     def die(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoints, "replace_state", die)
-    with pytest.raises(KeyboardInterrupt):
-        loop(tmp_path / "run").run()
-    monkeypatch.setattr(checkpoints, "replace_state", saved)
+    with monkeypatch.context() as patched:
+        patched.setattr("altup.training.spikes.replace_state", die)
+        with pytest.raises(KeyboardInterrupt):
+            loop(tmp_path / "run").run()
     loop(tmp_path / "run").run(resume=True)
     assert_same_run(whole, tmp_path / "run", 40)
 
@@ -115,7 +115,7 @@ def test_ranks_go_back_together(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_checkpoint_is_whole_behind_a_spike(whole: Path) -> None:
-    assert all(checkpoints.damage(path) is None for path in checkpoints.list_checkpoints(whole / "checkpoints"))
+    assert all(damage(path) is None for path in list_checkpoints(whole / "checkpoints"))
 
 
 def test_what_counts_as_a_spike() -> None:

@@ -21,8 +21,8 @@ def command(
     from transformers.utils import logging
 
     from altup.cli.widen import report
+    from altup.core.runs import find_model
     from altup.models.widening.folders import narrow_folder
-    from altup.training.run_folder import find_model
 
     logging.disable_progress_bar()
     with Console().status("Loading") as status:

@@ -26,8 +26,8 @@ def command(
     from rich.console import Console
     from transformers.utils import logging
 
+    from altup.core.runs import find_model
     from altup.models.widening.folders import widen_folder
-    from altup.training.run_folder import find_model
 
     logging.disable_progress_bar()
     console = Console()

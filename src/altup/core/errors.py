@@ -7,6 +7,8 @@ import errno
 from collections.abc import Iterable
 
 MOST_SEED = 2**63 - 1  # what every generator of random numbers takes
+MOST_TOKENS = 2**20  # of a sequence: beyond this, its attention fits no machine
+MOST_EXAMPLES = 10**6  # of a batch
 
 
 class UserError(ValueError):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from altup.core.errors import MOST_EXAMPLES, MOST_TOKENS
+from altup.core.hardware import PRECISIONS
 from altup.core.schema import Settings, setting
-from altup.training.config import MOST_EXAMPLES, MOST_TOKENS, PRECISIONS
 
 
 @dataclass(kw_only=True)

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from altup.core.errors import MOST_SEED, UserError, check_range, check_whole
+from altup.core.errors import MOST_SEED, MOST_TOKENS, UserError, check_range, check_whole
 from altup.core.text import is_unicode, number_of, shorten
 from altup.evaluation.loading import load_any
-from altup.training.config import MOST_TOKENS
 
 Pieces = list[tuple[str, bool]]  # texts, and whether the model wrote them
 LEAST_TEMPERATURE = 1e-3

@@ -15,6 +15,7 @@ import altup.models  # noqa: F401  registers our models with the Auto classes
 from altup.core.errors import UserError
 from altup.core.hardware import ensure_bf16
 from altup.core.pretrained import load_config, load_tokenizer
+from altup.core.runs import RunPaths, find_model, newest_model
 from altup.core.schema import read_yaml
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.evaluation.decoding import round_weights
@@ -22,7 +23,6 @@ from altup.models.accounting import refuse_too_large
 from altup.models.config import AltUpConfig
 from altup.models.foreign import kind_of, load_language_model
 from altup.models.upcycling import T5S, load_pretrained
-from altup.training.run_folder import RunFolder, find_model, newest_model
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def find_model_place(model: str) -> ModelPlace:
 
 def _tuned_lengths(place: Path) -> tuple[int, int]:
     """The lengths that a fine-tuning run used, by the folder of its final model or of a checkpoint."""
-    run = RunFolder(place.parent.parent if place.parent.name == "checkpoints" else place.parent)
+    run = RunPaths(place.parent.parent if place.parent.name == "checkpoints" else place.parent)
     settings = read_yaml(run.config) if run.config.is_file() else {}
     if "tasks" not in settings:
         return INPUTS_LENGTH, TARGETS_LENGTH

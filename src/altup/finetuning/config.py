@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from altup.core.errors import UserError
+from altup.core.errors import MOST_EXAMPLES, UserError
 from altup.core.schema import setting
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.evaluation.config import TaskSettings
-from altup.training.config import MOST_EXAMPLES, TrainConfig
+from altup.training.config import TrainConfig
 
 
 @dataclass(kw_only=True)

@@ -45,6 +45,7 @@ def finetune(
         >>> outcome = altup.finetune(config, "runs/desks")  # doctest: +SKIP
     """
     from altup.core.pretrained import load_tokenizer
+    from altup.core.runs import find_model
     from altup.data.bad_input import BadInput
     from altup.evaluation.loading import check_vocabulary
     from altup.evaluation.scores import suites_of
@@ -52,7 +53,7 @@ def finetune(
     from altup.training.loop import Loop
     from altup.training.model_card import create_repository, upload, write_card
     from altup.training.parallel import join_process_group
-    from altup.training.run_folder import RunFolder, find_model
+    from altup.training.run_folder import RunFolder
 
     with join_process_group() as process_group:
         folder = RunFolder(Path(out))

@@ -63,9 +63,9 @@ def set_coefficients(model: nn.Module, start: dict[str, str]) -> None:
 
 def widened_model(config: PretrainConfig, trained: Path) -> nn.Module:
     """The dense model of the run folder `trained`, widened to the method of `config`; it computes the same."""
+    from altup.core.runs import newest_model
     from altup.data.shards import TokenStream
     from altup.models.upcycling import upcycle
-    from altup.training.run_folder import newest_model
 
     blocks = config.model_config(TokenStream(config.data, "train").vocabulary).num_blocks
     model: nn.Module = upcycle(newest_model(trained), str(config.method), blocks, config.seed)
@@ -85,7 +85,7 @@ def begin(job: Job, config: PretrainConfig, out: Path) -> None:
     from altup.training.run_folder import RunFolder
 
     folder = RunFolder(job.folder(out))
-    if folder.started or checkpoints.list_checkpoints(folder.checkpoints):
+    if folder.started:
         return
     with join_process_group() as group:
         if continues:

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
-import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from altup.core.errors import UserError, check_whole
-from altup.training.sealed_folders import (
+from altup.core.runs import list_checkpoints, newest_whole
+from altup.core.sealed_folders import (
     MANIFEST,
     UNFINISHED,
     atomic_folder,
@@ -48,9 +47,6 @@ if TYPE_CHECKING:
 STATE_FILE = "training_state.json"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
-STEP = re.compile(r"step-(\d+)")
-
-log = logging.getLogger(__name__)
 
 Best = dict[str, Any]  # {"step": of a checkpoint, "score": its score}
 
@@ -223,19 +219,6 @@ def restore(engine: Engine, checkpoint: Path, state: TrainingState) -> None:
     engine.meter.restore(state.meter, engine.process_group)
 
 
-def newest_whole(folder: Path, at_most: int | None = None) -> Path | None:
-    """The checkpoint with the highest step (up to `at_most`) whose manifest verifies; the log says which were
-    passed over."""
-    for checkpoint in reversed(list_checkpoints(folder)):
-        if at_most is not None and step_of(checkpoint) > at_most:
-            continue
-        problem = damage(checkpoint)
-        if problem is None:
-            return checkpoint
-        log.warning("passing over the damaged checkpoint %s: %s", checkpoint, problem)
-    return None
-
-
 def final_damage(final: Path, last: Path) -> str | None:
     """What is wrong with a run's final model, which must be that of its last checkpoint; None if nothing is."""
 
@@ -259,22 +242,6 @@ def _same_tensors(one: Path, other: Path) -> bool:
 
     ours, theirs = TensorFiles(one, MODEL), TensorFiles(other, MODEL)
     return ours.keys() == theirs.keys() and all(ours[n][...].equal(theirs[n][...]) for n in ours)
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, oldest first, whole or damaged."""
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if STEP.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    """17 for `.../step-17`."""
-    match = STEP.fullmatch(checkpoint.name)
-    if not match:
-        raise UserError(f"{checkpoint} is not named like a checkpoint; expected step-N")
-    return int(match[1])
 
 
 def prune(folder: Path, keep_last: int, keep: Collection[str] = ()) -> list[str]:

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from altup.core.errors import MOST_SEED, UserError, check_choice, check_range, check_whole
+from altup.core.errors import MOST_EXAMPLES, MOST_SEED, UserError, check_choice, check_range, check_whole
+from altup.core.hardware import PRECISIONS
 from altup.core.schema import Settings, describe_settings, read_settings, refuse_unknown, setting
 
-PRECISIONS = ("bf16", "fp32")
 PARALLEL = ("ddp", "fsdp")
 PARTS = ("embeddings", "head", "coefficients")  # of a model whose rates may differ from that of the rest
 SCHEDULES = ("rsqrt", "constant", "linear", "cosine")
@@ -31,8 +31,6 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-MOST_TOKENS = 2**20  # of a sequence: beyond this, its attention fits no machine
-MOST_EXAMPLES = 10**6  # of a batch
 MANY_EPOCHS = 1_000  # after which a model has learnt its text by heart
 LONG_RUN = 50_000  # steps: further than Muon's defaults were tried, and where the paper's own recipe works
 

@@ -19,11 +19,12 @@ from torch import nn
 from altup.core.errors import UserError
 from altup.core.files import sha256_of
 from altup.core.pretrained import TOKENIZER_FILES, load_config, load_tokenizer
+from altup.core.runs import find_model
 from altup.core.schema import read_yaml
 from altup.data.shards import Manifest
 from altup.models.config import AltUpConfig
 from altup.models.foreign import answer_in_sums, is_widened, kind_of, load_language_model
-from altup.training.run_folder import RunFolder, find_model
+from altup.training.run_folder import RunFolder
 from altup.training.sharded import OPTIMIZER
 
 if TYPE_CHECKING:

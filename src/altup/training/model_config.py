@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError, check_choice
 from altup.core.files import read_json
+from altup.core.runs import newest_model
 from altup.core.schema import describe_settings, read_yaml, refuse_unknown
 from altup.models.config import preset_fields
 from altup.models.families import family, family_name
 from altup.training.pretraining import MODEL_NAMES, PretrainConfig
-from altup.training.run_folder import newest_model
 
 if TYPE_CHECKING:
     from altup.models.config import AltUpConfig

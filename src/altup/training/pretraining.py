@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from altup.core.errors import UserError, check_choice
+from altup.core.errors import MOST_TOKENS, UserError, check_choice
 from altup.core.schema import setting
 from altup.core.text import number_of
 from altup.data import HELD_OUT_PARTS
-from altup.training.config import LONG_RUN, MOST_TOKENS, TrainConfig, warn_of_epochs
+from altup.training.config import LONG_RUN, TrainConfig, warn_of_epochs
 
 if TYPE_CHECKING:
     import torch

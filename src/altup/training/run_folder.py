@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from altup.core.errors import UserError, may_not_write
 from altup.core.files import Lock, atomic_write, is_locked, locked
-from altup.core.hub import find_pretrained, missing_folder
+from altup.core.runs import RunPaths, list_checkpoints, newest_whole, step_of
 from altup.core.schema import differences, read_settings
-from altup.training import checkpoints
+from altup.core.sealed_folders import remove_leftovers
+from altup.training.checkpoints import STATE_FILE, read_state
 from altup.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -32,37 +33,14 @@ BEFORE_THE_FIRST_RECORD = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class RunFolder:
-    """Names of what lies in a run's folder."""
-
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def final(self) -> Path:
-        return self.path / "final"
-
-    @property
-    def card(self) -> Path:
-        return self.path / "README.md"
+class RunFolder(RunPaths):
+    """A run's folder while it is written: its lock, and whether a config may go on in it."""
 
     @property
     def started(self) -> bool:
         """Whether there is a run to resume; a run that failed before its first record left nothing."""
         has_records = self.config.exists() and self.metrics.exists() and self.metrics.stat().st_size > 0
-        return has_records or bool(checkpoints.list_checkpoints(self.checkpoints))
+        return has_records or bool(list_checkpoints(self.checkpoints))
 
     @property
     def is_locked(self) -> bool:
@@ -102,9 +80,9 @@ class RunFolder:
         """What a run resumes with: its config.yaml or, where that is lost, the seal of its newest checkpoint."""
         if not resume or self.config.exists():
             return self._read_settings() if resume else {}
-        for checkpoint in reversed(checkpoints.list_checkpoints(self.checkpoints)):
+        for checkpoint in reversed(list_checkpoints(self.checkpoints)):
             with contextlib.suppress(UserError, TypeError):  # a damaged one
-                return checkpoints.read_state(checkpoint).config or {}
+                return read_state(checkpoint).config or {}
         return {}
 
     def read_config(self, kind: type[ANY_CONFIG]) -> ANY_CONFIG:
@@ -123,7 +101,7 @@ class RunFolder:
 
     def newest_checkpoint(self, process_group: ProcessGroup, at_most: int | None = None) -> Path | None:
         """The newest whole one, of step `at_most`. Only the first process reads and hashes it."""
-        found = checkpoints.newest_whole(self.checkpoints, at_most) if process_group.is_first else None
+        found = newest_whole(self.checkpoints, at_most) if process_group.is_first else None
         return self._broadcast(found, process_group)
 
     def _broadcast(self, checkpoint: Path | None, process_group: ProcessGroup) -> Path | None:
@@ -142,18 +120,18 @@ class RunFolder:
             )
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         for folder in (self.path, self.checkpoints):
-            checkpoints.remove_leftovers(folder)
-        checkpoint = checkpoints.newest_whole(self.checkpoints)
-        if checkpoint is None and checkpoints.list_checkpoints(self.checkpoints):
+            remove_leftovers(folder)
+        checkpoint = newest_whole(self.checkpoints)
+        if checkpoint is None and list_checkpoints(self.checkpoints):
             raise UserError(
                 f"{self.checkpoints}: every checkpoint is damaged; restore one from a backup, or delete the "
                 "folder to begin again"
             )
         if checkpoint:
             self._check_seal(checkpoint, config)
-        if checkpoint and checkpoints.step_of(checkpoint) > config.steps:
+        if checkpoint and step_of(checkpoint) > config.steps:
             raise UserError(
-                f"steps={config.steps} is less than the {checkpoints.step_of(checkpoint)} that the run in "
+                f"steps={config.steps} is less than the {step_of(checkpoint)} that the run in "
                 f"{self.path} has done; give more, or choose another folder"
             )
         atomic_write(self.config, config.to_yaml())
@@ -168,9 +146,9 @@ class RunFolder:
 
     def _check_seal(self, checkpoint: Path, now: TrainConfig) -> None:
         """UserError where a checkpoint was trained with other settings or data, whatever config.yaml says."""
-        state = checkpoints.read_state(checkpoint)
+        state = read_state(checkpoint)
         if state.config is not None:
-            before = type(now).from_dict(state.config, f"{checkpoint / checkpoints.STATE_FILE}: config")
+            before = type(now).from_dict(state.config, f"{checkpoint / STATE_FILE}: config")
             if lines := _show_difference(before, now):
                 raise UserError(
                     f"{checkpoint} was trained with other settings or data than those of now:\n{lines}\n"
@@ -242,35 +220,3 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
         raise UserError(
             f"{folder.path}: {error}. Saved checkpoints are intact; free space or repair the disk, then resume"
         ) from error
-
-
-def newest_model(path: Path) -> Path:
-    """The model folder that `path` means: itself, or a run's final model, or its newest whole checkpoint."""
-    if (path / "config.json").exists():
-        return _checked(path)
-    run = RunFolder(path)
-    if (run.final / "config.json").exists():
-        return _checked(run.final, "resume the run (--resume), which makes it again from its last checkpoint")
-    found = checkpoints.newest_whole(run.checkpoints) if run.checkpoints.is_dir() else None
-    if found is None:
-        if not path.exists():
-            raise missing_folder(path)
-        raise UserError(
-            f"{path}: neither a model folder (config.json) nor a run with a checkpoint (checkpoints/step-N)"
-        )
-    return found
-
-
-def _checked(model: Path, remedy: str = "take another checkpoint") -> Path:
-    """A model folder, if it has no manifest or agrees with it."""
-    if (model / checkpoints.MANIFEST).exists() and (wrong := checkpoints.damage(model)):
-        raise UserError(
-            f"{model} is damaged: {wrong}; {remedy}, or remove {checkpoints.MANIFEST} if the change is meant"
-        )
-    return model
-
-
-def find_model(name: str) -> str:
-    """The model folder that a run or a folder means; any other name is one on the hub."""
-    place = find_pretrained(name)
-    return str(newest_model(Path(place))) if Path(place).exists() else place

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import DivergedError
+from altup.core.runs import list_checkpoints, step_of
+from altup.core.sealed_folders import remove
 from altup.core.text import number_of
-from altup.training import checkpoints
-from altup.training.checkpoints import TrainingState
+from altup.training.checkpoints import TrainingState, read_state, replace_state
 from altup.training.metrics import read_records
 
 RECORDS, LEAST = 10, 5  # losses that one is compared with
@@ -57,7 +58,7 @@ def count_left_out(state: TrainingState) -> int:
 
 def state_before(spike: SpikeError, now: TrainingState) -> TrainingState:
     """The state of the spike's checkpoint, which leaves out what was read between it and the spike."""
-    state = checkpoints.read_state(spike.checkpoint)
+    state = read_state(spike.checkpoint)
     batches = spike.step + count_left_out(now) - state.step - count_left_out(state)
     entry = {"step": state.step, "batches": batches, "spike": spike.step, "loss": spike.loss}
     state = replace(state, left_out=[*state.left_out, entry])
@@ -75,10 +76,10 @@ def go_back(checkpoint: Path, state: TrainingState) -> None:
     Later checkpoints are removed first, because a run resumes from the newest. A kill in between costs nothing:
     the run meets the same spike once more.
     """
-    for later in checkpoints.list_checkpoints(checkpoint.parent):
-        if checkpoints.step_of(later) > state.step:
-            checkpoints.remove(later)
-    checkpoints.replace_state(checkpoint, state)
+    for later in list_checkpoints(checkpoint.parent):
+        if step_of(later) > state.step:
+            remove(later)
+    replace_state(checkpoint, state)
 
 
 def describe_left_out(entry: dict[str, Any]) -> str:
