@@ -4,6 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 JOBS   ?= 2
+PYTEST := $(BIN)/python -m pytest
+# A test that hangs fails with its worker, and the others go on (faulthandler_timeout in pyproject.toml).
+ENDED  := -o faulthandler_exit_on_timeout=true
+# Bytecode is kept, even where an environment says otherwise: without it every process compiles PyTorch's sources.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup demo test test-slow test-gpu bench docs release-check lint format clean
 
@@ -21,20 +26,21 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train dense, AltUp and Recycled-AltUp side by side on this machine (a few minutes, CPU)
 	$(BIN)/altup demo
 
-# mypy needs one core for half a minute: it runs beside the tests, and is told after them.
+# mypy and the kernels in Triton's interpreter run beside the other tests, and are told after them.
 test: $(READY)  ## lint, type check and the default test suite
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@$(BIN)/mypy >$(VENV)/mypy.log 2>&1 & mypy=$$!; failed=0; \
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal || failed=1; \
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m interpreter tests/kernels || failed=1; \
-	wait $$mypy || failed=1; echo mypy; cat $(VENV)/mypy.log; exit $$failed
+	@(failed=0; $(BIN)/mypy || failed=1; \
+	TRITON_INTERPRET=1 $(PYTEST) $(ENDED) -n 0 -m interpreter tests/kernels || failed=1; \
+	exit $$failed) >$(VENV)/beside.log 2>&1 & beside=$$!; failed=0; \
+	$(PYTEST) $(ENDED) -n $(JOBS) --dist worksteal || failed=1; \
+	wait $$beside || failed=1; echo "mypy, and kernels in the interpreter"; cat $(VENV)/beside.log; exit $$failed
 
 test-slow: $(READY)  ## the checks that take minutes: kills, fuzzed input, over-fitting, full disks
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 test-gpu: $(READY)  ## the checks that need a CUDA GPU
-	$(BIN)/python -m pytest -m gpu
+	$(PYTEST) -m gpu
 
 bench: $(READY)  ## speed beside peers, at toy sizes that a CPU can do; `altup bench` on a GPU
 	$(BIN)/altup bench --quick
@@ -49,7 +55,7 @@ release-check: $(VENV)/.ready-docs docs  ## wheel, sdist and docs; the README's 
 	rm -rf dist build
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
-	$(BIN)/python -m pytest -n 0 -m slow tests/test_release.py tests/docs
+	$(PYTEST) -n 0 -m slow tests/test_release.py tests/docs
 
 $(VENV)/.ready-docs: $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import random
@@ -15,10 +16,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import altup as package
 
 ROOT = Path(package.__file__).parent
+PATIENCE = 300.0  # seconds for what takes one: only something that hangs takes them, however busy the machine is
 # All of the package, whatever its modules are called, and what it imports late.
 server = multiprocessing.get_context("forkserver")
 server.set_forkserver_preload(
@@ -73,19 +76,34 @@ class Running:
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             os.kill(self.process.pid, number)
 
-    def wait(self, seconds: float = 120) -> int:
+    def wait(self, seconds: float = PATIENCE) -> int:
         """Exit code; minus the signal's number if it died of one."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"still running after {seconds} s:\n{self.text[-2000:]}"
         return self.process.exitcode
 
-    def wait_for(self, words: str, seconds: float = 60) -> None:
+    def wait_for(self, words: str) -> None:
         """Until `words` are in the output."""
-        end = time.monotonic() + seconds
-        while words not in self.text:
-            assert time.monotonic() < end, f"{words!r} did not come in {seconds} s:\n{self.text[-2000:]}"
-            assert self.process.is_alive(), f"ended before {words!r}:\n{self.text[-2000:]}"
-            time.sleep(0.01)
+        self.wait_until(lambda: words in self.text, repr(words))
+
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+        """Until `condition()` is true; the process must not end before."""
+
+        def looked() -> bool:
+            ended = not self.process.is_alive()  # asked first: it may do it and end at once
+            found = bool(condition())
+            assert found or not ended, f"ended before {what}:\n{self.text[-2000:]}"
+            return found
+
+        wait_until(looked, lambda: f"{what}:\n{self.text[-2000:]}")
+
+
+def wait_until(condition: Callable[[], object], what: Callable[[], str] = lambda: "") -> None:
+    """Until `condition()` is true, with an end: an AssertionError says `what` did not come."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"not in {PATIENCE:.0f} s: {what()}"
+        time.sleep(0.01)
 
 
 def start(
@@ -108,6 +126,21 @@ def _start(
     process = server.Process(target=_altup, args=([str(a) for a in arguments], files, environment, before))
     process.start()
     return Running(process, files[1])
+
+
+def signal_in_pass(number: int, sent: signal.Signals) -> None:
+    """To be called in a process, as `before` of `start`: it sends itself the signal in its `number`-th training
+    pass. A signal from outside comes at any step, or when all are done, as the machine has it."""
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    passes = itertools.count(1)
+
+    def hook(module: Any, inputs: Any) -> None:
+        whole = type(module).__name__.endswith(("ForConditionalGeneration", "ForMaskedLM", "ForCausalLM"))
+        if whole and module.training and next(passes) == number:
+            os.kill(os.getpid(), sent)
+
+    register_module_forward_pre_hook(hook)
 
 
 def altup(output: Path, *arguments: object) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import yaml
 
 from altup import AltUpBertForMaskedLM, AltUpDecoderForCausalLM
 from altup.core.runs import list_checkpoints
-from tests.processes import altup, prepare_text, start, with_options
+from tests.processes import altup, prepare_text, signal_in_pass, start, with_options
 from tests.torchrun import train_together
 from tests.training.compare import assert_same_run, records
 
@@ -66,9 +67,8 @@ def test_the_card_loads_the_model(trained) -> None:
 def test_stopped_and_resumed_it_is_the_same_run(trained, data: Path, tmp_path: Path) -> None:
     family, run = trained
     out = tmp_path / "run"
-    running = start(tmp_path / "log", "pretrain", "--model", family, "--data", data, "--out", out, *SMALL)
-    running.wait_for("step 4/")
-    running.signal(signal.SIGTERM)
+    command = ["pretrain", "--model", family, "--data", data, "--out", out, *SMALL]
+    running = start(tmp_path / "log", *command, before=functools.partial(signal_in_pass, 11, signal.SIGTERM))
     assert running.wait() == 75, running.text
     assert list_checkpoints(out / "checkpoints")
     code, text = altup(tmp_path / "log2", "pretrain", "--out", out, "--resume")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import itertools
 import os
 import random
 import shutil
@@ -12,14 +14,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from altup.core.runs import list_checkpoints
 from altup.core.sealed_folders import damage
 from altup.training.preemption import GPU_LOCK
-from tests.processes import altup, prepare_text, start, with_options
-from tests.torchrun import COMMAND, environment, train_together
+from tests.processes import PATIENCE, altup, prepare_text, signal_in_pass, start, with_options
+from tests.torchrun import torchrun, train_together
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
 
 STEPS = 24
@@ -63,7 +66,7 @@ def kill_and_resume(data: Path, whole: tuple[Path, float], folder: Path, kills: 
     while done < kills:
         running = start(folder / "log", *command(data, out))
         if draw.random() < 0.8:
-            running.wait_for("step", seconds=60)
+            running.wait_for("step")
         time.sleep(draw.uniform(0, seconds / 4))
         running.signal(signal.SIGKILL)
         if running.wait() == 0:
@@ -96,9 +99,8 @@ def test_many_kills(data: Path, never_killed: tuple[Path, float], tmp_path: Path
 
 def test_sigterm_saves_and_says_how_to_go_on(data: Path, never_killed: tuple[Path, float], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    running = start(tmp_path / "log", *command(data, out))
-    running.wait_for("step 6/")
-    running.signal(signal.SIGTERM)
+    asked = functools.partial(signal_in_pass, 13, signal.SIGTERM)  # in step 7: a step has two
+    running = start(tmp_path / "log", *command(data, out), before=asked)
     assert running.wait() == 75, running.text
     assert "everything is saved" in running.text
     again = f"pretrain --out {out} --resume"
@@ -112,9 +114,8 @@ def test_sigterm_saves_and_says_how_to_go_on(data: Path, never_killed: tuple[Pat
 
 def test_a_crash_says_where_it_happened(data: Path, never_killed: tuple[Path, float], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    running = start(tmp_path / "log", *command(data, out))
-    running.wait_for("step 6/")
-    running.signal(signal.SIGSEGV)
+    crashes = functools.partial(signal_in_pass, 13, signal.SIGSEGV)
+    running = start(tmp_path / "log", *command(data, out), before=crashes)
     assert running.wait() == -signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in running.text
     assert "training/loop.py" in running.text
@@ -123,36 +124,28 @@ def test_a_crash_says_where_it_happened(data: Path, never_killed: tuple[Path, fl
     assert_same_run(never_killed[0], out, STEPS)
 
 
-def rank_of(process: Path) -> int | None:
-    """The rank that torchrun gave to a process of /proc; None for others."""
-    with contextlib.suppress(OSError):
-        for entry in (process / "environ").read_bytes().split(b"\0"):
-            if entry.startswith(b"RANK="):
-                return int(entry[5:])
-    return None
+CRASHES = f"""
+import os, signal, sys
+sys.path.append({str(Path(__file__).parents[2])!r})
+from altup.cli.main import main
+from tests.processes import signal_in_pass
+
+rank = sys.argv.pop(1)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == rank:
+    signal_in_pass(19, signal.SIGSEGV)  # in step 10: a step has two
+main()
+"""
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_torchrun_restarts_what_crashed(data: Path, tmp_path: Path, rank: int) -> None:
     """With `--max-restarts` and `--resume` a run of several processes goes on by itself, to the same weights."""
-    whole, crashed = (tmp_path / name for name in ("whole", "crashed"))
+    whole, crashed, script = (tmp_path / name for name in ("whole", "crashed", "crashes.py"))
     train_together("-m", "altup", *command(data, whole), out=whole)
-    arguments = [*COMMAND, "--max-restarts=3", "-m", "altup", *command(data, crashed)]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([str(a) for a in arguments], env=environment(), stdout=log, stderr=log)
-        end = time.monotonic() + 120
-        while not (crashed / "checkpoints" / "step-9").exists():
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < end, (tmp_path / "log").read_text()
-            time.sleep(0.01)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        (chosen,) = (int(child) for child in children if rank_of(Path("/proc") / child) == rank)
-        os.kill(chosen, signal.SIGSEGV)
-        code = process.wait(120)
-    text = (tmp_path / "log").read_text()
-    assert code == 0, text
-    assert "resuming from" in text
+    script.write_text(CRASHES)
+    done = torchrun("--max-restarts=3", script, rank, *command(data, crashed))
+    assert "Segmentation fault" in done.stderr
+    assert "resuming from" in done.stderr
     assert_same_run(whole, crashed, STEPS)
 
 
@@ -222,20 +215,28 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "asked\n"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=10) == -signal.SIGTERM
+    assert process.wait(PATIENCE) == -signal.SIGTERM
+
+
+def signal_in_pass_and_in_writes(checkpoints: Path) -> None:
+    """SIGINT in the third pass, and from then on SIGTERM or SIGINT whenever a file or folder of a checkpoint is
+    written."""
+    signals = itertools.cycle((signal.SIGTERM, signal.SIGINT))
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("open", "os.mkdir", "os.rename") and str(arguments[0]).startswith(f"{checkpoints}/"):
+            os.kill(os.getpid(), next(signals))
+
+    signal_in_pass(3, signal.SIGINT)
+    sys.addaudithook(watch)
 
 
 def test_signals_during_the_save_are_answered_once(data: Path, tmp_path: Path) -> None:
     """From the moment that a checkpoint is begun to the end of the process."""
     out = tmp_path / "run"
-    running = start(tmp_path / "log", *with_options(command(data, out, 100_000), "--save-every", "100000"))
-    running.wait_for("step 3/")
-    running.signal(signal.SIGINT)
-    while not any((out / "checkpoints").iterdir()):
-        time.sleep(0.0005)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
-        running.signal(number)
-        time.sleep(0.01)
+    rarely = with_options(command(data, out, 100_000), "--save-every", "100000", "--eval-every", "100000")
+    before = functools.partial(signal_in_pass_and_in_writes, out / "checkpoints")
+    running = start(tmp_path / "log", *rarely, before=before)
     assert running.wait() == 75, running.text
     assert running.text.count("saving; please wait") == 1
     assert "everything is saved" in running.text
