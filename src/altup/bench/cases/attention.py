@@ -143,7 +143,8 @@ class Inputs:
 
         def attend(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor) -> Tensor:
             def add_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                return score + by_distance[h, j - i + length - 1]
+                # It asks for whole tiles, so for positions behind the last one too, and reads what we say there.
+                return score + by_distance[h, (j - i + length - 1).clamp(0, 2 * length - 2)]
 
             return flex_attention(q, k, v, score_mod=add_bias, block_mask=seen, scale=1.0)
 
