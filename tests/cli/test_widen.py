@@ -63,6 +63,11 @@ def test_there_and_back(family, method, k, tmp_path):
     assert json.loads((back / "config.json").read_text()) == json.loads((there / "config.json").read_text())
 
 
+def test_some_layers(llama, tmp_path):
+    assert "layers 1 to 2 of 4" in altup("widen", llama, "--layers", "1:3", "--out", tmp_path / "wide")
+    assert [hasattr(layer, "altup") for layer in load_widened(tmp_path / "wide").model.layers] == [0, 1, 1, 0]
+
+
 def test_what_cannot_be_done_is_told_and_leaves_nothing_behind(llama, tmp_path):
     taken, out = tmp_path / "taken", tmp_path / "out"
     taken.mkdir()
@@ -74,6 +79,8 @@ def test_what_cannot_be_done_is_told_and_leaves_nothing_behind(llama, tmp_path):
         (("widen", tmp_path / "missing", "--out", out), "no such folder"),
         (("widen", llama, "--out", out, "--k", 1), "--k 1"),
         (("widen", llama, "--out", out, "--method", "sum"), "--method sum"),
+        (("widen", llama, "--out", out, "--layers", "2-3"), "--layers 2-3 is no run"),
+        (("widen", llama, "--out", out, "--layers", "4:"), "one run of layers"),
         (("widen", tmp_path / "wide", "--out", out), "widened already"),
         (("narrow", llama, "--out", out), "was not widened"),
         (("narrow", tmp_path / "wide", "--out", taken), "is not empty"),

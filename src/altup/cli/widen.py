@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from altup.core.errors import UserError
 
 if TYPE_CHECKING:
     from altup.models.widening.folders import Written
@@ -16,6 +19,10 @@ def command(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the wider model to.")],
     method: Annotated[str, typer.Option(help="recycled, altup or sameup.")] = "recycled",
     k: Annotated[int, typer.Option("--k", help="Number of blocks.")] = 2,
+    layers: Annotated[
+        str,
+        typer.Option(help="Where the state is wide, as in Python: 6: is from the seventh layer on. All if empty."),
+    ] = "",
     seed: Annotated[int, typer.Option(help="Seed of the noise that lets equal blocks become different.")] = 0,
 ) -> None:
     """Widen any Hugging Face model so that it computes the same function at first.
@@ -32,8 +39,18 @@ def command(
     logging.disable_progress_bar()
     console = Console()
     with console.status("Loading") as status:
-        made = widen_folder(find_model(model), out, method, k, seed, say=status.update)
+        made = widen_folder(find_model(model), out, method, k, seed, _slice(layers), say=status.update)
     report(made, out)
+
+
+def _slice(layers: str) -> slice | None:
+    """`2:6` as Python reads it."""
+    if not layers:
+        return None
+    if not re.fullmatch(r"(-?\d{1,4})?:(-?\d{1,4})?", layers):
+        raise UserError(f"layers={layers!r} is no run of layers; give 2:6, 6: or :4")
+    start, stop = (int(part) if part else None for part in layers.split(":"))
+    return slice(start, stop)
 
 
 def report(made: Written, out: Path) -> None:

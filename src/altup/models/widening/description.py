@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from altup.models.config import AltUpConfig
-from altup.models.widening.parameters import WideningPlan, layers_of
+from altup.models.widening.parameters import WideningPlan
 from altup.nn import coefficient_names
 
 
@@ -36,9 +36,9 @@ def describe(model: nn.Module) -> str:
     if plan is not None:
         lines[0] += f", widened by {plan.method}, K = {plan.num_blocks}"
         for stack in plan.stacks:
-            layers = layers_of(model, stack)
+            layers = plan.wide_layers(model, stack)
             blocks = ", ".join(str(block) for block in plan.rule(len(layers)).active)
-            lines.append(f"  {stack}: {len(layers)} layers, which work on blocks {blocks}")
+            lines.append(f"  {stack}: {_which(model, plan, stack)}, which work on blocks {blocks}")
         lines += [f"  {name}: {_shape(model, name)}, repeated" for name in plan.repeated]
         lines += [
             f"  {name}: {_shape(model, name)}, shared out" for name in plan.shared if name not in plan.repeated
@@ -51,6 +51,14 @@ def describe(model: nn.Module) -> str:
     share = f" ({100 * coefficients / total:.2g} %)" if coefficients else ""
     lines.append(f"  coefficients: {coefficients:,} of {total:,} parameters{share}")
     return "\n".join(lines)
+
+
+def _which(model: nn.Module, plan: WideningPlan, stack: str) -> str:
+    number = len(list(model.get_submodule(stack).children()))
+    if stack not in plan.layers:
+        return f"{number} layers"
+    start, stop = plan.layers[stack]
+    return f"layers {start} to {stop - 1} of {number}"
 
 
 def _shape(model: nn.Module, name: str) -> str:

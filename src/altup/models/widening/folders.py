@@ -37,7 +37,13 @@ class Written:
 
 
 def widen_folder(
-    place: str, out: Path, method: str, num_blocks: int, seed: int, say: Callable[[str], Any] = print
+    place: str,
+    out: Path,
+    method: str,
+    num_blocks: int,
+    seed: int,
+    layers: slice | None = None,
+    say: Callable[[str], Any] = print,
 ) -> Written:
     """Widen the model of a folder or of the hub into a new folder. `say` is told what goes on."""
     check_choice("method", method, METHODS)
@@ -48,7 +54,7 @@ def widen_folder(
         model = _load(place)
         before = model.num_parameters()
         say("Widening, and comparing with the original")
-        return _save(widen(model, method, num_blocks, seed=seed), before, place, out)
+        return _save(widen(model, method, num_blocks, layers=layers, seed=seed), before, place, out)
 
 
 def narrow_folder(place: str, out: Path, say: Callable[[str], Any] = print) -> Written:

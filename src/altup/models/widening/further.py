@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from altup.models.widening.parameters import WideningPlan, layers_of, names_of, repeat, replace, share
+from altup.models.widening.parameters import WideningPlan, names_of, repeat, replace, share
 from altup.nn.altup import AltUp
 
 NOISE = 0.1  # as in AltUp.part_twins
@@ -36,8 +36,9 @@ def grow(model: PreTrainedModel, old: WideningPlan, new: WideningPlan) -> Callab
     layers = []
     for stack in old.stacks:
         generator = torch.Generator().manual_seed(new.seed)
-        rule = new.rule(len(layers_of(model, stack)))
-        for i, layer in enumerate(layers_of(model, stack)):
+        wide = old.wide_layers(model, stack)
+        rule = new.rule(len(wide))
+        for i, layer in enumerate(wide.values()):
             layers.append((layer, layer.altup, layer.place))
             layer.altup = _copies(layer.altup, rule, i, times, generator)
             layer.place = dataclasses.replace(layer.place, num_blocks=new.num_blocks, active=rule.active[i])

@@ -72,7 +72,7 @@ def load_widened(
         cls.__init__(self, config, *args, **kwargs)
         try:
             apply(self, plan)
-        except (AttributeError, TypeError, KeyError) as error:
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise UserError(f"{str(place)!r}: 'altup' in its config does not fit the model: {error}") from error
 
     # Hugging Face loads into what a class builds: for the time of loading, one that builds the model wide.
@@ -101,7 +101,11 @@ def _with_other_head(
             f"a {cls.__name__} has none of the layers that are wide in a {type(saved).__name__} "
             f"({', '.join(plan.stacks)}); give a class with the same body"
         )
-    widen(model, plan.method, plan.num_blocks, plan.selection, stacks=stacks, seed=plan.seed)
+    layers = {_renamed(stack, saved, model): range(*part) for stack, part in plan.layers.items()}
+    layers = {stack: part for stack, part in layers.items() if stack in stacks}
+    widen(
+        model, plan.method, plan.num_blocks, plan.selection, stacks=stacks, layers=layers or None, seed=plan.seed
+    )
     state = {_renamed(name, saved, model): value for name, value in saved.state_dict().items()}
     body = {f"{stack}." for stack in stacks}
     fresh = set(model.load_state_dict(state, strict=False).missing_keys)

@@ -6,7 +6,7 @@ The plan notes what was done to a model: saved in its config, so that it can be 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from altup.core.errors import UserError, check_choice, check_whole
 from altup.nn import AltUp
 
 METHODS = {"recycled": "alternating", "altup": "alternating", "sameup": "same"}
+Layers = slice | Sequence[int]
 
 
 @dataclass
@@ -30,6 +31,7 @@ class WideningPlan:
     - `shared`: matrices that read the wide state, with the dimension that was repeated; the copies' shares add up
       to one.
     - `untied`: parameters that no longer are the table they were tied to, and that table.
+    - `layers`: of stacks that are wide in one part only, the first wide layer and the one after the last.
     """
 
     method: str
@@ -40,6 +42,7 @@ class WideningPlan:
     repeated: dict[str, int] = field(default_factory=dict)
     shared: dict[str, int] = field(default_factory=dict)
     untied: dict[str, str] = field(default_factory=dict)
+    layers: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
     def choose(cls, method: str, num_blocks: int, selection: str | list[int] | None, seed: int) -> WideningPlan:
@@ -58,7 +61,7 @@ class WideningPlan:
         """Into a config of the model's own: other models may have been built from the same one."""
         shared = model.config
         own = copy.deepcopy(shared)
-        own.altup = asdict(self)
+        own.altup = {name: value for name, value in asdict(self).items() if name != "layers" or value}
         for module in model.modules():
             for name in [name for name, value in vars(module).items() if value is shared]:
                 setattr(module, name, own)
@@ -66,6 +69,27 @@ class WideningPlan:
     @property
     def recycled(self) -> bool:
         return self.method == "recycled"
+
+    def choose_layers(self, model: nn.Module, layers: Layers | Mapping[str, Layers]) -> None:
+        """Note which layers of each stack are wide, once the stacks are known."""
+        if not self.recycled:
+            raise UserError(
+                f"layers={layers!r} does not fit method={self.method!r}, whose tables and head are wide, so that "
+                "every layer between them must be; take method='recycled'"
+            )
+        of_stack = layers if isinstance(layers, Mapping) else dict.fromkeys(self.stacks, layers)
+        if unknown := sorted(of_stack.keys() - self.stacks.keys()):
+            known = " or ".join(map(repr, self.stacks))
+            raise UserError(f"layers names {unknown[0]!r}, which is no stack that is widened; name {known}")
+        for stack, chosen in of_stack.items():
+            run = _consecutive(chosen, len(cast(nn.ModuleList, model.get_submodule(stack))), stack)
+            self.layers[stack] = [run.start, run.stop]
+
+    def wide_layers(self, model: nn.Module, stack: str) -> dict[str, Any]:
+        """The layers of a stack that are wide, by name and in order."""
+        layers = list(cast(nn.ModuleList, model.get_submodule(stack)))
+        start, stop = self.layers.get(stack, (0, len(layers)))
+        return {f"{stack}.{i}": layer for i, layer in enumerate(layers) if start <= i < stop}
 
     def rule(self, num_layers: int) -> AltUp:
         """A stack's coefficients as they start: all blocks move together, and twins may part."""
@@ -75,8 +99,22 @@ class WideningPlan:
         return rule
 
 
-def layers_of(model: nn.Module, stack: str) -> list[Any]:
-    return list(cast(nn.ModuleList, model.get_submodule(stack)))
+def _consecutive(chosen: Layers, number: int, stack: str) -> range:
+    """The layers from the first to the last chosen one, which are all chosen."""
+    if isinstance(chosen, slice):
+        picked = list(range(number)[chosen])
+    elif isinstance(chosen, Sequence) and all(type(i) is int and -number <= i < number for i in chosen):
+        picked = sorted(i % number for i in chosen)
+    else:
+        raise UserError(
+            f"layers={chosen!r} are no layers of {stack}, which has {number}; give slice(2, 6) or [2, 3, 4, 5]"
+        )
+    if not picked or picked != list(range(picked[0], picked[-1] + 1)):
+        raise UserError(
+            f"layers={chosen!r} of {stack}, which has {number} layers, must be one run of layers without a gap: "
+            "the state is wide from the first to the last of them"
+        )
+    return range(picked[0], picked[-1] + 1)
 
 
 def shares(num_blocks: int) -> list[float]:

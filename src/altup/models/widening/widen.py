@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace as replace_fields
 from typing import Any
 
@@ -23,9 +23,9 @@ from altup.models.widening.layer import (
     widen_layer,
 )
 from altup.models.widening.parameters import (
+    Layers,
     WideningPlan,
     forget_ties,
-    layers_of,
     names_of,
     repeat,
     replace,
@@ -58,6 +58,7 @@ def widen(
     *,
     example: dict[str, Any] | None = None,
     stacks: list[str] | None = None,
+    layers: Layers | Mapping[str, Layers] | None = None,
     seed: int = 0,
 ) -> PreTrainedModel:
     """Widen `model` in place and return it: until it is trained it computes what it did, up to rounding.
@@ -68,6 +69,8 @@ def widen(
       A head that was tied to the table gets weights of its own.
 
     `selection` says which block each layer works on: `alternating`, `same`, or a list with one block a layer.
+    `layers` says where a `recycled` state is wide: it is repeated before the first of these layers and averaged
+    after the last; the others stay as they are.
     The model is run before and after with `example`, a small batch that is made up when not given.
     A model that is widened already, trained or not, grows to a multiple of its blocks.
 
@@ -78,6 +81,7 @@ def widen(
         selection: Which block each layer works on; by default that of the method.
         example: Arguments to run the model with, where `input_ids` alone do not fit it.
         stacks: Names of the lists of layers to widen, `["model.encoder.layers"]` say; by default all.
+        layers: A run of layers of each stack, `slice(6, None)` or `[2, 3, 4]`, or a dict with one for each stack.
         seed: Of the noise that parts blocks which training would keep equal.
 
     Returns:
@@ -94,11 +98,13 @@ def widen(
     """
     plan = WideningPlan.choose(method, num_blocks, selection, seed)
     if isinstance(model, PreTrainedModel) and is_wide(model):
-        return _widen_further(model, plan, example, selection is None and stacks is None)
+        return _widen_further(model, plan, example, selection is None and stacks is None and layers is None)
     _check(model)
     structure = structure_of(model, example, stacks)
     found, order, before = find_stacks(model, structure)
     plan.stacks = {stack.name: stack.returns_tuple for stack in found}
+    if layers is not None:
+        plan.choose_layers(model, layers)
     _tell_what_is_not_run(model, plan, parts_not_run(model, found, order))
     entries = Entries({}, {}) if plan.recycled else find_entries(model, structure, found, order)
     widths = {stack.width for stack in found}
@@ -216,9 +222,9 @@ def apply(model: PreTrainedModel, plan: WideningPlan) -> None:
 
 def widen_layers(model: PreTrainedModel, plan: WideningPlan) -> None:
     for stack, returns_tuple in plan.stacks.items():
-        layers = layers_of(model, stack)
+        layers = plan.wide_layers(model, stack)
         rule = plan.rule(len(layers))
-        for i, layer in enumerate(layers):
+        for i, layer in enumerate(layers.values()):
             place = Place(
                 plan.num_blocks,
                 rule.active[i],
@@ -263,12 +269,12 @@ def _accept_original(model: PreTrainedModel, state_dict: dict[str, Tensor], pref
             if is_narrow(name, dim):
                 state_dict[prefix + name] = widened(state_dict[prefix + name], dim, K)
     for stack in plan.stacks:
-        layers = layers_of(model, stack)
-        for i, (layer, update) in enumerate(zip(layers, plan.rule(len(layers)).updates, strict=True)):
-            place = f"{prefix}{stack}.{i}."
-            if all(place + name in state_dict for name in layer.state_dict() if not name.startswith("altup.")):
-                for name, value in update.state_dict().items():
-                    state_dict[f"{place}altup.{name}"] = value
+        layers = plan.wide_layers(model, stack)
+        for (name, layer), update in zip(layers.items(), plan.rule(len(layers)).updates, strict=True):
+            place = f"{prefix}{name}."
+            if all(place + own in state_dict for own in layer.state_dict() if not own.startswith("altup.")):
+                for own, value in update.state_dict().items():
+                    state_dict[f"{place}altup.{own}"] = value
 
 
 def _check(model: PreTrainedModel) -> None:
@@ -349,21 +355,24 @@ def is_wide(model: PreTrainedModel) -> bool:
     """Whether the layers are wide that the config says are."""
     try:
         plan = WideningPlan.of(model)
-        layers = [layer for stack in plan.stacks for layer in layers_of(model, stack)] if plan else []
-    except (AttributeError, TypeError):  # the config is that of another class, or was damaged
+        layers = _wide_layers(model, plan) if plan else {}
+    except (AttributeError, TypeError, ValueError):  # the config is that of another class, or was damaged
         return False
-    return bool(layers) and all(hasattr(layer, "place") for layer in layers)
+    return bool(layers) and all(hasattr(layer, "place") for layer in layers.values())
+
+
+def _wide_layers(model: PreTrainedModel, plan: WideningPlan) -> dict[str, Any]:
+    return {name: layer for stack in plan.stacks for name, layer in plan.wide_layers(model, stack).items()}
 
 
 def _check_coefficients(model: PreTrainedModel, plan: WideningPlan) -> None:
-    for stack in plan.stacks:
-        for i, layer in enumerate(layers_of(model, stack)):
-            P, g = layer.altup.P.double(), layer.altup.g
-            if (P.sum(dim=1) - 1).abs().max() > 1e-5 or not torch.equal(g, torch.ones_like(g)):
-                raise UserError(
-                    f"{stack}.{i}.altup has moved: the blocks no longer take the same steps, so no narrow model "
-                    "computes the same; keep the widened one"
-                )
+    for name, layer in _wide_layers(model, plan).items():
+        P, g = layer.altup.P.double(), layer.altup.g
+        if (P.sum(dim=1) - 1).abs().max() > 1e-5 or not torch.equal(g, torch.ones_like(g)):
+            raise UserError(
+                f"{name}.altup has moved: the blocks no longer take the same steps, so no narrow model "
+                "computes the same; keep the widened one"
+            )
 
 
 def _undo(model: PreTrainedModel, plan: WideningPlan) -> None:
@@ -378,9 +387,9 @@ def _undo(model: PreTrainedModel, plan: WideningPlan) -> None:
     for name, value in values.items():
         replace(model, names_of(model, model.get_parameter(name)), value.detach())
     unwatch(model)
-    layers = [layer for stack in plan.stacks for layer in layers_of(model, stack) if hasattr(layer, "place")]
-    for layer in layers:
-        narrow_layer(layer)
+    for layer in _wide_layers(model, plan).values():
+        if hasattr(layer, "place"):
+            narrow_layer(layer)
     if plan.untied:
         tie_again(model, plan)
     if WideningPlan.of(model) is not None:
