@@ -19,7 +19,9 @@ import numpy as np
 
 from altup.core.pretrained import load_tokenizer
 from altup.data.bad_input import BadInput
+from altup.evaluation.answering.seq2seq import Seq2SeqAnswering
 from altup.finetuning.config import FinetuneConfig
+from altup.finetuning.learning.seq2seq import Seq2SeqLearning
 from altup.finetuning.mixture import Mixture, load_data
 from altup.finetuning.packing import IGNORED
 
@@ -75,7 +77,8 @@ def main() -> None:
         config = FinetuneConfig(
             model="-", tasks=[task], data=given.data, inputs_length=given.inputs_length, eval_limit=1
         )
-        tokens = load_data(config, tokenizer, BadInput("stop"), lambda text: print(text, file=sys.stderr)).mixture
+        learning = Seq2SeqLearning(Seq2SeqAnswering(tokenizer), config)
+        tokens = load_data(config, learning, BadInput("stop"), lambda text: print(text, file=sys.stderr)).mixture
         for layout in LAYOUTS:
             mixture = Mixture(
                 tokens.tasks, tokens.shares, given.batch_size, tokenizer.pad_token_id, packing=layout.packing

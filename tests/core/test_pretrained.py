@@ -19,7 +19,8 @@ from altup.cli.main import app
 from altup.core.errors import UserError
 from altup.core.pretrained import load_config, load_model, load_tokenizer
 from altup.data.tokenizer import take
-from altup.evaluation.loading import load_any, load_t5
+from altup.evaluation.answering import answering_of
+from altup.evaluation.loading import load_any, load_to_answer
 from altup.models.t5.model import AltUpT5ForConditionalGeneration
 from altup.models.upcycling import load_pretrained, upcycle_to_folder
 from tests.evaluation.tiny import save_tiny
@@ -54,7 +55,7 @@ def change(path: Path, **values: Any) -> None:
 
 LOADERS: dict[str, Callable[[Path], Any]] = {
     "generate": load_any,
-    "evaluate": lambda folder: load_t5(str(folder)),
+    "evaluate": lambda folder: load_to_answer(answering_of(str(folder))),
     "upcycle": lambda folder: load_pretrained(str(folder)),
     "resume": lambda folder: load_model(AltUpT5ForConditionalGeneration, folder, dtype=torch.float32),
 }

@@ -13,7 +13,8 @@ from altup.core.errors import UserError
 from altup.data.bad_input import BadInput
 from altup.data.tasks import find_task
 from altup.data.tasks.examples import TaskFolder
-from altup.evaluation.decoding import decode, read_answer
+from altup.evaluation.answering.seq2seq import Seq2SeqAnswering, read_answer
+from altup.evaluation.decoding import decode
 from altup.evaluation.evaluate import evaluate_tasks, load_held_out
 from altup.evaluation.scores import summarise, write_scores
 from tests.evaluation.tiny import made_up_words, save_tiny
@@ -63,7 +64,11 @@ def texts() -> list[str]:
 def test_batches_decode_as_single_texts_do(model: Any, tokenizer: Any) -> None:
     seen: list[int] = []
     found = decode(
-        *(model, tokenizer, texts()), inputs_length=100, targets_length=9, batch_size=4, progress=seen.append
+        *(model, Seq2SeqAnswering(tokenizer), texts()),
+        inputs_length=100,
+        targets_length=9,
+        batch_size=4,
+        progress=seen.append,
     )
     assert found == [greedy(model, tokenizer, text, 100, 9) for text in texts()]
     assert sum(seen) == len(texts())
@@ -85,10 +90,10 @@ class Pair:
 def test_two_processes_share_the_batches(model: Any, tokenizer: Any) -> None:
     options: Any = {"inputs_length": 100, "targets_length": 5, "batch_size": 4}
     second = Pair(1)
-    decode(model, tokenizer, texts(), peers=second, **options)
+    decode(model, Seq2SeqAnswering(tokenizer), texts(), peers=second, **options)
     first = Pair(0, second.mine)
-    assert decode(model, tokenizer, texts(), peers=first, **options) == decode(
-        model, tokenizer, texts(), **options
+    assert decode(model, Seq2SeqAnswering(tokenizer), texts(), peers=first, **options) == decode(
+        model, Seq2SeqAnswering(tokenizer), texts(), **options
     )
     assert ((first.mine != 0).any(1) & (second.mine != 0).any(1)).sum() == 0
 
@@ -96,7 +101,7 @@ def test_two_processes_share_the_batches(model: Any, tokenizer: Any) -> None:
 def test_training_goes_on_as_it_was(model: Any, tokenizer: Any) -> None:
     for training in (True, False):
         model.train(training)
-        decode(model, tokenizer, ["ab"], inputs_length=10, targets_length=2)
+        decode(model, Seq2SeqAnswering(tokenizer), ["ab"], inputs_length=10, targets_length=2)
         assert model.training is training
     model.eval()
 
@@ -106,7 +111,7 @@ def test_a_dense_hugging_face_t5_decodes_too(tokenizer: Any) -> None:
 
     shape = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_layers": 1, "decoder_start_token_id": 0}
     theirs = T5ForConditionalGeneration(T5Config(vocab_size=640, feed_forward_proj="gated-gelu", **shape))
-    found = decode(theirs, tokenizer, texts()[:3], inputs_length=20, targets_length=4)
+    found = decode(theirs, Seq2SeqAnswering(tokenizer), texts()[:3], inputs_length=20, targets_length=4)
     assert found == [greedy(theirs, tokenizer, text, 20, 4) for text in texts()[:3]]
 
 
@@ -127,7 +132,7 @@ def data(tmp_path: Path) -> Path:
 def test_predictions_and_scores_are_kept(model: Any, tokenizer: Any, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     held_out = load_held_out([find_task("sst2"), find_task("wsc")], TaskFolder(data), BadInput("stop"))
-    scores = evaluate_tasks(model, tokenizer, held_out, out, batch_size=2)
+    scores = evaluate_tasks(model, Seq2SeqAnswering(tokenizer), held_out, out, batch_size=2)
     lines = (out / "glue/sst2.validation.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
     assert [json.loads(line)["input"] for line in lines] == ["sst2 sentence: tart", "sst2 sentence: Ünï\u2028"]
     assert json.loads(lines[0])["prediction"] == greedy(model, tokenizer, "sst2 sentence: tart", 512, 84)

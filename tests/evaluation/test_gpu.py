@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from altup.evaluation.answering.seq2seq import Seq2SeqAnswering
 from altup.evaluation.decoding import decode, round_weights
 from tests.evaluation.tiny import made_up_words, save_tiny
 
@@ -50,7 +51,7 @@ def bf16() -> Any:
 def test_decoding_is_repeatable(tokenizer: Any, method: str) -> None:
     model = build("small", method, vocab_size=len(tokenizer))
     settings: Any = {"inputs_length": 512, "targets_length": 20, "batch_size": 32, "autocast": bf16}
-    found = [decode(model, tokenizer, texts(64), **settings) for _ in range(2)]
+    found = [decode(model, Seq2SeqAnswering(tokenizer), texts(64), **settings) for _ in range(2)]
     assert found[0] == found[1]
     assert len(set(found[0])) > 1
 
@@ -77,9 +78,9 @@ def test_a_base_model_answers_all_of_squad_in_three_minutes(tokenizer: Any) -> N
     model = build("base", "altup")
     round_weights(model, torch.bfloat16)
     settings: Any = {"inputs_length": 512, "targets_length": LONGEST_ANSWER, "autocast": bf16}
-    decode(model, tokenizer, texts(128), **settings)
+    decode(model, Seq2SeqAnswering(tokenizer), texts(128), **settings)
     begin = time.perf_counter()
-    found = decode(model, tokenizer, texts(QUESTIONS), **settings)
+    found = decode(model, Seq2SeqAnswering(tokenizer), texts(QUESTIONS), **settings)
     seconds = time.perf_counter() - begin
     print(f"{len(found):,} answers in {seconds:.1f} s")
     assert len(found) == QUESTIONS

@@ -57,13 +57,15 @@ def test_likelihoods_are_the_models(harness: Any) -> None:
 
 
 def test_answers_are_the_greedy_ones(harness: Any) -> None:
+    from altup.evaluation.answering.seq2seq import Seq2SeqAnswering
     from altup.evaluation.decoding import decode
 
     settings = {"until": [], "max_gen_toks": 7}
     found = harness.generate_until([ask("generate_until", text, dict(settings)) for text in TEXTS])
     longest = max(len(harness.tokenizer(text).input_ids) for text in TEXTS)
     limit = longest + 7 - 1  # the harness allows as many tokens more as the input has, the start token among them
-    want = decode(harness.model, harness.tokenizer, TEXTS, inputs_length=128, targets_length=limit)
+    answering = Seq2SeqAnswering(harness.tokenizer)
+    want = decode(harness.model, answering, TEXTS, inputs_length=128, targets_length=limit)
     assert [answer.strip() for answer in found] == want
     assert any(want)
 

@@ -20,7 +20,9 @@ from altup.core.runs import find_model
 from altup.evaluation.decoding import round_weights
 from altup.evaluation.metrics import METRICS
 from altup.finetuning.config import FinetuneConfig
-from altup.finetuning.finetune import build_model, choose_packing, finetune, model_to_score
+from altup.finetuning.finetune import finetune
+from altup.finetuning.learning.seq2seq import build_model, choose_packing
+from altup.finetuning.scoring import copy_to_score
 from altup.training.metrics import read_records
 from tests.evaluation.tiny import made_up_words, save_tiny
 from tests.models.helpers import tiny_t5
@@ -342,7 +344,7 @@ def test_rounding_once_gives_the_same_bits(method: str) -> None:
     """Autocast rounds the weights of linear maps in every call: to round them before changes nothing."""
     model = tiny_t5(method, vocab_size=100).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    copy = model_to_score(model, low_precision=True)
+    copy = copy_to_score(model, low_precision=True)
     assert not copy.training
     assert {m.weight.dtype for m in copy.modules() if isinstance(m, nn.Linear)} == {torch.bfloat16}
     assert {m.weight.dtype for m in model.modules() if isinstance(m, nn.Linear)} == {torch.float32}
@@ -355,7 +357,7 @@ def test_rounding_once_gives_the_same_bits(method: str) -> None:
 def test_a_tied_table_keeps_its_precision() -> None:
     model = tiny_t5("dense", vocab_size=100, tie_word_embeddings=True)
     want = say(model)
-    copy = model_to_score(model, low_precision=True)
+    copy = copy_to_score(model, low_precision=True)
     assert copy.get_input_embeddings().weight.dtype == torch.float32
     for ours, theirs in zip(say(copy), want, strict=True):
         assert torch.equal(ours, theirs)
@@ -374,7 +376,7 @@ def test_a_hugging_face_t5_says_the_same_when_rounded() -> None:
 
 def test_in_float32_the_model_scores_itself() -> None:
     model = tiny_t5("altup")
-    assert model_to_score(model, low_precision=False) is model
+    assert copy_to_score(model, low_precision=False) is model
 
 
 def test_an_edited_rate_is_refused(model: Path, data: Path, tmp_path: Path) -> None:

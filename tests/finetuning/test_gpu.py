@@ -14,7 +14,7 @@ import torch
 
 from altup.data.tasks.examples import Tokens
 from altup.finetuning.config import FinetuneConfig
-from altup.finetuning.finetune import choose_packing
+from altup.finetuning.learning.seq2seq import choose_packing
 from altup.finetuning.mixture import Mixture, TrainingTask
 from altup.models.t5.config import AltUpT5Config
 from altup.training.config import TrainConfig

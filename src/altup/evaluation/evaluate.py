@@ -12,12 +12,13 @@ from altup.core.errors import UserError
 from altup.core.files import atomic_write
 from altup.data.bad_input import BadInput
 from altup.data.tasks import Example, Task, find_tasks
-from altup.data.tasks.examples import TaskSource, load_examples, open_tasks, source_of, tokenise
+from altup.data.tasks.examples import TaskSource, load_examples, open_tasks, source_of
 from altup.data.tasks.registry import check_suite
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
+from altup.evaluation.answering import Answering, answering_of
 from altup.evaluation.config import EvaluateConfig
 from altup.evaluation.decoding import decode
-from altup.evaluation.loading import find_model_place, load_t5
+from altup.evaluation.loading import find_model_place, load_to_answer
 from altup.evaluation.metrics import check_metrics
 from altup.evaluation.scores import (
     TaskScore,
@@ -79,12 +80,16 @@ def evaluate(
     source, bad_input = open_tasks(config.data), BadInput(config.on_error)
     present = choose_tasks(tasks, suites, lambda task: has_held_out(task, source))
     found = find_model_place(model)
+    answering = answering_of(found.place)
+    lengths = config.inputs_length or found.inputs_length, config.targets_length or found.targets_length
+    for task in present:
+        answering.check(task, *task.lengths(*lengths))
     held_out = load_held_out(present, source, bad_input, config.limit)
     out = out or found.scores
     written = [predictions_file(out, held.task, split) for held in held_out for split in held.splits]
     refuse_foreign_results(out, written)
     out.mkdir(parents=True, exist_ok=True)  # fail before hours of decoding, if at all
-    loaded = load_t5(found.place, config.precision)
+    loaded = load_to_answer(answering, config.precision)
     weights = weights_identity(found.place, loaded.model)
     before, replaced = stored_scores(out, found.place, weights)
     for note in (replaced, *scored_again(before, config.limit, [task.name for task in present])):
@@ -92,11 +97,10 @@ def evaluate(
             say(note)
     scores = evaluate_tasks(
         loaded.model,
-        loaded.tokenizer,
+        answering,
         held_out,
         out,
-        config.inputs_length or found.inputs_length,
-        config.targets_length or found.targets_length,
+        *lengths,
         batch_size=config.batch_size,
         autocast=loaded.autocast,
         progress=counter(progress, sum(map(len, held_out))),
@@ -165,7 +169,7 @@ def load_held_out(
 
 def evaluate_tasks(
     model: Any,
-    tokenizer: Any,
+    answering: Answering,
     held_out: Sequence[HeldOutTask],
     out: Path | None = None,
     inputs_length: int = INPUTS_LENGTH,
@@ -174,7 +178,7 @@ def evaluate_tasks(
 ) -> list[TaskScore]:
     """Every task's score. With `out`, predictions go to `out/<task>.<split>.jsonl`. `options` go to `decode`."""
     return [
-        score_decoded(decode_task(model, tokenizer, held, inputs_length, targets_length, **options), out)
+        score_decoded(decode_task(model, answering, held, inputs_length, targets_length, **options), out)
         for held in held_out
     ]
 
@@ -191,7 +195,7 @@ class Decoded:
 
 def decode_task(
     model: Any,
-    tokenizer: Any,
+    answering: Answering,
     held: HeldOutTask,
     inputs_length: int = INPUTS_LENGTH,
     targets_length: int = TARGETS_LENGTH,
@@ -201,11 +205,15 @@ def decode_task(
     most = dict(zip(("inputs", "targets"), held.task.lengths(inputs_length, targets_length), strict=True))
     predictions, cut = {}, dict.fromkeys(most, 0)
     for split, examples in held.splits.items():
-        inputs = tokenise(tokenizer, [example.input for example in examples], most["inputs"])
+        inputs = answering.inputs([example.input for example in examples], most["inputs"])
         cut["inputs"] += inputs.cut
-        cut["targets"] += tokenise(tokenizer, [e.target for e in examples], most["targets"]).cut
+        cut["targets"] += answering.targets([e.target for e in examples], most["targets"]).cut
         predictions[split] = decode(
-            model, tokenizer, inputs, inputs_length=most["inputs"], targets_length=most["targets"], **options
+            *(model, answering, inputs),
+            inputs_length=most["inputs"],
+            targets_length=most["targets"],
+            task=held.task,
+            **options,
         )
     return Decoded(held, predictions, most, cut)
 

@@ -11,6 +11,7 @@ import torch
 
 from altup.core.errors import MOST_SEED, MOST_TOKENS, UserError, check_range, check_whole
 from altup.core.text import is_unicode, number_of, shorten
+from altup.evaluation.answering.causal import pad_left, start_token
 from altup.evaluation.loading import load_any
 
 Pieces = list[tuple[str, bool]]  # texts, and whether the model wrote them
@@ -180,14 +181,8 @@ def continue_text(
     Texts begin with the model's start token, as in pretraining. `options` go to `generate`.
     """
     texts = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
-    start, pad = (
-        tokenizer.eos_token_id if token is None else token
-        for token in (model.config.bos_token_id, model.config.pad_token_id)
-    )
-    rows = [[start, *ids] for ids in texts]
-    width = max(map(len, rows))
-    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    start, pad = start_token(model.config, tokenizer), model.config.pad_token_id
+    ids, mask = pad_left([[start, *row] for row in texts], tokenizer.eos_token_id if pad is None else pad)
     with torch.inference_mode():
         outputs = model.generate(
             input_ids=ids.to(model.device),
@@ -196,7 +191,7 @@ def continue_text(
             **options,
         )
     found = []
-    for prompt, row, output in zip(prompts, texts, outputs[:, width:].tolist(), strict=True):
+    for prompt, row, output in zip(prompts, texts, outputs[:, ids.shape[1] :].tolist(), strict=True):
         # Decoded together, because a piece shows its leading space only behind another one.
         whole = tokenizer.decode([*row, *output], skip_special_tokens=True)
         start = tokenizer.decode(row, skip_special_tokens=True)

@@ -18,11 +18,13 @@ from altup.core.pretrained import load_config, load_tokenizer
 from altup.core.runs import RunPaths, find_model, newest_model
 from altup.core.schema import read_yaml
 from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
+from altup.evaluation.answering import Answering
 from altup.evaluation.decoding import round_weights
 from altup.models.accounting import refuse_too_large
+from altup.models.base import AltUpPreTrainedModel
 from altup.models.config import AltUpConfig
 from altup.models.foreign import kind_of, load_language_model
-from altup.models.upcycling import T5S, load_pretrained
+from altup.models.upcycling import T5S
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,20 @@ class LoadedModel:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-def load_t5(place: str, precision: str | None = None) -> LoadedModel:
-    """The T5, ours or Hugging Face's, in a folder or on the hub; `precision` is bf16 on GPUs, else fp32."""
+def load_to_answer(answering: Answering, precision: str | None = None) -> LoadedModel:
+    """A model that answers tasks, ours or Hugging Face's; `precision` is bf16 on GPUs, else fp32."""
     transformers.utils.logging.disable_progress_bar()
     device = _device()
-    model = load_pretrained(place, only=T5S).to(device).eval()  # type: ignore[arg-type]
-    tokenizer = load_tokenizer(place)
-    check_vocabulary(model, tokenizer)
+    model = answering.load().to(device).eval()
+    check_vocabulary(model, answering.tokenizer)
     if (precision or ("bf16" if device == "cuda" else "fp32")) == "fp32":
-        return LoadedModel("t5", model, tokenizer)
+        return LoadedModel(answering.kind, model, answering.tokenizer)
     ensure_bf16(device)
-    round_weights(model, torch.bfloat16)
-    return LoadedModel("t5", model, tokenizer, lambda: torch.autocast(device, dtype=torch.bfloat16))
+    if isinstance(model, (*T5S, AltUpPreTrainedModel)):  # others may use their weights outside of autocast
+        round_weights(model, torch.bfloat16)
+    return LoadedModel(
+        answering.kind, model, answering.tokenizer, lambda: torch.autocast(device, dtype=torch.bfloat16)
+    )
 
 
 def load_any(path: Path) -> LoadedModel:
@@ -69,9 +73,10 @@ def _device() -> str:
 
 def check_vocabulary(model: Any, tokenizer: Any) -> Any:
     """The model, if it has a row for every token."""
-    if len(tokenizer) > model.config.vocab_size:
+    rows = model.config.get_text_config().vocab_size
+    if len(tokenizer) > rows:
         raise UserError(
-            f"the tokenizer has {len(tokenizer):,} tokens, the model's tables {model.config.vocab_size:,} rows; "
+            f"the tokenizer has {len(tokenizer):,} tokens, the model's tables {rows:,} rows; "
             "put the model's own tokenizer beside it"
         )
     return model

@@ -13,11 +13,12 @@ from altup.core.errors import UserError
 from altup.core.files import atomic_write, refuse_foreign
 from altup.data.bad_input import BadInput
 from altup.data.tasks import Example, Task
-from altup.data.tasks.examples import TaskSource, open_tasks, read_inputs, source_of, tokenise
+from altup.data.tasks.examples import TaskSource, open_tasks, read_inputs, source_of
+from altup.evaluation.answering import answering_of
 from altup.evaluation.config import EvaluateConfig
 from altup.evaluation.decoding import decode
 from altup.evaluation.evaluate import choose_tasks, counter, predictions_file
-from altup.evaluation.loading import find_model_place, load_t5
+from altup.evaluation.loading import find_model_place, load_to_answer
 from altup.evaluation.metrics import predicted_label
 from altup.evaluation.scores import are_predictions
 
@@ -72,22 +73,25 @@ def predict_model(
         for part in _present(task, split, source) or _parts(task, split)[:1]  # reading what is not there says so
     }
     found = find_model_place(model)
+    answering = answering_of(found.place)
+    longest = config.inputs_length or found.inputs_length, config.targets_length or found.targets_length
+    for task in chosen:
+        answering.check(task, *task.lengths(*longest))
     folder = (out or found.scores) / "predictions"
     by_name = {task.name: task for task in chosen}
     for name, part in asked:
         refuse_foreign(predictions_file(folder, by_name[name], part), are_predictions, "of an evaluation")
     folder.mkdir(parents=True, exist_ok=True)
-    loaded = load_t5(found.place, config.precision)
+    loaded = load_to_answer(answering, config.precision)
     count = counter(progress, sum(map(len, asked.values())))
     written = []
     for (name, part), records in asked.items():
         task = by_name[name]
-        lengths = task.lengths(
-            config.inputs_length or found.inputs_length, config.targets_length or found.targets_length
-        )
-        inputs = tokenise(loaded.tokenizer, [example.input for _, example in records], lengths[0])
+        lengths = task.lengths(*longest)
+        inputs = answering.inputs([example.input for _, example in records], lengths[0])
         answers = decode(
-            *(loaded.model, loaded.tokenizer, inputs),
+            *(loaded.model, answering, inputs),
+            task=task,
             inputs_length=lengths[0],
             targets_length=lengths[1],
             batch_size=config.batch_size,

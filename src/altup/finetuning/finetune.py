@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from altup.evaluation.evaluate import HeldOutTask
     from altup.evaluation.scores import TaskScore
+    from altup.finetuning.learning import Learning
     from altup.training.engine import Engine
     from altup.training.loop import TrainOutcome
     from altup.training.metrics import Evaluate
@@ -44,12 +45,13 @@ def finetune(
         >>> config = altup.FinetuneConfig(model="runs/altup", tasks=["desks"], steps=200)
         >>> outcome = altup.finetune(config, "runs/desks")  # doctest: +SKIP
     """
-    from altup.core.pretrained import load_tokenizer
     from altup.core.runs import find_model
     from altup.data.bad_input import BadInput
     from altup.evaluation.loading import check_vocabulary
     from altup.evaluation.scores import suites_of
+    from altup.finetuning.learning import learning_of
     from altup.finetuning.mixture import describe_held_out, load_data
+    from altup.models.foreign import is_widened
     from altup.training.loop import Loop
     from altup.training.model_card import create_repository, upload, write_card
     from altup.training.parallel import join_process_group
@@ -62,13 +64,12 @@ def finetune(
             create_repository(push_to_hub)
         checkpoint = folder.newest_checkpoint(process_group)
         place = str(checkpoint) if checkpoint else find_model(config.model)
-        tokenizer = load_tokenizer(place)
+        learning = learning_of(config, place)
+        tokenizer, kind = learning.answering.tokenizer, learning.answering.kind
         bad_input = BadInput(config.on_error)
-        packing = choose_packing(place, config, process_group.device) if config.pack else None
-        if config.pack and packing is None:
-            say("strided and pooled layers would mix the examples of a row: they are padded, not packed")
-            config = replace(config, pack=False)
-        data = load_data(config, tokenizer, bad_input, say, packing)
+        packing = learning.packing(process_group.device, say) if config.pack else None
+        config = replace(config, pack=packing is not None)
+        data = load_data(config, learning, bad_input, say, packing)
         if left_out := bad_input.summary():
             say(f"left out: {left_out}")
         config = replace(config, batches=data.mixture.describe())
@@ -81,7 +82,10 @@ def finetune(
             )
             example = shlex.join(["altup", "evaluate", str(folder.path), "--task", (names or config.tasks)[0]])
             title = f"{Path(config.model).name} on {', '.join(config.tasks)}"
-            write_card(folder, config, title=title, data=described, verb="finetune", example=example)
+            write_card(
+                folder, config, title=title, data=described, verb="finetune", example=example, model=kind,
+                widened=is_widened(learning.answering.config),
+            )  # fmt: skip
 
         # The loop is not kept: DDP must be gone before its process group is, or their ends wait for each other.
         outcome = Loop(
@@ -89,10 +93,8 @@ def finetune(
             folder=folder,
             process_group=process_group,
             batches=data.mixture,
-            build_model=lambda checkpoint: check_vocabulary(build_model(config, place, checkpoint), tokenizer),
-            make_evaluate=make_evaluate(config, data.held_out, tokenizer, folder, process_group)
-            if names
-            else None,
+            build_model=lambda checkpoint: check_vocabulary(learning.build(checkpoint), tokenizer),
+            make_evaluate=make_evaluate(learning, data.held_out, folder, process_group) if names else None,
             tokenizer=tokenizer,
             introduction=_introduction(config, data.mixture),
             score=lambda values: values["score"],
@@ -106,52 +108,9 @@ def finetune(
     return outcome
 
 
-def build_model(config: FinetuneConfig, place: str, checkpoint: Path | None = None) -> torch.nn.Module:
-    """The model at `place`, ours or converted to ours, or that of a checkpoint; float32, with dropout."""
-    import torch
-    from transformers.utils import logging
-
-    from altup.core.pretrained import load_model
-    from altup.models.t5.config import AltUpT5Config
-    from altup.models.t5.convert import from_hugging_face
-    from altup.models.t5.model import AltUpT5ForConditionalGeneration
-    from altup.models.upcycling import T5S, load_pretrained
-
-    logging.disable_progress_bar()
-    if checkpoint is not None:
-        resumed: torch.nn.Module = load_model(AltUpT5ForConditionalGeneration, checkpoint, dtype=torch.float32)
-        return resumed
-    found: Any = load_pretrained(place, only=T5S)
-    if not isinstance(found, AltUpT5ForConditionalGeneration):
-        found = from_hugging_face(found)
-    fields = {**found.config.to_dict(), "dropout_rate": config.dropout, "z_loss": config.z_loss}
-    model = AltUpT5ForConditionalGeneration(AltUpT5Config(**{**fields, "dtype": "float32"}))
-    model.load_state_dict(found.state_dict())
-    model.generation_config = found.generation_config
-    return model
-
-
-def choose_packing(place: str, config: FinetuneConfig, device: torch.device) -> str | None:
-    """The layout of packed rows for the model at `place`, or None for one that would mix their examples.
-
-    Wide rows have more shapes, and a deterministic run compiles its layers for each.
-    """
-    import altup.models  # noqa: F401  registers our configs
-    from altup.core.pretrained import load_config
-    from altup.kernels.attention import WIDTHS
-    from altup.kernels.launch import runs_triton
-
-    model = load_config(place)
-    if getattr(model, "sequence", "none") != "none":
-        return None
-    by_kernels = runs_triton(device) and config.precision == "bf16" and getattr(model, "d_kv", None) in WIDTHS
-    return "wide" if by_kernels and not config.deterministic else "narrow"
-
-
 def make_evaluate(
-    config: FinetuneConfig,
+    learning: Learning,
     held_out: list[HeldOutTask],
-    tokenizer: Any,
     folder: RunFolder,
     process_group: ProcessGroup,
 ) -> Callable[[Engine], Evaluate]:
@@ -163,14 +122,16 @@ def make_evaluate(
     from altup.evaluation.scores import score_suites, summarise, write_scores
     from altup.training.metrics import all_or_none
 
+    config = learning.config
+
     def make(engine: Engine) -> Evaluate:
         def evaluate(model: torch.nn.Module, step: int) -> dict[str, float]:
             place = folder.path / "evaluation" / f"step-{step}"
-            scored = model_to_score(model, low_precision=config.precision == "bf16")
+            scored = learning.to_score(model)
             decoded = [
                 decode_task(
                     scored,
-                    tokenizer,
+                    learning.answering,
                     held,
                     config.inputs_length,
                     config.targets_length,
@@ -194,33 +155,6 @@ def make_evaluate(
         return evaluate
 
     return make
-
-
-def model_to_score(model: torch.nn.Module, low_precision: bool) -> Any:
-    """`model`, or a copy of its present weights that computes the same.
-
-    Sharded weights are gathered, because processes that decode take different numbers of steps (a collective:
-    every process must call it). With `low_precision`, for a run under bf16 autocast, weights are rounded once
-    instead of in every step of every answer.
-    """
-    import torch
-    from torch.distributed.tensor import DTensor
-
-    from altup.evaluation.decoding import round_weights
-    from altup.models.t5.model import AltUpT5ForConditionalGeneration
-    from altup.training.parallel import full_tensor
-
-    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    if not sharded and not low_precision:
-        return model
-    trained: Any = model
-    with torch.device("meta"):
-        copy: Any = AltUpT5ForConditionalGeneration(trained.config)
-    copy.load_state_dict({name: full_tensor(tensor) for name, tensor in model.state_dict().items()}, assign=True)
-    copy.generation_config = trained.generation_config
-    if low_precision:
-        round_weights(copy, torch.bfloat16)
-    return copy.eval()
 
 
 def _say(text: str) -> None:

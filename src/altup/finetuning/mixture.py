@@ -26,18 +26,18 @@ from altup.core.errors import UserError, check_whole
 from altup.data.bad_input import BadInput
 from altup.data.randomness import keys, permute
 from altup.data.tasks import SUITES, Task, find_task
-from altup.data.tasks.examples import TaskSource, Tokens, load_examples, open_tasks, source_of, tokenise
-from altup.data.tasks.examples import pad as pad_rows
+from altup.data.tasks.examples import TaskSource, Tokens, load_examples, open_tasks, source_of
 from altup.data.tasks.registry import add_task
 from altup.evaluation.evaluate import HeldOutTask, has_held_out, load_held_out
 from altup.evaluation.metrics import check_metrics
 from altup.finetuning.config import FinetuneConfig
-from altup.finetuning.packing import IGNORED, LAYOUTS, Sizes, Usual, pack, round_up
+from altup.finetuning.learning import Learning
+from altup.finetuning.learning.seq2seq import Seq2SeqRows
+from altup.finetuning.packing import MakeRows, Sizes, Usual
 
 MIX, ROWS = 4, 5  # first coordinates of keys, beside those of altup.data.batches
 TOGETHER = 32  # steps whose examples are drawn at once: hashing few numbers costs as much as hashing many
 ROUND = 10_000  # examples of a round of weighted tasks: weights are kept to 1/10,000
-WIDTHS = (32, 64, 128, 192, 256, 384)  # of inputs, below the longest: few, because each is recorded for itself
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,10 @@ class TrainingTask:
 
 
 class Mixture:
-    """`Batches` of examples, as rows of tokens.
+    """`Batches` of examples, as rows of tokens, which `rows` lays out as a kind of model reads them.
 
-    Padded, a row is an example: input_ids and attention_mask, as wide as the narrowest of a few widths that holds
-    the rows asked for, and labels (−100 behind the end), as wide as the longest target of all.
-
-    With `packing`, one of `packing.LAYOUTS`, rows hold several examples: input_ids, segments, labels,
-    decoder_segments. There are then fewer rows than examples.
+    Padded, a row is an example. With `packing`, one of `packing.LAYOUTS`, rows hold several examples, so that
+    there are fewer rows than examples.
     """
 
     def __init__(
@@ -78,20 +75,17 @@ class Mixture:
         pad_id: int,
         seed: int = 0,
         packing: str | None = None,
+        rows: MakeRows = Seq2SeqRows,
     ):
         check_whole("batch_size", batch_size, 1)
         check_whole("seed", seed, 0)
         self.tasks, self.shares, self.batch_size, self.seed = list(tasks), list(shares), batch_size, seed
         self.sequences_per_epoch = sum(len(task) for task in tasks)
-        self._pad = pad_id
         self._draw_steps = functools.lru_cache(maxsize=2)(self._draw)
         self._ends = np.cumsum(shares)
         self._sizes = np.array([len(task) for task in tasks])
-        self._layout = None if packing is None else LAYOUTS[packing]
-        self._usual = Usual(self._sizes_of("inputs"), self._sizes_of("targets"))
-        longest = self._usual.inputs.most
-        self._widths = [*(width for width in WIDTHS if width < longest), round_up(longest)]
-        self._target_width = round_up(self._usual.targets.most)
+        self._packs = packing is not None
+        self._arrange = rows(Usual(self._sizes_of("inputs"), self._sizes_of("targets")), pad_id, packing)
 
     def _sizes_of(self, part: str) -> Sizes:
         """Of the mixture's inputs or targets."""
@@ -103,7 +97,7 @@ class Mixture:
     def order(self, step: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Task and row of the examples start..stop-1 of a step, which is sorted by length if it is not packed."""
         task, row = self._drawn(step)
-        if self._layout is not None:
+        if self._packs:
             return task[start:stop], row[start:stop]
         lengths = np.array([len(self.tasks[t].inputs[r]) for t, r in zip(task, row, strict=True)])
         chosen = np.argsort(lengths, kind="stable")[start:stop]
@@ -135,16 +129,7 @@ class Mixture:
         chosen = list(zip(*self.order(step, start, stop), strict=True))
         inputs = [self.tasks[task].inputs[row] for task, row in chosen]
         targets = [self.tasks[task].targets[row] for task, row in chosen]
-        if self._layout is not None:
-            rows = self._layout([len(x) for x in inputs], [len(y) for y in targets], self._usual)
-            return pack(inputs, targets, rows, self._pad)
-        lengths = np.array([len(tokens) for tokens in inputs])
-        width = next(width for width in self._widths if width >= lengths.max(initial=0))
-        return {
-            "input_ids": pad_rows(inputs, width, self._pad),
-            "attention_mask": (np.arange(width) < lengths[:, None]).astype(np.int32),
-            "labels": pad_rows(targets, self._target_width, IGNORED),
-        }
+        return self._arrange(inputs, targets)
 
     def describe(self) -> dict[str, Any]:
         parts = {
@@ -178,7 +163,7 @@ class FinetuneData:
 
 def load_data(
     config: FinetuneConfig,
-    tokenizer: Any,
+    learning: Learning,
     bad_input: BadInput,
     say: Callable[[str], None],
     packing: str | None = None,
@@ -207,16 +192,17 @@ def load_data(
         scored += [task for task in found if _can_be_scored(task, source, say)]
     for task in scored:  # before anything is loaded, which may take long
         check_metrics(task)
+    learning.prepare([*known.values()])
     groups: list[tuple[float | None, list[int]]] = []
     training: list[TrainingTask] = []
     for weight, present in chosen:
-        loaded = [_load_training(task, source, tokenizer, config, bad_input, say) for task in present]
+        loaded = [_load_training(task, source, learning, bad_input, say) for task in present]
         training += loaded
         groups.append((weight, [len(task) for task in loaded]))
     if not training:
         raise UserError("none of the tasks has training examples; check --data")
     shares = shares_of([group for group in groups if group[1]])
-    mixture = Mixture(training, shares, config.batch_size, tokenizer.pad_token_id, config.seed, packing)
+    mixture = Mixture(training, shares, config.batch_size, learning.pad, config.seed, packing, rows=learning.rows)
     return FinetuneData(mixture, load_held_out(scored, source, bad_input, config.eval_limit))
 
 
@@ -229,20 +215,13 @@ def describe_held_out(held_out: list[HeldOutTask], config: FinetuneConfig) -> st
 
 
 def _load_training(
-    task: Task,
-    source: TaskSource,
-    tokenizer: Any,
-    config: FinetuneConfig,
-    bad_input: BadInput,
-    say: Callable[[str], None],
+    task: Task, source: TaskSource, learning: Learning, bad_input: BadInput, say: Callable[[str], None]
 ) -> TrainingTask:
-    examples = load_examples(task, "train", source, bad_input)
-    lengths = task.lengths(config.inputs_length, config.targets_length)
-    inputs = tokenise(tokenizer, [e.input for e in examples], lengths[0])
-    targets = tokenise(tokenizer, [e.target for e in examples], lengths[1])
-    for what, tokens, length in zip(("inputs", "targets"), (inputs, targets), lengths, strict=True):
-        if tokens.cut:
-            say(f"{task.name}: {tokens.cut:,} of {len(tokens):,} {what} exceed {length} tokens and were cut")
+    inputs, targets, cut = learning.tokenise(task, load_examples(task, "train", source, bad_input))
+    lengths = task.lengths(learning.config.inputs_length, learning.config.targets_length)
+    for (what, number), length in zip(cut.items(), lengths, strict=True):
+        if number:
+            say(f"{task.name}: {number:,} of {len(inputs):,} {what} exceed {length} tokens and were cut")
     return TrainingTask(task.name, inputs, targets)
 
 

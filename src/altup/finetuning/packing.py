@@ -23,6 +23,7 @@ import numpy as np
 from altup.training.prefetch import IGNORED
 
 NARROW, WIDEST = 8, 512  # usual examples of a narrow row, and tokens unless an input is longer
+WIDTHS = (32, 64, 128, 192, 256, 384)  # of padded rows, below the longest: few, as each is recorded for itself
 LONG = 1 / 4  # of a narrow row: inputs beyond this are fitted in tightly, those below it evenly
 WIDE = 4096  # tokens of a wide row, or about as many
 
@@ -42,6 +43,12 @@ class Usual:
 
     inputs: Sizes
     targets: Sizes
+
+
+# What makes, of the sizes of a mixture, its padding and one of LAYOUTS (None: an example a row), the function that
+# lays out a batch: (inputs, targets) → the model's arguments.
+Arrange = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], dict[str, np.ndarray]]
+MakeRows = Callable[[Usual, int, str | None], Arrange]
 
 
 @dataclass(frozen=True)
@@ -139,12 +146,12 @@ def pack(
         "labels": np.full(target_shape, IGNORED, np.int32),
         "decoder_segments": np.zeros(target_shape, np.int32),
     }
-    _lay_out(rows.examples, inputs, packed["input_ids"], packed["segments"])
-    _lay_out(rows.examples, targets, packed["labels"], packed["decoder_segments"])
+    lay_out(rows.examples, inputs, packed["input_ids"], packed["segments"])
+    lay_out(rows.examples, targets, packed["labels"], packed["decoder_segments"])
     return packed
 
 
-def _lay_out(
+def lay_out(
     rows: Sequence[Sequence[int]], pieces: Sequence[np.ndarray], tokens: np.ndarray, segments: np.ndarray
 ) -> None:
     """Write the pieces of each row behind each other, and their numbers within the row, from 1."""
@@ -171,6 +178,19 @@ def target_widths(usual: Usual, width: int) -> list[int]:
     while widths[-1] < usual.targets.most:
         widths.append(min(round_up(int(1.5 * widths[-1])), round_up(usual.targets.most)))
     return widths
+
+
+def choose_width(inputs: Sequence[np.ndarray], usual: Usual) -> int:
+    """The narrowest of a few widths that holds these rows, each an example."""
+    longest = max((len(row) for row in inputs), default=0)
+    most = usual.inputs.most
+    return next(width for width in (*(w for w in WIDTHS if w < most), round_up(most)) if width >= longest)
+
+
+def mark_real(inputs: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """[rows, width]: 1 for tokens, 0 for padding behind them."""
+    lengths = np.array([len(row) for row in inputs])
+    return (np.arange(width) < lengths[:, None]).astype(np.int32)
 
 
 def round_up(length: int, quantum: int = 8) -> int:

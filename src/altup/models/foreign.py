@@ -6,10 +6,12 @@ A model's kind is the family of ours that learns as it does: `t5` (an encoder an
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
@@ -20,8 +22,16 @@ from altup.core.pretrained import load_model
 from altup.kernels.cross_entropy import IGNORED, token_sums
 from altup.models.base import loss_fields
 from altup.models.families import family, family_name
+from altup.models.masks import segment_positions
 from altup.models.widening import load_widened
+from altup.models.widening.parameters import WideningPlan
+from altup.models.widening.widen import apply
 
+# Models whose positions are counted from behind the padding's, so that some of the table's rows are never read.
+COUNT_BEHIND_PADDING = {
+    *("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "mpnet", "longformer"),
+    *("data2vec-text", "esm", "ibert", "luke", "markuplm", "xmod"),
+}
 CLASSES = {
     "t5": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "bert": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -52,6 +62,24 @@ def _sees_ahead(config: PreTrainedConfig) -> bool:
     """Whether a model with a causal head is an encoder that nobody has told to hide what comes later."""
     is_encoder = config.model_type in CLASSES["bert"] and not getattr(config, "is_decoder", False)
     return is_encoder or config.model_type == "xlnet"
+
+
+def longest_text(config: PreTrainedConfig) -> int | None:
+    """The most tokens that the model has positions for; None where there is no such number."""
+    config = config.get_text_config()
+    longest: int | None = getattr(config, "max_position_embeddings", None)
+    if longest and config.model_type in COUNT_BEHIND_PADDING:
+        longest -= (config.pad_token_id or 0) + 1
+    return longest
+
+
+def check_positions(config: PreTrainedConfig, tokens: int, setting: str, name: str) -> None:
+    """UserError where rows of `tokens` tokens, which `setting` asks for, are longer than the model's positions."""
+    longest = longest_text(config)
+    if longest and tokens > longest:
+        raise UserError(
+            f"{setting}={tokens} is more than the {longest} positions of {name}; give at most {longest}"
+        )
 
 
 def is_widened(config: PreTrainedConfig) -> bool:
@@ -90,10 +118,17 @@ class TokenSumsModel:
         shift_labels: Tensor | None = None,
         masked_positions: Tensor | None = None,
         return_logits: bool = True,
+        attention_mask: Tensor | None = None,
+        segments: Tensor | None = None,
     ) -> ModelOutput:
         """input_ids: [batch, tokens]. `labels` are those of a decoder or of masked tokens; `shift_labels[t]` is
-        the token after `input_ids[t]`."""
+        the token after `input_ids[t]`. `segments` [batch, tokens] number the texts of packed rows, which
+        transformers' causal models tell apart by positions that begin anew."""
         inputs: dict[str, Any] = {"input_ids": input_ids}
+        if attention_mask is not None:
+            inputs["attention_mask"] = attention_mask
+        if segments is not None:
+            inputs["position_ids"] = segment_positions(segments)
         if self.config.is_encoder_decoder and labels is not None:
             inputs |= {"decoder_input_ids": shift_right(labels, self.config), "use_cache": False}
         elif shift_labels is not None:
@@ -110,6 +145,40 @@ def shift_right(labels: Tensor, config: Any) -> Tensor:
     inputs = labels.new_full(labels.shape, config.pad_token_id if start is None else start)
     inputs[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, config.pad_token_id or 0)
     return inputs
+
+
+def without_sums(model: TokenSumsModel) -> Any:
+    """The same model, weights and all, as an object of the class it had, which also generates."""
+    own = (c for c in type(model).__mro__ if issubclass(c, PreTrainedModel) and not issubclass(c, TokenSumsModel))
+    base: Any = next(own)
+    plain = base.__new__(base)
+    plain.__dict__ = model.__dict__
+    return plain
+
+
+def without_weights(model: TokenSumsModel) -> Any:
+    """A fresh model of the same shape, widened where `model` is, of its own class."""
+    config = copy.deepcopy(model.config)
+    fresh = type(without_sums(model))._from_config(config)
+    if is_widened(config):
+        apply(fresh, WideningPlan(**config.altup))
+    return fresh
+
+
+@torch.no_grad()
+def keeps_texts_apart(model: TokenSumsModel) -> bool:
+    """Whether texts that are packed into a row are read as if each had a row of its own; tried on a short one."""
+    model.eval()  # type: ignore[attr-defined]
+    device = next(model.parameters()).device  # type: ignore[attr-defined]
+    ids = torch.arange(1, 17, device=device).unsqueeze(0) % model.config.get_text_config().vocab_size
+    segments = torch.tensor([[1] * 6 + [2] * 7 + [0] * 3], device=device)
+    try:
+        packed = model(input_ids=ids, segments=segments).logits  # type: ignore[operator]
+        alone = [model(input_ids=text).logits for text in (ids[:, :6], ids[:, 6:13])]  # type: ignore[operator]
+    except Exception:  # whatever a model says that takes no positions
+        return False
+    want = torch.cat(alone, dim=1).float()
+    return torch.allclose(packed[:, :13].float(), want, rtol=0, atol=1e-3 * float(want.std()))
 
 
 @functools.cache

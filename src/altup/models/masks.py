@@ -112,6 +112,17 @@ def token_positions(mask: Tensor | None, queries: int, past: Any, device: torch.
     return counted.gather(1, positions.expand(mask.shape[0], -1))
 
 
+def segment_positions(segments: Tensor) -> Tensor:
+    """The position of each token in its text, [batch, tokens]: how many before it have its number."""
+    same = segments[:, :, None] == segments[:, None, :]
+    return same.tril(-1).sum(dim=-1)
+
+
+def packed_mask(segments: Tensor) -> Tensor:
+    """[batch, 1, tokens, tokens]: a token of a packed row sees those of its own text, up to itself."""
+    return (segments[:, :, None] == segments[:, None, :]).tril()[:, None]
+
+
 def cached_lengths(cache: Cache | None, queries: int) -> tuple[Any, int]:
     """How many tokens came before the queries, and how many keys attention will see.
 

@@ -23,7 +23,7 @@ from altup.core.runs import find_model
 from altup.core.schema import read_yaml
 from altup.data.shards import Manifest
 from altup.models.config import AltUpConfig
-from altup.models.foreign import answer_in_sums, is_widened, kind_of, load_language_model
+from altup.models.foreign import answer_in_sums, is_widened, kind_of, load_language_model, longest_text
 from altup.training.run_folder import RunFolder
 from altup.training.sharded import OPTIMIZER
 
@@ -38,11 +38,6 @@ DROPOUT_FIELDS = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "embd_pdrop", "resid_pdrop", "attn_pdrop"),
     *("embedding_dropout", "mlp_dropout"),
 )
-# Models whose positions are counted from behind the padding's, so that some of the table's rows are never read.
-COUNT_BEHIND_PADDING = {
-    *("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "mpnet", "longformer"),
-    *("data2vec-text", "esm", "ibert", "luke", "markuplm", "xmod"),
-}
 
 
 @dataclass(frozen=True)
@@ -111,9 +106,7 @@ class StartingModel:
                 "what span corruption hides; add them (tokenizer.add_tokens, model.resize_token_embeddings), save "
                 f"both, and prepare the text again with {again}"
             )
-        longest = getattr(self.config, "max_position_embeddings", None)
-        if longest and self.config.model_type in COUNT_BEHIND_PADDING:
-            longest -= self.config.pad_token_id + 1
+        longest = longest_text(self.config)
         if longest and inputs_length > longest:
             raise UserError(
                 f"inputs_length={inputs_length} is more than the {longest} positions of {self.name}; give at most "
@@ -175,13 +168,18 @@ def _adjust(model: Any, config: PretrainConfig) -> None:
         model.z_loss = config.z_loss
     if config.dropout is None:
         return
-    names = [name for name in DROPOUT_FIELDS if getattr(model, name, None) is not None]
-    if not names:
+    if not set_dropout(model, config.dropout):
         raise UserError(
             f"dropout={config.dropout}: the config of {config.from_model} has no field for it; leave it out"
         )
+
+
+def set_dropout(model: Any, dropout: float) -> bool:
+    """Put `dropout` wherever a model's config has it; False where it has none."""
+    names = [name for name in DROPOUT_FIELDS if getattr(model, name, None) is not None]
     for name in names:
-        setattr(model, name, config.dropout)
+        setattr(model, name, dropout)
+    return bool(names)
 
 
 def seal_of(place: str) -> str | None:

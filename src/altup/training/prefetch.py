@@ -14,7 +14,8 @@ from altup.data.batches import Batches, read_ahead
 from altup.kernels.cross_entropy import IGNORED
 from altup.training.parallel import ProcessGroup
 
-PADDING = {"labels": IGNORED}  # of packed rows; all else is 0, and no token sees an input of segment 0
+# Of packed rows; all else is 0, and no token sees an input of segment 0.
+PADDING = {"labels": IGNORED, "shift_labels": IGNORED}
 
 
 @dataclass

@@ -224,6 +224,11 @@ class Tokens:
     ends: np.ndarray
     cut: int
 
+    @classmethod
+    def of(cls, rows: Sequence[np.ndarray], cut: int = 0) -> Tokens:
+        ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
+        return cls(np.concatenate(rows) if rows else np.empty(0, np.int32), ends, cut)
+
     def __len__(self) -> int:
         return len(self.ends)
 
@@ -235,8 +240,17 @@ class Tokens:
         return np.diff(self.ends, prepend=0)
 
 
-def tokenise(tokenizer: Any, texts: Sequence[str], length: int) -> Tokens:
-    """Each text as at most `length` tokens, the last of them eos. Special tokens in a text are plain text."""
+def tokenise(
+    tokenizer: Any,
+    texts: Sequence[str],
+    length: int,
+    before: Sequence[int] = (),
+    after: Sequence[int] | None = None,
+) -> Tokens:
+    """Each text as at most `length` tokens, between those of `before` and `after`, which is eos unless given; a
+    text that is too long loses its end. Special tokens in a text are plain text."""
+    after = [tokenizer.eos_token_id] if after is None else after
+    room = length - len(before) - len(after)
     rows: list[np.ndarray] = []
     cut = 0
     for begin in range(0, len(texts), TEXTS):
@@ -245,10 +259,9 @@ def tokenise(tokenizer: Any, texts: Sequence[str], length: int) -> Tokens:
             batch, add_special_tokens=False, return_attention_mask=False, split_special_tokens=True
         )
         for ids in encoded["input_ids"]:
-            cut += len(ids) >= length
-            rows.append(np.array([*ids[: length - 1], tokenizer.eos_token_id], np.int32))
-    ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
-    return Tokens(np.concatenate(rows) if rows else np.empty(0, np.int32), ends, cut)
+            cut += len(ids) > room
+            rows.append(np.array([*before, *ids[: max(room, 0)], *after], np.int32))
+    return Tokens.of(rows, cut)
 
 
 def pad(rows: Sequence[np.ndarray], length: int, filler: int) -> np.ndarray:

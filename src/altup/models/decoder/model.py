@@ -15,7 +15,7 @@ from altup.core.errors import UserError
 from altup.kernels.cross_entropy import IGNORED
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, refuse_attentions
 from altup.models.decoder.config import AltUpDecoderConfig
-from altup.models.masks import causal_mask, token_positions
+from altup.models.masks import causal_mask, check_segments, packed_mask, segment_positions, token_positions
 from altup.models.stack import Blocks, LayerInputs, LayerStack, PreNormLayer, build_experts, build_rule
 from altup.nn import RMSNorm
 from altup.nn.attention import GroupedAttention
@@ -127,10 +127,12 @@ class AltUpDecoderModel(LayerStack, AltUpDecoderPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        segments: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast | tuple:
         """`attention_mask` [batch, past + tokens] is 1 for real tokens; padding may be on either side, and tokens
-        are placed without counting it unless `position_ids` says otherwise."""
+        are placed without counting it unless `position_ids` says otherwise. `segments` [batch, tokens] number the
+        texts of packed rows, each of which is read as if it had a row of its own."""
         refuse_attentions(output_attentions)
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("give either input_ids or inputs_embeds")
@@ -143,6 +145,10 @@ class AltUpDecoderModel(LayerStack, AltUpDecoderPreTrainedModel):
         embeddings = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         state = self.lift(embeddings)
         device, queries = embeddings.device, embeddings.shape[1]
+        if segments is not None:
+            check_segments("segments", segments, embeddings, attention_mask)
+            attention_mask, use_cache, past_key_values = packed_mask(segments), False, None
+            position_ids = segment_positions(segments) if position_ids is None else position_ids
         mask, past = causal_mask(attention_mask, queries, past_key_values, state[0].dtype, device)
         if position_ids is None:
             position_ids = token_positions(attention_mask, queries, past, device)
@@ -208,6 +214,7 @@ class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
         return_logits: bool = True,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
+        segments: Tensor | None = None,
         **kwargs: Any,
     ) -> AltUpCausalLMOutput | tuple:
         """Two ways to give the answers, both with −100 where a token does not count, as Hugging Face has them:
@@ -231,6 +238,7 @@ class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
             output_hidden_states,
             output_attentions,
             return_dict=True,
+            segments=segments,
         )
         hidden = outputs.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

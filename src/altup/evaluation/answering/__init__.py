@@ -1,0 +1,67 @@
+"""How a kind of model reads a task's inputs and answers them: one module a kind, chosen here.
+
+How it learns a task is in `altup.finetuning.learning`, with a module of the same name. A new kind is a module in
+both, and its name in both tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from altup.core.errors import UserError
+from altup.core.hub import find_pretrained
+from altup.core.pretrained import TOKENIZER_FILES, load_config, load_tokenizer
+from altup.data.tasks.examples import Tokens
+from altup.data.tasks.task import Task
+from altup.evaluation.answering.causal import CausalAnswering
+from altup.evaluation.answering.seq2seq import Seq2SeqAnswering
+from altup.models.foreign import kind_of
+
+
+class Answering(Protocol):
+    """What evaluation and fine-tuning ask of a kind of model. `config` and `tokenizer` are the model's."""
+
+    kind: str
+    place: str
+    config: Any
+    tokenizer: Any
+
+    def load(self) -> Any:
+        """The model, to be evaluated."""
+
+    def check(self, task: Task, inputs_length: int, targets_length: int) -> None:
+        """UserError for a task that such a model cannot answer, or for more tokens than it has places for."""
+
+    def inputs(self, texts: Sequence[str], most: int) -> Tokens:
+        """What the model reads: each text as at most `most` tokens."""
+
+    def targets(self, texts: Sequence[str], most: int) -> Tokens:
+        """What the model is to answer, as it would: each text as at most `most` tokens."""
+
+    def answer(self, model: Any, rows: list[np.ndarray], task: Task | None, lengths: tuple[int, int]) -> Tensor:
+        """The answers to a batch of inputs, [rows, ≤ targets] whole numbers; `lengths` are the most tokens of
+        inputs and of targets."""
+
+    def read(self, numbers: list[int], task: Task | None) -> str:
+        """An answer as text."""
+
+
+ANSWERING: dict[str, Any] = {"t5": Seq2SeqAnswering, "decoder": CausalAnswering}
+
+
+def answering_of(place: str) -> Answering:
+    """How the model in a folder or on the hub answers; its weights are not read yet."""
+    place = find_pretrained(place)
+    config = load_config(place)
+    kind = kind_of(config, place)
+    if kind not in ANSWERING:
+        raise UserError(f"{place!r} holds a {config.model_type!r} model; give a causal model or a T5")
+    if Path(place).is_dir() and not any((Path(place) / name).exists() for name in TOKENIZER_FILES):
+        raise UserError(f"{place} has no tokenizer; save it beside the model (tokenizer.save_pretrained)")
+    answering: Answering = ANSWERING[kind](load_tokenizer(place), config, place)
+    return answering
