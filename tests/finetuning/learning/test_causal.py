@@ -1,4 +1,4 @@
-"""Causal models, ours and Hugging Face's: what they read and learn of a task, packed and padded, and whole runs."""
+"""Causal models, ours and Hugging Face's: what they learn of a task, packed and padded, and whole runs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from tests.training.compare import assert_same_run, records
 TASK = Task("own", lambda record, training: [], ("exact_text",))
 EXAMPLES = [Example(" ".join(made_up_words()[i : i + 1 + i % 5]), made_up_words()[50 + i], ()) for i in range(9)]
 SMALL: dict[str, Any] = {
-    "steps": 70, "batch_size": 8, "lr": 0.03, "log_every": 35, "eval_every": 70, "dropout": 0.0, "deterministic": True,
-    "inputs_length": 48, "targets_length": 16,
+    "steps": 70, "batch_size": 8, "lr": 0.03, "log_every": 35, "eval_every": 70, "dropout": 0.0,
+    "inputs_length": 48, "targets_length": 16, "deterministic": True,
 }  # fmt: skip
 
 
