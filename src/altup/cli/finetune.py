@@ -14,7 +14,10 @@ from altup.finetuning.config import FinetuneConfig
 def command(
     out: Out,
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A run, a model folder, or a T5 1.1 on the hub.")
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="A run, a model folder, or a name on the hub: a T5 or a causal model."
+        ),
     ] = None,
     suite: Suites = None,
     resume: Resume = False,
@@ -23,6 +26,8 @@ def command(
     **settings: Any,
 ) -> None:
     """Fine-tune a model. Stop it with Ctrl-C or SIGTERM: it saves (exit code 75) and goes on with --resume.
+
+    Takes T5s and causal models, ours and Hugging Face's, widened or not; what they learn is text to text.
 
     The defaults are the paper's recipe: Adafactor at a constant 0.001, dropout 0.1, batch 256, 50,000 steps.
     """

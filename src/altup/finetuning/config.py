@@ -18,7 +18,7 @@ class FinetuneConfig(TaskSettings, TrainConfig):
 
     `model` is a run, a model folder or a name on the hub. `tasks` holds names of tasks or suites, or a user's own
     files, each with a weight (`squad=2`) or none of them. `data` is a folder of task files; None is the hub.
-    `pack` puts several examples into a row; models with strided or pooled sequences would mix them, and pad.
+    `pack` puts several examples into a row; models that would mix them pad.
     A checkpoint is saved with every evaluation unless `save_every` says otherwise, so that the best can be kept.
     `data` may be moved: what counts is `batches`, the description of the data, which is filled in at the start
     and compared when a run goes on.
@@ -30,7 +30,7 @@ class FinetuneConfig(TaskSettings, TrainConfig):
         256
     """
 
-    model: str = setting("", "A run, a model folder, or a T5 1.1 on the hub.")
+    model: str = setting("", "A run, a model folder, or a name on the hub: a T5 or a causal model.")
     tasks: list[str] = setting(
         [], "A task, a suite, or your own .jsonl file or folder; with a weight: squad=2. Repeat it.",
         panel="Run", flag="--task", after="out",
