@@ -42,17 +42,17 @@ export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1            # or restarted processes 
 first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 20000))
 
+# srun hands SIGTERM to torchrun on every node, and torchrun to the processes, which finish their step and save.
+time_over=
+cancelled=
+trap 'time_over=1; kill -TERM $!' USR1
+trap 'cancelled=1; kill -TERM $!' TERM
+
 before=$(newest_step)
 srun --kill-on-bad-exit=1 torchrun --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" \
     --rdzv-backend c10d --rdzv-endpoint "$first_node:$port" --rdzv-id "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" \
     --max-restarts "$RESTARTS" -m altup pretrain "$@" --resume &
 step=$!
-
-# srun hands SIGTERM to torchrun on every node, and torchrun to the processes, which finish their step and save.
-time_over=
-cancelled=
-trap 'time_over=1; kill -TERM "$step"' USR1
-trap 'cancelled=1; kill -TERM "$step"' TERM
 while true; do
     wait "$step"
     code=$?

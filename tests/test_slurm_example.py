@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.processes import prepare_text
+from tests.processes import PATIENCE, prepare_text, wait_until
 from tests.torchrun import environment
 from tests.training.compare import assert_same_bits, records, weights
 
@@ -21,8 +20,8 @@ SRUN = """#!/bin/bash
 # One task a node; what it is sent, all tasks are sent.
 [[ $1 == --* ]] && shift
 pids=
-for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do SLURM_NODEID=$node "$@" & pids+=" $!"; done
 trap 'kill -TERM $pids' TERM
+for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do SLURM_NODEID=$node "$@" & pids+=" $!"; done
 code=0
 for pid in $pids; do
     while true; do
@@ -100,18 +99,16 @@ def test_what_goes_back_into_the_queue(
 ) -> None:
     job = cluster(torchrun, "--out", tmp_path, OUT=str(tmp_path))
     if number:
-        end = time.monotonic() + 30
-        while len(list(tmp_path.glob("here-*"))) < 2 and time.monotonic() < end:
-            time.sleep(0.02)
+        wait_until(lambda: len(list(tmp_path.glob("here-*"))) == 2)
         job.send_signal(number)
-    text, _ = job.communicate(timeout=60)
+    text, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == code, text
     assert queued(tmp_path) == ([f"requeue {os.getpid()}"] if requeued else [])
 
 
 def test_torchrun_is_told_of_all_nodes(cluster: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     job = cluster('echo "$SLURM_NODEID $*"', "--data", "d", f"--out={tmp_path}", SLURM_GPUS_ON_NODE="8")
-    text, _ = job.communicate(timeout=60)
+    text, _ = job.communicate(timeout=PATIENCE)
     lines = sorted(text.splitlines())
     port = 20000 + os.getpid() % 20000
     assert [line[0] for line in lines] == ["0", "1"]
@@ -120,17 +117,15 @@ def test_torchrun_is_told_of_all_nodes(cluster: Callable[..., subprocess.Popen[s
     )
     assert all(line.endswith(f"-m altup pretrain --data d --out={tmp_path} --resume") for line in lines)
     job = cluster("exit 0", "--data", "d")
-    assert "no --out" in job.communicate(timeout=60)[0]
+    assert "no --out" in job.communicate(timeout=PATIENCE)[0]
     assert job.returncode == 2
 
 
 def run_until(run: Path, step: int) -> None:
-    end = time.monotonic() + 240
-    while time.monotonic() < end:
-        if (run / "metrics.jsonl").exists() and any(record["step"] >= step for record in records(run)):
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"no step {step} in {run}")
+    wait_until(
+        lambda: (run / "metrics.jsonl").exists() and any(record["step"] >= step for record in records(run)),
+        lambda: f"step {step} in {run}",
+    )
 
 
 @pytest.mark.slow
@@ -162,7 +157,7 @@ def test_a_job_of_several_lives_trains_what_one_would(
     first = cluster(torchrun, *command, "--out", run)
     run_until(run, 40)
     first.send_signal(signal.SIGUSR1)
-    text, _ = first.communicate(timeout=120)
+    text, _ = first.communicate(timeout=PATIENCE)
     assert first.returncode == 75, text[-3000:]
     assert queued(tmp_path) == [f"requeue {os.getpid()}"]
     saved = max(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))

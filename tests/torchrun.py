@@ -47,7 +47,7 @@ def train_together(*arguments: object, out: Path, timeout: float = 300, world: i
     Seen once, in CI with torch 2.13 (docs/lab-log.md, "A crash that did not come back").
     """
     for attempt in (1, 2):
-        codes, text = _fork_ranks([str(a) for a in arguments], timeout, world)
+        codes, text = fork_ranks(arguments, timeout, world)
         if attempt == 2 or not set(codes) & set(CRASHES):
             break
         warnings.warn(f"a process crashed and was started once more:\n{last_words(text)}", stacklevel=2)
@@ -61,11 +61,13 @@ def last_words(text: str) -> str:
     return (text[crash : crash + 4000] + "\n…\n" if crash >= 0 else "") + text[-3000:]
 
 
-def _fork_ranks(arguments: list[str], timeout: float, world: int) -> tuple[list[int | None], str]:
+def fork_ranks(
+    arguments: Sequence[object], timeout: float = 300, world: int = 2, before: Callable[[int], None] | None = None
+) -> tuple[list[int | None], str]:
     """Exit codes and everything that the ranks said. Where one fails, the others are ended, as torchrun does."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / str(rank) for rank in range(world)]
-        _store, ranks = start_ranks(arguments, outputs)  # it lives as long as this name
+        _store, ranks = start_ranks([str(a) for a in arguments], outputs, before)  # it lives as long as this name
         end = time.monotonic() + timeout
         while any(process.is_alive() for process in ranks) and time.monotonic() < end:
             if any(process.exitcode for process in ranks):

@@ -91,15 +91,11 @@ class WrongGradient(torch.autograd.Function):
         return 2.001 * ctx.saved_tensors[0] * upstream
 
 
-def test_without_a_baseline_the_fastest_peer_is_it():
-    def slow(x):
-        time.sleep(0.02)
-        return x**2
-
+def test_without_a_baseline_the_fastest_peer_is_it(clock):
     providers = [
-        Provider("ours", squares()),
-        Provider("slow peer", squares(slow), "peer"),
-        Provider("peer", squares(lambda x: (time.sleep(0.002), x**2)[1]), "peer"),
+        Provider("ours", squares(wait=partial(clock.pass_time, 0.001))),
+        Provider("slow peer", squares(wait=partial(clock.pass_time, 0.02)), "peer"),
+        Provider("peer", squares(wait=partial(clock.pass_time, 0.002)), "peer"),
         Provider("wrong peer", squares(lambda x: x**2 + 1), "peer"),
     ]
     rows = []

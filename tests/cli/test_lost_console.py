@@ -8,13 +8,12 @@ import pty
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_pretrain import SMALL
-from tests.processes import Running, _start, altup, prepare_text, start, with_options
+from tests.processes import PATIENCE, Running, _start, altup, prepare_text, start, wait_until, with_options
 from tests.studies.samples import TEXT
 from tests.training.compare import assert_same_bits, records, weights
 
@@ -57,10 +56,10 @@ def run_on_a_lost(console: str, folder: Path, *arguments: object) -> Running:
         os.read(descriptor, 1)
         os.close(descriptor)
 
-    reader = threading.Thread(target=read_a_little)
+    reader = threading.Thread(target=read_a_little, daemon=True)
     reader.start()
     running = _start((None, place, place), arguments, {"TERM": "xterm"})
-    reader.join(60)
+    reader.join(PATIENCE)
     if console == "terminal":
         os.close(theirs)
     return running
@@ -134,10 +133,7 @@ def test_a_study_goes_on_too(data: Path, tmp_path: Path) -> None:
 
 
 def wait_for_records(run: Path) -> None:
-    end = time.monotonic() + 60
-    while not (run / "metrics.jsonl").exists() or not records(run):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: (run / "metrics.jsonl").exists() and records(run))
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGHUP, marks=pytest.mark.slow), signal.SIGUSR1])

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import PATIENCE
+
 IMPORTING = (
     "import sys, time\nprint('importing', file=sys.stderr, flush=True)\n"
-    "try:\n    time.sleep(60)\nexcept BaseException:\n    raise ModuleNotFoundError('a part')\n"
+    "try:\n    time.sleep(600)\nexcept BaseException:\n    raise ModuleNotFoundError('a part')\n"
 )
 
 
@@ -30,7 +32,7 @@ def interrupt(command: list[object], place: Path, words: str) -> tuple[int, str]
         if words in line:
             break
     process.send_signal(signal.SIGINT)
-    return process.wait(30), process.stderr.read()
+    return process.wait(PATIENCE), process.stderr.read()
 
 
 @pytest.mark.parametrize("module", ["typer", "torch"])
@@ -45,7 +47,7 @@ def test_from_then_on_it_is_pythons_own(tmp_path: Path) -> None:
     script = (
         "import sys, time\nfrom altup.core.interrupts import end_on_interrupt, raise_on_interrupt\n"
         "end_on_interrupt()\nraise_on_interrupt()\n"
-        "try:\n    print('ready', file=sys.stderr, flush=True)\n    time.sleep(60)\n"
+        "try:\n    print('ready', file=sys.stderr, flush=True)\n    time.sleep(600)\n"
         "except KeyboardInterrupt:\n    sys.exit(7)\n"
     )
     assert interrupt([sys.executable, "-c", script], tmp_path, "ready") == (7, "")

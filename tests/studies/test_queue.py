@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +18,7 @@ from altup.studies.queue import Queue, start_process
 from altup.studies.results import write_json
 from altup.studies.scale import Scale, with_settings
 from altup.training.run_folder import RunFolder
+from tests.processes import PATIENCE, Running, wait_until
 from tests.studies.samples import TWO, plan
 from tests.studies.workers import FORKSERVER, fork_workers
 
@@ -26,8 +26,9 @@ from tests.studies.workers import FORKSERVER, fork_workers
 def test_what_the_time_limit_stops_and_all_behind_it_is_left(scale: Scale, data: Path, tmp_path: Path) -> None:
     jobs = plan([TWO], with_settings(scale, {"steps": 50_000}), data, seeds=[0, 1]).training()
     queue = Queue(
-        tmp_path, lambda text: None, lambda job: None, width=2, isolated=True, until=time.monotonic() + 1
-    )
+        tmp_path, lambda text: None, lambda job: None, width=2, isolated=True, until=time.monotonic() + 1,
+        start=fork_workers(),
+    )  # fmt: skip
     queue.run(jobs)
     assert (len(jobs), sorted(queue.left)) == (4, sorted(job.key for job in jobs))
 
@@ -51,14 +52,10 @@ def test_jobs_of_one_device_take_turns_and_ctrl_c_loses_nothing(scale: Scale, da
     def said(words: str) -> int:
         return sum(words in path.read_text() for path in tmp_path.glob("logs/*.log"))
 
-    end = time.monotonic() + 120
-    while not (said("step 20/") and said("waiting for its turn")):
-        assert time.monotonic() < end
-        assert running.is_alive()
-        time.sleep(0.1)
+    Running(running, tmp_path).wait_until(lambda: said("step 20/") and said("waiting for its turn"), "a turn")
     assert said("step 2/") == 1
     os.killpg(running.pid, signal.SIGINT)
-    running.join(60)
+    running.join(PATIENCE)
     assert running.exitcode == 0
     saved = sorted(int(path.name.partition("-")[2]) for path in tmp_path.glob("runs/*/checkpoints/step-*"))
     assert (len(saved), saved[0]) == (2, 1)
@@ -66,12 +63,12 @@ def test_jobs_of_one_device_take_turns_and_ctrl_c_loses_nothing(scale: Scale, da
 
 
 def test_what_waits_on_one_device_is_counted_by_the_time_limit(scale: Scale, data: Path, tmp_path: Path) -> None:
-    """Each is thought to take 100 s of the 250 there are, so the third begins when others have ended sooner."""
+    """Each is thought to take 1000 s of the 2500 there are, so the third begins when others have ended sooner."""
     jobs = plan([TWO], scale, data, seeds=[0, 1]).training()[:3]
     events: list[str] = []
     queue = Queue(
-        tmp_path, lambda text: events.append("begins"), lambda job: events.append("ends"), lambda job: 100,
-        width=3, devices=["0"], isolated=True, until=time.monotonic() + 250, start=fork_workers(),
+        tmp_path, lambda text: events.append("begins"), lambda job: events.append("ends"), lambda job: 1000,
+        width=3, devices=["0"], isolated=True, until=time.monotonic() + 2500, start=fork_workers(),
     )  # fmt: skip
     queue.run(jobs)
     assert events[:3] == ["begins", "begins", "ends"]
@@ -137,17 +134,21 @@ def test_a_job_that_another_process_works_on_is_waited_for(
     jobs = plan([TWO], scale, data).training()
     lock = Lock(jobs[0].folder(tmp_path) / ".lock")
     assert lock.acquire()
-    said: list[str] = []
+    waiting: list[str] = []
     done: list[str] = []
+
+    def say(text: str) -> None:
+        if f"waiting for another process that trains {jobs[0].title}" in text:
+            waiting.append(text)
+            lock.release()
+
     queue = Queue(
-        tmp_path, said.append, lambda job: done.append(job.key), isolated=isolated, width=2, start=fork_workers()
+        tmp_path, say, lambda job: done.append(job.key), isolated=isolated, width=2, start=fork_workers()
     )
-    free = threading.Timer(1.0, lock.release)
-    free.start()
     queue.run(jobs)
     assert (queue.failed, queue.left) == ([], [])
     assert sorted(done) == sorted(job.key for job in jobs)
-    assert sum(f"waiting for another process that trains {jobs[0].title}" in line for line in said) == 1
+    assert len(waiting) == 1
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -165,9 +166,7 @@ def start_and_be_killed(folder: Path, job: Job) -> None:
     write_json(described, asdict(job))
     with (folder / "log").open("ab") as log:
         start_process(["study", "work", str(described), "--out", str(folder)], dict(os.environ), log)
-    end = time.monotonic() + 120
-    while time.monotonic() < end and "step 2/" not in (folder / "log").read_text():
-        time.sleep(0.05)
+    wait_until(lambda: "step 2/" in (folder / "log").read_text())
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -178,9 +177,6 @@ def test_a_process_saves_and_ends_with_the_one_that_started_it(scale: Scale, dat
     parent.start()
     parent.join()
     run = RunFolder(job.folder(tmp_path))
-    end = time.monotonic() + 60
-    while run.is_locked:
-        assert time.monotonic() < end, (tmp_path / "log").read_text()
-        time.sleep(0.05)
+    wait_until(lambda: not run.is_locked, (tmp_path / "log").read_text)
     assert "step 2/" in (tmp_path / "log").read_text()
     assert len(list(run.path.glob("checkpoints/step-*"))) == 1

@@ -30,6 +30,7 @@ from altup.studies.results import (
 from altup.studies.scale import Scale, find_scale, with_settings
 from altup.studies.statistics import choose_results
 from altup.studies.study import find_study, shipped
+from tests.processes import PATIENCE
 from tests.studies.samples import SEEDS, record, result
 
 STUDIES = list(shipped().values())
@@ -75,7 +76,7 @@ def test_a_merge_waits_for_who_writes(tmp_path: Path) -> None:
             time.sleep(0.4)
             assert not waits.done()
             assert not list((tmp_path / "all").iterdir())
-        assert waits.result(10) == (5, 0)
+        assert waits.result(PATIENCE) == (5, 0)
     assert [path.name for path in (tmp_path / "all").iterdir()] == ["varying-k.csv"]
 
 

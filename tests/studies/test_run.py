@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from altup.studies.run import StudyRun, find_device
 from altup.studies.scale import Scale, find_scale, with_settings
 from altup.studies.study import shipped
 from altup.training.pretraining import PretrainConfig
-from tests.processes import altup, start
+from tests.processes import altup, start, wait_until
 from tests.studies.samples import TEXT, TWO, study_run
 from tests.training.compare import records, weights
 
@@ -151,8 +150,12 @@ def test_what_a_signal_stops_is_told_as_left(scale: Scale, data: Path, tmp_path:
     """In this process too: the run it stopped, those behind it, and the speeds."""
     run = study_run(tmp_path / "out", with_settings(scale, {"steps": 50_000}), data, speed=True)
     plan = run.plan()
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    outcome = run.run(lambda text: timer.start())  # said of the first run alone
+
+    def interrupt() -> None:
+        wait_until(lambda: list((tmp_path / "out").glob("runs/*/metrics.jsonl")))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    outcome = run.run(lambda text: threading.Thread(target=interrupt).start())  # said of the first run alone
     assert (outcome.finished, outcome.stopped) == (0, True)
     assert outcome.left == [job.key for job in (*plan.training(), *plan.speed)]
 
@@ -235,10 +238,9 @@ def test_several_processes_stopped_and_gone_on(data: Path, tmp_path: Path) -> No
     command = ["study", "run", mine, "--scale", "smoke", "--data", data, "--out", out, "--set", "steps=600"]
     command += ["--set", "eval_every=600", "--set", "save_every=600", "--no-speed", "--jobs", "2"]
     running = start(tmp_path / "first.txt", *command)
-    end = time.monotonic() + 120
-    while sum("step 20/" in path.read_text() for path in out.glob("logs/*.log")) < 2:
-        assert time.monotonic() < end, running.text
-        time.sleep(0.1)
+    running.wait_until(
+        lambda: sum("step 20/" in path.read_text() for path in out.glob("logs/*.log")) == 2, "both trained"
+    )
     running.signal(signal.SIGTERM)
     assert running.wait() == 75, running.text
     assert "run the same command again" in running.text
@@ -257,10 +259,9 @@ def test_killed_and_started_again_at_once(data: Path, tmp_path: Path) -> None:
     command = ["study", "run", mine, "--scale", "smoke", "--data", data, "--out", out, "--set", "steps=600"]
     command += ["--set", "eval_every=600", "--set", "save_every=600", "--no-speed", "--jobs", "2"]
     running = start(tmp_path / "first.txt", *command)
-    end = time.monotonic() + 120
-    while sum("step 20/" in path.read_text() for path in out.glob("logs/*.log")) < 2:
-        assert time.monotonic() < end, running.text
-        time.sleep(0.1)
+    running.wait_until(
+        lambda: sum("step 20/" in path.read_text() for path in out.glob("logs/*.log")) == 2, "both trained"
+    )
     running.signal(signal.SIGKILL)
     running.wait()
     code, text = altup(tmp_path / "second.txt", *command)

@@ -28,7 +28,7 @@ class Forked:
         return self._process.exitcode
 
     def wait(self) -> int:
-        self._process.join(60)
+        self._process.join(processes.PATIENCE)
         assert self._process.exitcode is not None
         return self._process.exitcode
 

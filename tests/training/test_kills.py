@@ -22,7 +22,7 @@ from altup.core.runs import list_checkpoints
 from altup.core.sealed_folders import damage
 from altup.training.preemption import GPU_LOCK
 from tests.processes import PATIENCE, altup, prepare_text, signal_in_pass, start, with_options
-from tests.torchrun import torchrun, train_together
+from tests.torchrun import fork_ranks, torchrun, train_together
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
 
 STEPS = 24
@@ -137,16 +137,43 @@ main()
 """
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_torchrun_restarts_what_crashed(data: Path, tmp_path: Path, rank: int) -> None:
+@pytest.fixture(scope="module")
+def together(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks of which none crashed."""
+    out = tmp_path_factory.mktemp("together") / "run"
+    train_together("-m", "altup", *command(data, out), out=out)
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_torchrun_restarts_what_crashed(data: Path, together: Path, tmp_path: Path, rank: int) -> None:
     """With `--max-restarts` and `--resume` a run of several processes goes on by itself, to the same weights."""
-    whole, crashed, script = (tmp_path / name for name in ("whole", "crashed", "crashes.py"))
-    train_together("-m", "altup", *command(data, whole), out=whole)
+    crashed, script = tmp_path / "crashed", tmp_path / "crashes.py"
     script.write_text(CRASHES)
     done = torchrun("--max-restarts=3", script, rank, *command(data, crashed))
     assert "Segmentation fault" in done.stderr
     assert "resuming from" in done.stderr
-    assert_same_run(whole, crashed, STEPS)
+    assert_same_run(together, crashed, STEPS)
+
+
+def crash(rank: int, chosen: int) -> None:
+    if rank == chosen:
+        signal_in_pass(19, signal.SIGSEGV)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_of_which_one_crashed_go_on(data: Path, together: Path, tmp_path: Path, rank: int) -> None:
+    """As torchrun has it: the other one is ended, and both are started again."""
+    crashed = tmp_path / "crashed"
+    arguments = ["-m", "altup", *command(data, crashed)]
+    codes, text = fork_ranks(arguments, before=functools.partial(crash, chosen=rank))
+    assert codes[rank] == -signal.SIGSEGV, text
+    assert not (crashed / "final").exists()
+    codes, text = fork_ranks(arguments)
+    assert codes == [0, 0], text
+    assert "resuming from" in text
+    assert_same_run(together, crashed, STEPS)
 
 
 def test_two_runs_in_one_folder_are_refused(data: Path, tmp_path: Path) -> None:

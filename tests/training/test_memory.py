@@ -13,7 +13,7 @@ import torch
 from altup.core.errors import UserError, is_out_of_memory
 from altup.core.hardware import free_memory
 from altup.training.memory import MemoryAdvice, activation_bytes
-from tests.processes import server
+from tests.processes import PATIENCE, server
 from tests.training.tiny import ALONE, build, tiny_loop
 
 MEBIBYTE = 2**20
@@ -42,7 +42,7 @@ def starving(out: Path, said: Path) -> None:
 def test_a_run_that_does_not_fit_is_warned_and_advised(tmp_path: Path) -> None:
     process = server.Process(target=starving, args=(tmp_path / "run", tmp_path / "said"))
     process.start()
-    process.join(60)
+    process.join(PATIENCE)
     said = (tmp_path / "said").read_text()
     assert process.exitcode == 0, said
     warning, refusal = (
