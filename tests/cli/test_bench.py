@@ -98,6 +98,7 @@ def test_stored_rows_are_printed_again_as_they_were(measured):
         (["--quick", "--time-limit", "-1"], "above 0"),
         (["--quick", "--json", "--csv"], "choose one"),
         (["--show", "nothing.csv"], "cannot be read"),
+        (["--show", "rows.csv", "--out", "more.csv"], "--show measures nothing"),
         (["head", "--quick", "--plot", "bars.txt"], "ends in .png"),
     ],
 )

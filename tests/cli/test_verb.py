@@ -41,6 +41,21 @@ def test_an_option_with_one_value_is_refused_twice_by_every_verb() -> None:
     assert checked > 100
 
 
+def test_an_empty_path_is_refused_by_every_verb() -> None:
+    """It would be the folder that one is in."""
+    checked = 0
+    for names, one in commands(ALTUP):
+        for option in one.params:
+            if option.param_type_name == "option" and option.opts[0] in ("--out", "--config", "--results", "--show"):
+                others = [other for other in one.params if other.required and other is not option]
+                needed = [w for o in others for w in (*o.opts[:1] * (o.param_type_name == "option"), "x")]
+                told = complaint(*names, *needed, option.opts[0], "")
+                assert told.startswith(f"{option.opts[0]} '' is empty; give a path"), names
+                checked += 1
+    assert checked > 15
+    assert complaint("compare", "runs/a", "").startswith("RUNS '' is empty")
+
+
 def test_options_that_may_be_repeated_still_may() -> None:
     told = complaint("pretrain", "--data", "x", "--out", "y", "--set", "d_ff=8", "--set", "d_model=0")
     assert told.startswith("--set d_model=0 makes no sense")

@@ -56,6 +56,8 @@ def command(
         altup bench --show results.csv --plot results.png
     """
     config = BenchConfig(cases=cases or [], **settings)
+    if show is not None and out is not None:
+        raise UserError(f"--out {out} is for rows that are measured, and --show measures nothing; leave one out")
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"--plot {plot}: name a file that ends in .png, .svg or .pdf")
     if plot is not None:

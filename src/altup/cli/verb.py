@@ -1,4 +1,5 @@
-"""What all verbs share: an option given twice is refused, and errors name options as they were typed."""
+"""What all verbs share: an option given twice or an empty path is refused, and errors name options as they were
+typed."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand
@@ -21,13 +23,19 @@ class Verb(TyperCommand):
     """The class of every command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        typed, _, given = self.make_parser(ctx).parse_args(args=list(args))
         options: Counter[Any] = Counter(one for one in given if one.param_type_name == "option")
         for option, times in options.items():
             if times > 1 and not (option.multiple or option.is_flag):
                 told = "twice" if times == 2 else f"{times} times"
                 raise UserError(f"{_flag(option)} is given {told}, and takes one value; leave all but one out")
-        return super().parse_args(ctx, args)
+        found = super().parse_args(ctx, args)
+        for one in given:
+            words, values = _listed(typed[one.name]), _listed(ctx.params[one.name])
+            if "" in words and any(isinstance(value, Path) for value in values):  # it would be this folder
+                name = _flag(one) if one in options else str(one.name).upper()
+                raise UserError(f"{name} '' is empty; give a path, as . for the folder that you are in")
+        return found
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -41,13 +49,17 @@ class Verb(TyperCommand):
             raise
 
 
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
 def _typed(command: TyperCommand, ctx: Any) -> Iterator[tuple[str, str, str]]:
     """How an error names what was typed, `k` and `0`, and what was typed: `--k 0`."""
     for one in command.params:
         source, value = ctx.get_parameter_source(one.name), ctx.params.get(one.name)
         if source is None or source.name != "COMMANDLINE":
             continue
-        values = value if isinstance(value, list | tuple) else [value]
+        values = _listed(value)
         if one.param_type_name == "argument":
             yield from ((str(one.name), repr(each), repr(each)) for each in values)
             continue
