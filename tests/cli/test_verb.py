@@ -46,7 +46,12 @@ def test_an_empty_path_is_refused_by_every_verb() -> None:
     checked = 0
     for names, one in commands(ALTUP):
         for option in one.params:
-            if option.param_type_name == "option" and option.opts[0] in ("--out", "--config", "--results", "--show"):
+            if option.param_type_name == "option" and option.opts[0] in (
+                "--out",
+                "--config",
+                "--results",
+                "--show",
+            ):
                 others = [other for other in one.params if other.required and other is not option]
                 needed = [w for o in others for w in (*o.opts[:1] * (o.param_type_name == "option"), "x")]
                 told = complaint(*names, *needed, option.opts[0], "")

@@ -208,6 +208,29 @@ def test_parts_are_named_by_two_numbers(text: str) -> None:
         parse_part(text)
 
 
+def test_a_refused_part_leaves_nothing_behind(
+    recipe: Callable[..., Recipe], prepared: Path, tmp_path: Path
+) -> None:
+    """Else the corrected command would be refused for its other settings. What another part has begun stays."""
+    out, broken = tmp_path / "data", tmp_path / "broken"
+    broken.mkdir()
+    with pytest.raises(UserError, match="broken"):
+        prepare_part(out, recipe(tokenizer=str(broken)), Part(1, 2), workers=1)
+    assert not out.exists()
+
+    shutil.copytree(prepared / "tokenizer", broken, dirs_exist_ok=True)
+    prepare_part(out, recipe(tokenizer=str(broken)), Part(1, 2), workers=1)
+    shutil.rmtree(out / "parts" / "tokenizer")
+    for path in broken.iterdir():
+        path.unlink()
+    with pytest.raises(UserError, match="broken"):
+        prepare_part(out, recipe(tokenizer=str(broken)), Part(2, 2), workers=1)
+    assert sorted(path.name for path in (out / "parts").iterdir() if path.suffix != ".lock") == [
+        "1-of-2",
+        "plan.json",
+    ]
+
+
 def test_parts_have_about_the_same_amount_of_text() -> None:
     assert [list(Part(n, 3).files([5, 1, 1, 1, 1, 1])) for n in (1, 2, 3)] == [[0], [1, 2], [3, 4, 5]]
     assert [list(Part(n, 4).files([0] * 8)) for n in range(1, 5)] == [[0, 1], [2, 3], [4, 5], [6, 7]]

@@ -16,6 +16,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,14 @@ from altup.data.prepare import (
     place_tokenizer,
     tokenise,
 )
-from altup.data.prepared_folder import PARTS, describe_difference, locked_folder, open_manifest, system_errors
+from altup.data.prepared_folder import (
+    PARTS,
+    describe_difference,
+    forget_refused,
+    locked_folder,
+    open_manifest,
+    system_errors,
+)
 from altup.data.segments import Chunk, Part, SegmentWriter
 from altup.data.shards import MANIFEST, SPLITS, TOKENIZER, Manifest, damage, token_type
 
@@ -63,14 +71,19 @@ def prepare_part(
     workers = number_of_workers(workers)
     recipe = recipe.for_folder(out)
     settings = recipe.settings()
-    folder = folder_of(out, part)
+    folder, fresh = folder_of(out, part), not out.exists()
     with system_errors(out):
-        _agree(out, settings, part.count)
+        _agree(out, settings, part)
         with locked_folder(folder):
             manifest = open_manifest(folder, {**settings, "part": str(part)})
             if manifest.finished:
                 return manifest
-            place_tokenizer(folder / TOKENIZER, partial(_copy_tokenizer, out / PARTS / TOKENIZER, recipe, watch))
+            make = partial(_copy_tokenizer, out / PARTS / TOKENIZER, recipe, watch)
+            try:
+                place_tokenizer(folder / TOKENIZER, make)
+            except UserError:
+                _forget_refused_part(out, folder, manifest, fresh)
+                raise
             know_tokenizer(folder / TOKENIZER, manifest)
             manifest.save(folder)
             tokenise(folder, recipe, manifest, workers, watch, part)
@@ -83,19 +96,46 @@ def folder_of(out: Path, part: Part) -> Path:
     return out / PARTS / f"{part.number}-of-{part.count}"
 
 
-def _agree(out: Path, settings: dict[str, Any], count: int) -> None:
-    """The first part writes the plan; the others must have the same."""
+def _agree(out: Path, settings: dict[str, Any], part: Part) -> None:
+    """The first part writes the plan; the others must have the same. The part's folder is made with it, by which
+    a part that is refused later knows whether others follow the plan."""
     if (out / MANIFEST).exists() and not (out / PARTS / PLAN).exists():
         raise UserError(f"{out} was begun without parts, or they are merged already; give another --out")
-    with Lock(out / PARTS / (PLAN + ".lock")) as lock:
-        lock.acquire(lambda: True)
+    with _plan_lock(out):
         if not (out / PARTS / PLAN).exists():
-            content = json.dumps({"parts": count, "settings": settings}, indent=1) + "\n"
+            content = json.dumps({"parts": part.count, "settings": settings}, indent=1) + "\n"
             atomic_write(out / PARTS / PLAN, content)
-    planned, known = _plan(out)
-    if planned != count:
-        raise UserError(f"{out} is being prepared in {planned} parts, not {count}; give --part N/{planned}")
-    _refuse_others(out / PARTS, known, settings)
+        planned, known = _plan(out)
+        if planned != part.count:
+            raise UserError(
+                f"{out} is being prepared in {planned} parts, not {part.count}; give --part N/{planned}"
+            )
+        _refuse_others(out / PARTS, known, settings)
+        folder_of(out, part).mkdir(exist_ok=True)
+
+
+@contextmanager
+def _plan_lock(out: Path) -> Iterator[None]:
+    """Held by one part at a time. It goes with a plan that is forgotten, and must then be taken anew."""
+    while True:
+        with Lock(out / PARTS / (PLAN + ".lock")) as lock:
+            lock.acquire(lambda: True)
+            if not lock.lost:
+                yield
+                return
+
+
+def _forget_refused_part(out: Path, folder: Path, manifest: Manifest, fresh: bool) -> None:
+    """Remove what a part that was refused has begun and, where no other has begun, the plan, so that a corrected
+    command finds no other settings."""
+    with _plan_lock(out):
+        forget_refused(folder, manifest, fresh=True)
+        if any(path.is_dir() for path in (out / PARTS).iterdir()):
+            return
+        shutil.rmtree(out / PARTS)
+        if fresh:
+            with suppress(OSError):  # somebody else has put something there
+                out.rmdir()
 
 
 def _plan(out: Path) -> tuple[int, dict[str, Any]]:
