@@ -231,8 +231,10 @@ def test_estimates_come_from_flops_or_from_measured_speed(scale: Scale, data: Pa
 
 
 @pytest.mark.slow
-def test_several_processes_stopped_and_gone_on(data: Path, tmp_path: Path) -> None:
-    """Two runs at a time in processes of their own: a signal makes both save, and the same command goes on."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_several_processes_stopped_or_killed_and_gone_on(data: Path, tmp_path: Path, number: int) -> None:
+    """Two runs at a time in processes of their own: both save, even if what started them is killed. The same
+    command waits for them and goes on where they stood."""
     out, mine = tmp_path / "out", tmp_path / "two.yaml"
     mine.write_text(TEXT)
     command = ["study", "run", mine, "--scale", "smoke", "--data", data, "--out", out, "--set", "steps=600"]
@@ -241,29 +243,11 @@ def test_several_processes_stopped_and_gone_on(data: Path, tmp_path: Path) -> No
     running.wait_until(
         lambda: sum("step 20/" in path.read_text() for path in out.glob("logs/*.log")) == 2, "both trained"
     )
-    running.signal(signal.SIGTERM)
-    assert running.wait() == 75, running.text
-    assert "run the same command again" in running.text
-    code, text = altup(tmp_path / "second.txt", *command)
-    assert code == 0, text
-    assert "2 jobs finished now" in text
-    logs = "".join(path.read_text() for path in out.glob("logs/*.log"))
-    assert logs.count("resuming from") == 2
-
-
-@pytest.mark.slow
-def test_killed_and_started_again_at_once(data: Path, tmp_path: Path) -> None:
-    """Processes of the killed one save and end; those of the next wait for that, and go on where they stood."""
-    out, mine = tmp_path / "out", tmp_path / "two.yaml"
-    mine.write_text(TEXT)
-    command = ["study", "run", mine, "--scale", "smoke", "--data", data, "--out", out, "--set", "steps=600"]
-    command += ["--set", "eval_every=600", "--set", "save_every=600", "--no-speed", "--jobs", "2"]
-    running = start(tmp_path / "first.txt", *command)
-    running.wait_until(
-        lambda: sum("step 20/" in path.read_text() for path in out.glob("logs/*.log")) == 2, "both trained"
-    )
-    running.signal(signal.SIGKILL)
-    running.wait()
+    running.signal(number)
+    stopped = running.wait()
+    if number == signal.SIGTERM:
+        assert stopped == 75, running.text
+        assert "run the same command again" in running.text
     code, text = altup(tmp_path / "second.txt", *command)
     assert code == 0, text
     assert "2 jobs finished now" in text

@@ -8,7 +8,7 @@ import pytest
 
 from altup.core.errors import UserError
 from altup.studies.results import Result
-from altup.studies.statistics import choose_results, compare_means
+from altup.studies.statistics import choose_results, compare_means, compare_pairs
 from altup.studies.study import shipped
 from tests.studies.samples import SEEDS, result
 
@@ -23,7 +23,7 @@ def test_means_errors_and_differences_by_hand() -> None:
     once = stats.mean("varying-k", "AltUp K=4", "small", "accuracy")
     assert once is not None
     assert (once.seeds, once.error) == (1, None)
-    gain = stats.difference("varying-k", "small", "accuracy", "AltUp K=2", "Dense")
+    gain = stats.difference(shipped()["varying-k"], "small", "accuracy", "AltUp K=2", "Dense")
     assert gain is not None
     assert (gain.mean, gain.error, gain.seeds) == (2.5, pytest.approx(math.sqrt(1.25)), (2, 2))
     assert gain.low is not None
@@ -31,7 +31,7 @@ def test_means_errors_and_differences_by_hand() -> None:
     half = (gain.high - gain.low) / 2
     assert 4.303 < half / math.sqrt(1.25) < 12.706
     assert gain.high + gain.low == pytest.approx(5.0)
-    single = stats.difference("varying-k", "small", "accuracy", "AltUp K=4", "Dense")
+    single = stats.difference(shipped()["varying-k"], "small", "accuracy", "AltUp K=4", "Dense")
     assert single is not None
     assert (single.mean, single.error, single.low, single.seeds) == (2.5, None, None, (1, 2))
 
@@ -60,11 +60,35 @@ def test_seeds_that_agree_exactly_have_no_noise() -> None:
     assert (found.error, found.low, found.high) == (0.0, 1.0, 1.0)
 
 
+def test_runs_that_share_their_parent_are_compared_in_pairs() -> None:
+    """Parents of 10 and 30 points, and a gain of 1 and 1.2: by pairs 0.1 of standard error, with one degree of
+    freedom 12.7 of them; Welch's interval would be ten points to each side and more."""
+    dense = [result("Dense", v, s, study="continuing", run=f"d{s}") for s, v in (("0", 10.0), ("1", 30.0))]
+    wide = [result("AltUp K=2", v, s, study="continuing", run=f"a{s}") for s, v in (("1", 31.2), ("0", 11.0))]
+    third = result("AltUp K=2", 90.0, "7", study="continuing", run="a7")  # no dense run has its parent
+    found = choose_results([*dense, *wide, third]).difference(
+        shipped()["continuing"], "small", "accuracy", "AltUp K=2", "Dense"
+    )
+    assert found is not None
+    assert (found.mean, found.error, found.seeds) == (pytest.approx(1.1), pytest.approx(0.1), (2, 2))
+    assert found.low == pytest.approx(1.1 - 12.706 * 0.1, abs=1e-3)
+
+
+def test_pairs_give_the_interval_that_scipy_gives() -> None:
+    from scipy import stats
+
+    ours, theirs = [3.1, 2.7, 3.6], [2.2, 2.3, 2.6]
+    interval = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    found = compare_pairs([a - b for a, b in zip(ours, theirs, strict=True)])
+    assert (found.low, found.high) == pytest.approx(tuple(interval))
+    assert compare_pairs([1.0]).low is None
+
+
 def test_only_the_two_models_compared_count() -> None:
     """A third one that spreads wildly, or another size, says nothing of them."""
     third = [result("AltUp K=4", v, str(i), run=f"w{i}") for i, v in enumerate((0.0, 99.0))]
     base = [result("Dense", v, str(i), size="base", run=f"b{i}") for i, v in enumerate((1.0, 99.0))]
-    place = ("varying-k", "small", "accuracy", "AltUp K=2", "Dense")
+    place = (shipped()["varying-k"], "small", "accuracy", "AltUp K=2", "Dense")
     assert choose_results([*SEEDS, *third, *base]).difference(*place) == choose_results(SEEDS).difference(*place)
 
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from altup.cli.main import app
 from altup.studies.report import StudyReport
 from altup.studies.terminal import print_study
+from tests.studies.samples import TEXT
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "studies"
 
@@ -49,6 +52,16 @@ def test_claims_end_with_their_verdict(report: StudyReport) -> None:
     told = " ".join(render(report, "varying-k").split())
     assert "AltUp K=2 better than Dense in held-out accuracy: +0.29 ± 0.09 %" in told
     assert "(small; 2 seeds): not visible" in told
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "csv"])
+def test_a_study_without_runs_says_how_to_make_them(form: str, tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(TEXT.replace("k: 2", "k: 7").replace("dense", "sum"))
+    command = ["study", "table", "continuing", str(own), "--results", str(RESULTS), "--format", form]
+    told = CliRunner().invoke(app, command)
+    assert "Which?" not in told.stdout  # the question of a study without any number
+    assert f"run what is missing: altup study run continuing {own} --scale mini" in told.stderr
 
 
 def test_sweeps_are_a_table_too(report: StudyReport) -> None:

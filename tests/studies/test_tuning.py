@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -205,6 +206,24 @@ def test_a_sweep_that_fails_leaves_the_other_models_alone(tuned: Scale, data: Pa
     outcome = run.run(lambda text: None)
     assert outcome.failed == [job.key]
     assert {r.label for r in read_results(run.results)} == {"AltUp K=2"}
+
+
+def test_a_run_of_a_sweep_that_was_never_measured_is_told(
+    done: tuple[StudyRun, StudyOutcome], tuned: Scale, data: Path, tmp_path: Path
+) -> None:
+    """Its sweep cannot go on, and neither can the model's own runs."""
+    shutil.copytree(done[0].out, tmp_path / "out")
+    record = next(
+        p for p in (tmp_path / "out/results/runs").glob("*.json") if json.loads(p.read_text()).get("tunes")
+    )
+    (folder,) = (tmp_path / "out/runs").glob(f"*-{record.stem}")
+    record.unlink()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(line for line in lines if '"validation"' not in line))
+    said: list[str] = []
+    outcome = study_run(tmp_path / "out", tuned, data, seeds=[1]).run(said.append)
+    assert outcome.failed == [record.stem]
+    assert any(f"no evaluation worked; remove {folder} to repeat it" in line for line in said)
 
 
 def test_a_sweep_begins_with_what_the_model_has(tuned: Scale, data: Path) -> None:

@@ -36,6 +36,31 @@ ScaleName = Annotated[
     typer.Option("--scale", help="Which of the scales in the results.", show_default="the one most run"),
 ]
 
+KnownResults = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of results: what it holds is not run again, what is found is added.",
+        show_default="OUT/results",
+    ),
+]
+RunSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="A setting of every run: --set steps=5000, --set finetune.steps=100.", show_default=False
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(help="Minutes of each equal-time run.", show_default="what AltUp takes for the scale's steps"),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        help="Runs at a time, over the GPUs in turn; those on one GPU start at once and train in turn.",
+        show_default="one a GPU",
+    ),
+]
+
 
 @app.command("list")
 def list_studies() -> None:
@@ -77,36 +102,14 @@ def run_studies(
         typer.Option(help="Folder with SUITE/TASK/SPLIT.jsonl files, for fine-tuning.", show_default=False),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs and results.")] = OUT,
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of results: what it holds is not run again, what is found is added.",
-            show_default="OUT/results",
-        ),
-    ] = None,
+    results: KnownResults = None,
     seeds: Annotated[str | None, typer.Option(help="Such as 0,1.", show_default="the scale's")] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="A row by its label. Repeat it.", show_default=False)
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="A setting of every run: --set steps=5000, --set finetune.steps=100.", show_default=False
-        ),
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            help="Minutes of each equal-time run.", show_default="what AltUp takes for the scale's steps"
-        ),
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            help="Runs at a time, over the GPUs in turn; those on one GPU start at once and train in turn.",
-            show_default="one a GPU",
-        ),
-    ] = None,
+    set_: RunSettings = None,
+    minutes: Minutes = None,
+    jobs: Jobs = None,
     time_limit: Annotated[
         float | None, typer.Option(help="Seconds after which nothing more is begun.", show_default="none")
     ] = None,
@@ -280,7 +283,12 @@ def print_tables(
     check_choice("format", form, FORMATS)
     report = StudyReport(_folders(results), scale, names or ())
     _warn_of_lost_records(report)
-    for study in report.studies:
+    absent = []
+    for name, study in zip(names or [study.name for study in report.studies], report.studies, strict=True):
+        if not report.was_run(study):
+            absent.append(name)
+        if not report.stats.sizes_of(study) and (form == "table" or not study.table):
+            continue  # nothing of ours, and the paper's numbers alone are worth no table in a terminal
         if form == "table":
             print_study(table_console(), study, report.stats, report.sweeps(study))
             continue
@@ -289,6 +297,9 @@ def print_tables(
             typer.echo(text_claims(study, report.stats))
         if form == "markdown" and (told := text_sweeps(report.sweeps(study))):
             typer.echo(told)
+    if absent:
+        again = shlex.join(["altup", "study", "run", *absent, "--scale", report.stats.scale])
+        _say(f"not run: {', '.join(absent)}; run what is missing: {again}")
 
 
 def _warn_of_lost_records(report: StudyReport) -> None:

@@ -82,7 +82,7 @@ def _pair(
     if metric not in GAINS or label == study.baseline:
         return Pair(number, None, ours)
     gain = number - reference if number is not None and reference is not None else None
-    return Pair(number, gain, ours, stats.difference(study.name, size, metric, label, study.baseline))
+    return Pair(number, gain, ours, stats.difference(study, size, metric, label, study.baseline))
 
 
 def _relative(study: Study, stats: Statistics, size: str, ours: Mean | None, metric: str) -> Mean | None:

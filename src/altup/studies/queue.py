@@ -228,7 +228,7 @@ class Queue:
             ):
                 finished = do_job(job, self.out)
         except UserError as error:
-            self._fail(job, str(error))
+            self.fail(job, str(error))
             return
         except KeyboardInterrupt:
             finished = False
@@ -244,9 +244,10 @@ class Queue:
         try:
             self.done(job)
         except UserError as error:
-            self._fail(job, str(error))
+            self.fail(job, str(error))
 
-    def _fail(self, job: Job, reason: str) -> None:
+    def fail(self, job: Job, reason: str) -> None:
+        """Note that a job has failed, and say why."""
         self.ended.add(job.key)
         self.failed.append(job.key)
         self.say(f"failed: {job.title}: {reason}")
@@ -324,7 +325,7 @@ class Queue:
             self._leave(job)
         else:
             lines = self.log(job).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            self._fail(job, f"{lines[-1] if lines else f'exit code {code}'} ({self.log(job)})")
+            self.fail(job, f"{lines[-1] if lines else f'exit code {code}'} ({self.log(job)})")
 
     def _stop(self, running: Running) -> None:
         """Ask the running ones to save and stop, and wait for them."""

@@ -94,7 +94,7 @@ class StudyReport:
         if plots:
             _refuse_foreign_plots(all_plots, folder)
         from_paper = any(study.table for study in self.studies)
-        run = {study.name for study in self.studies if self._was_run(study)}
+        run = {study.name for study in self.studies if self.was_run(study)}
         told = [self._study(study, drawn[study.name], shared[study.name]) for study in self.studies]
         page = render(
             "report.html",
@@ -117,7 +117,7 @@ class StudyReport:
         if plots:
             save_plots(all_plots, folder)
 
-    def _was_run(self, study: Study) -> bool:
+    def was_run(self, study: Study) -> bool:
         """For itself, or by others that share its models: so far that they judge a claim, or half of its rows."""
         if study.name in {result.study for result in self.as_run.results}:
             return True

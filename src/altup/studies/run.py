@@ -152,6 +152,11 @@ class StudyRun:
             found = found | more
         return [job for key, job in jobs.items() if key in found]
 
+    def _never_measured(self, plan: Plan) -> list[Job]:
+        """The runs that have ended without a record, because their evaluations failed. Sweeps wait for theirs."""
+        jobs = {job.key: job for job in (*plan.tuning(), *plan.training()) if job.is_done(self.out)}
+        return [job for job in jobs.values() if read_record(self.results, job.key) is None]
+
     def _next_of_sweeps(self, plan: Plan) -> list[Job]:
         """The runs that sweeps wait for. The models that they go on from must be there, not only their records."""
         return [job for job in plan.tuning() if not job.is_done(self.out)]
@@ -209,7 +214,13 @@ class StudyRun:
         queue.run(ready(), more=ready)
         if self.speed:
             queue.run(plan.speed, alone=True)
-        results = collect(self.plan(), self.out, self.results, self.command)
+        plan = self.plan()
+        results = collect(plan, self.out, self.results, self.command)
+        for job in self._never_measured(plan):
+            if job.key not in queue.failed:
+                queue.fail(
+                    job, f"it has ended, but no evaluation worked; remove {job.folder(self.out)} to repeat it"
+                )
         return StudyOutcome(finished, queue.failed, queue.left, queue.stopped, len(results))
 
 

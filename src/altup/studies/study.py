@@ -166,6 +166,11 @@ class Study:
                 return row
         raise UserError(f"study {self.name} has no row {label!r}; it has {', '.join(r.label for r in self.rows)}")
 
+    def is_paired(self, one: str, other: str) -> bool:
+        """Whether two rows' runs of a seed go on from one model, or one of them from the other's."""
+        first, second = ((row.continues or row.label) for row in map(self.row, (one, other)))
+        return first == second
+
     def timed_by(self, row: Row) -> str | None:
         """The label of the row as long as which this one trains, if any."""
         return row.time_of or self.equal_time
