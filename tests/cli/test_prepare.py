@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import pty
+import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -18,10 +21,10 @@ from typer.testing import CliRunner, Result
 from altup.cli.prepare import command
 from altup.core.errors import UserError
 from altup.data.embedded import documents
+from tests.processes import _start, altup, start
 
 app = typer.Typer()
 app.command()(command)
-RUN = [sys.executable, "-c", "import typer; from altup.cli.prepare import command; typer.run(command)"]
 
 
 def run(*arguments: str | Path) -> Result:
@@ -163,32 +166,56 @@ def test_the_smallest_vocabulary_can_be_had(corpus: Path, tmp_path: Path) -> Non
     assert "460 with the sentinels" in done.output
 
 
-def without_network(folder: Path, *arguments: str | Path) -> tuple[int, str]:
-    """A process whose hub is a port where nobody listens."""
+# Commands one after the other in a fresh process, which reads where the hub is when it starts.
+WITHOUT_NETWORK = """
+import contextlib, io, json, sys
+from altup.cli.main import _run
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["altup", "prepare", *arguments, "--workers", "1"]
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.redirect_stderr(text):
+        try:
+            code = _run()
+        except SystemExit as end:
+            code = end.code
+    print(json.dumps([code, text.getvalue()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def without_network(corpus: Path, out: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """Exit codes and words of commands whose hub is a port where nobody listens; one model was downloaded."""
+    folder = tmp_path_factory.mktemp("offline")
+    repository = folder / "hub" / "hub" / "models--some--tokenizer"
+    shutil.copytree(out / "tokenizer", repository / "snapshots" / ("0" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    commands = {
+        "dataset": ["hf:allenai/c4:en"],
+        "tokenizer": ["embedded", "--tokenizer", "google/t5-v1_1-small"],
+        "downloaded": [str(corpus), "--field", "body", "--tokenizer", "some/tokenizer"],
+    }
+    given = [[*words, "--out", str(folder / name)] for name, words in commands.items()]
     offline = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(folder / "hub")}
-    command = [sys.executable, "-m", "altup", "prepare", *map(str, arguments), "--workers", "1"]
-    done = subprocess.run(command, env={**os.environ, **offline}, cwd=folder, capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NETWORK, json.dumps(given)],
+        env={**os.environ, **offline}, cwd=folder, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return dict(zip(commands, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
-@pytest.mark.parametrize("what", [["hf:allenai/c4:en"], ["embedded", "--tokenizer", "google/t5-v1_1-small"]])
-def test_without_a_network_the_hub_is_asked_once(what: list[str], tmp_path: Path) -> None:
-    if what[0].startswith("hf:"):
+@pytest.mark.parametrize("what", ["dataset", "tokenizer"])
+def test_without_a_network_the_hub_is_asked_once(what: str, without_network: dict[str, list[Any]]) -> None:
+    if what == "dataset":
         pytest.importorskip("datasets")
-    code, text = without_network(tmp_path, *what, "--out", tmp_path / "data")
+    code, text = without_network[what]
     assert code == 2, text
     assert "the hub cannot be reached" in text
     assert "Retry" not in text
     assert len(text.splitlines()) <= 3
 
 
-def test_a_downloaded_tokenizer_is_taken_without_a_network(corpus: Path, out: Path, tmp_path: Path) -> None:
-    repository = tmp_path / "hub" / "hub" / "models--some--tokenizer"
-    shutil.copytree(out / "tokenizer", repository / "snapshots" / ("0" * 40))
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0" * 40)
-    arguments = [corpus, "--field", "body", "--tokenizer", "some/tokenizer", "--out", tmp_path / "data"]
-    code, text = without_network(tmp_path, *arguments)
+def test_a_downloaded_tokenizer_is_taken_without_a_network(without_network: dict[str, list[Any]]) -> None:
+    code, text = without_network["downloaded"]
     assert code == 0, text
     assert "Retry" not in text
     assert "800 with the sentinels" in text
@@ -213,56 +240,45 @@ def test_mistakes_get_one_clear_line(arguments: list[str], message: str, tmp_pat
     assert message in str(caught.value)
 
 
-def _heed_ctrl_c() -> None:
-    """Tests in the background of a shell ignore SIGINT, and so would their children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def interrupt_once_begun(folder: Path) -> None:
+    """Ctrl-C when the vocabulary is there, in the process itself."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.rename" and str(arguments[1]) == str(folder / "tokenizer"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    sys.addaudithook(watch)
 
 
 def test_ctrl_c_says_how_to_go_on(options: list[str], out: Path, tmp_path: Path) -> None:
-    """Interrupted while the vocabulary is trained or later, it says how to go on, and going on works.
-
-    On a busy machine one may have finished before the signal comes; then another is tried.
-    """
-    for attempt in range(5):
-        data = tmp_path / f"data-{attempt}"
-        command = [*RUN, *options, "--out", str(data)]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_ctrl_c
-        )
-        until = time.monotonic() + 60
-        while not (data / "manifest.json").exists() and time.monotonic() < until:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-        if process.returncode != 0:
-            break
-    assert process.returncode == 130
-    assert "Run the same command again" in errors
-    assert "Traceback" not in errors
-    subprocess.run(command, check=True, capture_output=True)
+    data = tmp_path / "data"
+    command = ["prepare", *options, "--out", data]
+    stopped = start(tmp_path / "log", *command, before=functools.partial(interrupt_once_begun, data))
+    assert stopped.wait() == 130, stopped.text
+    assert "Run the same command again" in stopped.text
+    assert "Traceback" not in stopped.text
+    assert not list(data.glob("*.bin"))
+    assert altup(tmp_path / "log", *command)[0] == 0
     for path in out.glob("*.bin"):
         assert path.read_bytes() == (data / path.name).read_bytes()
 
 
 def test_a_terminal_gets_a_bar(options: list[str], tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
-    process = subprocess.Popen(
-        [*RUN, *options, "--out", str(tmp_path / "data")], stdout=subprocess.PIPE, stderr=theirs, env=environment
-    )
-    os.close(theirs)
+    environment = {"TERM": "xterm", "COLUMNS": "80"}
+    files = (None, tmp_path / "printed", Path(os.ttyname(theirs)))
+    running = _start(files, ("prepare", *options, "--out", tmp_path / "data"), environment)
     shown = b""
-    while True:
-        try:
-            piece = os.read(ours, 4096)
-        except OSError:
-            break
-        if not piece:
-            break
-        shown += piece
-    process.communicate()
+    while running.process.is_alive():
+        if select.select([ours], [], [], 0.1)[0]:
+            shown += os.read(ours, 4096)
+    assert running.wait() == 0
+    os.close(theirs)
+    with contextlib.suppress(OSError):  # a terminal without anyone at it
+        while piece := os.read(ours, 4096):
+            shown += piece
     os.close(ours)
-    assert process.returncode == 0
     assert "training a vocabulary" in shown.decode()
     assert "…" not in shown.decode()
     assert "tokenising train" in shown.decode()

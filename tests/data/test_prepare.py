@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
+import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +24,7 @@ from altup.data import tokenizer as tokenizers
 from altup.data.prepare import Recipe, prepare, sample_text
 from altup.data.shards import Manifest, TokenStream, verify
 from altup.data.text_files import LocalFiles
+from tests.processes import PATIENCE, server, wait_until
 
 SHARD = 7_001
 
@@ -54,6 +60,54 @@ def test_any_number_of_workers_gives_the_same_bytes(
     assert contents(tmp_path / "data") == contents(prepared)
 
 
+def prepare_and(out: Path, corpus: Path, workers: int, act: Callable[[str, int], None] | None = None) -> None:
+    """`prepare` in small shards; before each file operation below `out`, `act(path, number)`."""
+    numbers = itertools.count(1)
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" or event.startswith("os."):
+            path = str(arguments[0])
+            if path.startswith(f"{out}/") and act is not None:
+                act(path, next(numbers))
+
+    if act is not None:
+        sys.addaudithook(watch)  # which stays: in a process of its own
+    prepare(out, recipe(corpus, shard_tokens=1501), workers)
+
+
+def die_at(chosen: int, path: str, number: int) -> None:
+    if number == chosen:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hold_at_the_first_shard(path: str, number: int) -> None:
+    if "train-00000" in path:
+        time.sleep(600)
+
+
+@pytest.fixture(scope="module")
+def never_killed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("plain") / "data"
+    prepare_and(out, corpus, 1)
+    return out
+
+
+def test_kills_change_nothing(never_killed: Path, corpus: Path, tmp_path: Path) -> None:
+    """A run that is killed at a file operation, again and again, ends with the bytes of one never killed."""
+    assert len(list(never_killed.glob("train-*.bin"))) > 30
+    out = tmp_path / "data"
+    for number, workers in ((2, 1), (7, 2), (20, 1), (41, 2), (60, 1)):
+        process = server.Process(
+            target=prepare_and, args=(out, corpus, workers, functools.partial(die_at, number))
+        )
+        process.start()
+        process.join(PATIENCE)
+        assert process.exitcode == -signal.SIGKILL
+    assert 0 < len(list(out.glob("train-*.bin"))) < 30
+    prepare_and(out, corpus, 2)
+    assert contents(out) == contents(never_killed)
+
+
 PREPARE = """
 import sys
 from pathlib import Path
@@ -76,69 +130,43 @@ def run_and_kill(out: Path, corpus: Path, workers: int, shards: int, delay: floa
     return process.wait() != 0
 
 
-@pytest.fixture(scope="module")
-def never_killed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("plain") / "data"
-    subprocess.run([sys.executable, "-c", PREPARE, str(out), str(corpus), "1"], check=True)
-    return out
-
-
-def kill_until_finished(out: Path, corpus: Path, rng: random.Random, shards: int) -> int:
-    kills = 0
-    while run_and_kill(out, corpus, rng.randint(1, 2), rng.randint(0, shards), rng.uniform(0, 0.1)):
-        kills += 1
-        if kills % 4 == 0:
-            shards *= 2
-    return kills
-
-
-def test_kills_change_nothing(never_killed: Path, corpus: Path, tmp_path: Path) -> None:
-    """A run that is killed at random instants and started again ends with the bytes of one never killed."""
-    assert len(list(never_killed.glob("train-*.bin"))) > 30
-    assert kill_until_finished(tmp_path / "data", corpus, random.Random(0), shards=8) >= 3
-    assert contents(tmp_path / "data") == contents(never_killed)
-
-
 @pytest.mark.slow
 def test_many_kills_change_nothing(never_killed: Path, corpus: Path, tmp_path: Path) -> None:
-    """The same with at least 40 kills, many of them while the vocabulary is trained."""
+    """The same at random instants, at least 40 of them, many while the vocabulary is trained."""
     rng, kills, attempt = random.Random(1), 0, 0
     while kills < 40:
-        out = tmp_path / str(attempt)
+        out, shards = tmp_path / str(attempt), 3
         for _ in range(3):
             process = subprocess.Popen([sys.executable, "-c", PREPARE, str(out), str(corpus), "2"])
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(rng.uniform(0.2, 2.5))
             process.kill()
             kills += process.wait() != 0
-        kills += kill_until_finished(out, corpus, rng, shards=3)
+        while run_and_kill(out, corpus, rng.randint(1, 2), rng.randint(0, shards), rng.uniform(0, 0.1)):
+            kills += 1
+            shards += kills % 4 == 0
         assert contents(out) == contents(never_killed)
         attempt += 1
 
 
 def test_no_worker_outlives_a_killed_parent(corpus: Path, tmp_path: Path) -> None:
-    marker = str(tmp_path / "out")
-    process = subprocess.Popen([sys.executable, "-c", PREPARE, marker, str(corpus), "2"])
+    process = server.Process(
+        target=prepare_and, args=(tmp_path / "out", corpus, 2, hold_at_the_first_shard), daemon=True
+    )
+    process.start()
 
-    def workers() -> list[str]:
-        found = []
+    def workers() -> int:
+        found = 0
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 line = entry.read_bytes().decode(errors="replace")
-                if "altup.data.tokenizer_pool" in line and marker in line:
-                    found.append(line)
+                found += "altup.data.tokenizer_pool" in line and str(tmp_path / "out") in line
         return found
 
-    until = time.monotonic() + 60
-    while not workers() and time.monotonic() < until and process.poll() is None:
-        time.sleep(0.01)
-    assert workers()
+    wait_until(lambda: workers() == 2)
     process.kill()
-    process.wait()
-    until = time.monotonic() + 20
-    while workers() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not workers()
+    process.join()
+    wait_until(lambda: workers() == 0)
 
 
 def test_a_damaged_shard_is_made_anew(prepared: Path, corpus: Path, tmp_path: Path) -> None:
