@@ -10,10 +10,10 @@ ENDED  := -o faulthandler_exit_on_timeout=true
 # Bytecode is kept, even where an environment says otherwise: without it every process compiles PyTorch's sources.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-slow test-gpu bench docs release-check lint format clean
+.PHONY: help setup demo test test-slow test-gpu test-versions bench docs release-check lint format clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 17
 
 setup: $(READY)  ## make .venv with the pinned dependencies
 
@@ -41,6 +41,18 @@ test-slow: $(READY)  ## the checks that take minutes: kills, fuzzed input, over-
 
 test-gpu: $(READY)  ## the checks that need a CUDA GPU
 	$(PYTEST) -m gpu
+
+# Each is put beside the other packages of the environment, which stays as it is.
+OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+test-versions: $(READY)  ## the tests of models with the oldest transformers that pyproject.toml allows, and the newest
+	@failed=0; for wanted in "transformers==$(OLDEST)" transformers; do \
+	  rm -rf $(VENV)/other-transformers; \
+	  $(BIN)/python -m pip install --quiet --no-compile --target $(VENV)/other-transformers "$$wanted" || exit 1; \
+	  export PYTHONPATH=$(CURDIR)/$(VENV)/other-transformers; \
+	  $(BIN)/python -c 'import transformers; print("transformers", transformers.__version__)'; \
+	  $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/models || failed=1; \
+	  unset PYTHONPATH; \
+	done; rm -rf $(VENV)/other-transformers; exit $$failed
 
 bench: $(READY)  ## speed beside peers, at toy sizes that a CPU can do; `altup bench` on a GPU
 	$(BIN)/altup bench --quick

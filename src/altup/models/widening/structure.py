@@ -289,7 +289,7 @@ def _entries(
     for name, module in modules.items():
         holds_tables = isinstance(module, nn.Embedding) or _has_parts(module)
         for own, parameter in module.named_parameters(recurse=False):
-            if holds_tables and parameter.shape[-1] == stack.width:
+            if holds_tables and parameter.dim() and parameter.shape[-1] == stack.width:
                 entries[f"{name}.{own}" if name else own] = parameter.dim() - 1
     before = order[: order.index(f"{stack.name}.0")]
     maps = [name for name in before if isinstance(modules.get(name), Maps) and _makes(modules[name], stack.width)]
