@@ -1,0 +1,119 @@
+"""Gemma 3n's AltUp, fused: the router's norm, projection and tanh, the coefficients, and the mixture of blocks.
+
+A layer needs three passes over its state, each with a backward pass of its own:
+
+- `predict`: reads the K blocks, writes the K predicted ones;
+- `correction`: reads the layer's output, writes g and the corrected active block, from which the branch of the
+  per-layer input starts;
+- `correct`: reads predicted blocks, output and branch, norms the branch, and writes the K new blocks.
+
+`implementation` is "plain" (the definition), "triton" (the kernels, or an error) or "auto" (the kernels where they
+can run). Sums run in float32 (float64 for float64 states), whatever the state's dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from altup.core.errors import UserError, check_choice
+from altup.kernels.altup_update import FUSED_BLOCKS, State
+from altup.kernels.gemma3n import op
+from altup.kernels.gemma3n.reference import (
+    Router,
+    correct_reference,
+    corrected_active_reference,
+    correction_reference,
+    predict_reference,
+)
+from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
+
+__all__ = ["Router", "correct", "correction", "predict", "uses_kernels"]
+
+
+def predict(
+    x: State, router: Router, A: Tensor, active: int, implementation: str = "auto", stacked: bool = False
+) -> State:
+    """The K predicted blocks, or one tensor. x: [K, ..., d], or K blocks [..., d]; A: [K², K]."""
+    K, block = len(x), x[0]
+    if A.shape != (K * K, K) or router.weight.shape != (K, block.shape[-1]) or not 0 <= active < K:
+        raise UserError(
+            f"A {list(A.shape)}, router {list(router.weight.shape)} and active={active} do not fit a state of {K} "
+            f"blocks {list(block.shape)}"
+        )
+    parts = [x] if isinstance(x, Tensor) else list(x)
+    if uses_kernels(implementation, K, *parts):
+        predicted, _, _ = op.predict(parts, *router, A, active, stacked)
+        return predicted[0] if stacked else predicted
+    with torch.autocast(block.device.type, enabled=False):
+        predicted = predict_reference(list(x), router, A, active)
+        return torch.stack(predicted) if stacked else predicted
+
+
+def correction(
+    y: Tensor,
+    router: Router,
+    C: Tensor,
+    predicted: Tensor | None = None,
+    active: int = 0,
+    scale: Tensor | None = None,
+    implementation: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """g: [..., K] for the layer's output y: [..., d] and, given x̂ᵃ, the corrected active block times scale.
+
+    The block is in y's dtype, g in float32 or wider.
+    """
+    K = len(C)
+    if C.shape != (K, K) or router.weight.shape != (K, y.shape[-1]) or not 0 <= active < K:
+        raise UserError(
+            f"C {list(C.shape)}, router {list(router.weight.shape)} and active={active} do not fit the layer's "
+            f"output {list(y.shape)}"
+        )
+    given = [y] if predicted is None else [y, predicted]
+    if uses_kernels(implementation, K, *given):
+        g, corrected, _, _ = op.correction(y, *router, C, predicted, scale, active)
+        return g, None if predicted is None else corrected
+    with torch.autocast(y.device.type, enabled=False):
+        g = correction_reference(y, router, C)
+        return g, None if predicted is None else corrected_active_reference(predicted, y, g, active, scale)
+
+
+def correct(
+    predicted: State,
+    y: Tensor,
+    g: Tensor,
+    active: int,
+    branch: Tensor | None = None,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    implementation: str = "auto",
+) -> Tensor:
+    """The new state [K, ..., d] in y's dtype. predicted: K blocks [..., d], or stacked; branch: p, [..., d]."""
+    K = len(predicted)
+    fits = predicted[0].shape == y.shape and g.shape == (*y.shape[:-1], K) and 0 <= active < K
+    if not fits or (branch is None) != (norm is None) or (branch is not None and branch.shape != y.shape):
+        raise UserError(
+            f"g {list(g.shape)}, branch {None if branch is None else list(branch.shape)} and active={active} do "
+            f"not fit {K} blocks {list(predicted[0].shape)} and the layer's output {list(y.shape)}"
+        )
+    parts = [predicted] if isinstance(predicted, Tensor) else list(predicted)
+    if uses_kernels(implementation, K, y, *parts, *([] if branch is None else [branch])):
+        return op.correct(parts, y, g.float(), branch, norm, active, eps)[0]
+    with torch.autocast(y.device.type, enabled=False):
+        return correct_reference(list(predicted), y, g, active, branch, norm, eps)
+
+
+def uses_kernels(implementation: str, K: int, *tensors: Tensor) -> bool:
+    """Whether the kernels take K blocks and these tensors; an error if they are asked for and cannot."""
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
+    if implementation == "plain":
+        return False
+    fits = 2 <= K <= FUSED_BLOCKS and all(t.dtype in FUSED_DTYPES for t in tensors)
+    if implementation == "auto":
+        return fits and runs_triton(tensors[0].device)
+    if not (fits and can_launch(tensors[0].device)):
+        raise UserError(
+            f"implementation='triton' needs a CUDA GPU, Triton, 2 to {FUSED_BLOCKS} blocks and float16, bfloat16 "
+            f"or float32, not {K} blocks of {tensors[0].dtype} on {tensors[0].device}; use 'auto' or 'plain'"
+        )
+    return True

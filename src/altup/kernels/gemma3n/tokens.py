@@ -1,0 +1,137 @@
+"""What the kernels of Gemma 3n's AltUp share. A program takes one token and walks through its d columns.
+
+The tile of columns is two-dimensional: a row is one thread's vector, so that a sum over rows stays within threads
+until the very end. Arithmetic is float32.
+"""
+
+# Inside a kernel a tuple grows by concatenation; Triton has neither unpacking nor comprehensions over ranges.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment,misc"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile(BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """The columns of a tile, counted from its first."""
+    return tl.arange(0, BLOCK // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+
+
+@triton.jit
+def load(pointer, start, lanes, mask):
+    return tl.load(pointer + start + lanes, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store(pointer, start, lanes, value, mask):
+    tl.store(pointer + start + lanes, value.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_numbers(pointer, start, COUNT: tl.constexpr):
+    numbers = ()
+    for k in tl.static_range(COUNT):
+        numbers = numbers + (tl.load(pointer + start + k).to(tl.float32),)
+    return numbers
+
+
+@triton.jit
+def store_numbers(pointer, start, numbers, COUNT: tl.constexpr):
+    for k in tl.static_range(COUNT):
+        tl.store(pointer + start + k, numbers[k])
+
+
+@triton.jit
+def zeros(COUNT: tl.constexpr, SIZE: tl.constexpr):
+    vectors = ()
+    for _ in tl.static_range(COUNT):
+        vectors = vectors + (tl.zeros([SIZE], tl.float32),)
+    return vectors
+
+
+@triton.jit
+def tanh_of(numbers, COUNT: tl.constexpr):
+    result = ()
+    for k in tl.static_range(COUNT):
+        e = tl.exp(-2.0 * tl.abs(numbers[k]))
+        t = (1.0 - e) / (1.0 + e)
+        result = result + (tl.where(numbers[k] < 0, -t, t),)
+    return result
+
+
+@triton.jit
+def times(matrix, vector, ROWS: tl.constexpr, K: tl.constexpr):
+    """matrix·vector for a matrix [ROWS, K] in memory: ROWS numbers."""
+    result = ()
+    for n in tl.static_range(ROWS):
+        total = tl.load(matrix + n * K).to(tl.float32) * vector[0]
+        for k in tl.static_range(1, K):
+            total += tl.load(matrix + n * K + k).to(tl.float32) * vector[k]
+        result = result + (total,)
+    return result
+
+
+@triton.jit
+def transposed_times(matrix, vector, ROWS: tl.constexpr, K: tl.constexpr):
+    """matrixᵀ·vector for a matrix [ROWS, K] in memory: K numbers."""
+    result = ()
+    for k in tl.static_range(K):
+        total = tl.load(matrix + k).to(tl.float32) * vector[0]
+        for n in tl.static_range(1, ROWS):
+            total += tl.load(matrix + n * K + k).to(tl.float32) * vector[n]
+        result = result + (total,)
+    return result
+
+
+@triton.jit
+def route(x, token, d, weight, norm, eps, K: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """K numbers, weight·(norm ∘ x) / (rms(x)·d) before the tanh, and after them 1 / rms(x)."""
+    lanes = tile(BLOCK, WIDTH)
+    squares = tl.zeros([BLOCK // WIDTH], tl.float32)
+    sums = zeros(K, BLOCK // WIDTH)
+    for column in range(0, d, BLOCK):
+        mask = lanes < d - column
+        value = load(x, token * d + column, lanes, mask)
+        squares += tl.sum(value * value, axis=1)
+        scaled = value * load(norm, column, lanes, mask)
+        new = ()
+        for k in tl.static_range(K):
+            new = new + (sums[k] + tl.sum(scaled * load(weight, k * d + column, lanes, mask), axis=1),)
+        sums = new
+    inverse = 1.0 / tl.sqrt(tl.sum(squares) / d + eps)
+    routed = ()
+    for k in tl.static_range(K):
+        routed = routed + (tl.sum(sums[k]) * (inverse / d),)
+    return routed + (inverse,)
+
+
+@triton.jit
+def slope_of_tanh(d_m, m, COUNT: tl.constexpr):
+    """The gradient of what the tanh was given."""
+    result = ()
+    for k in tl.static_range(COUNT):
+        result = result + (d_m[k] * (1.0 - m[k] * m[k]),)
+    return result
+
+
+@triton.jit
+def dot(a, b, COUNT: tl.constexpr):
+    total = a[0] * b[0]
+    for k in tl.static_range(1, COUNT):
+        total += a[k] * b[k]
+    return total
+
+
+@triton.jit
+def route_backward(value, d_routed, along, inverse, d, weight, norm, column, lanes, mask, K: tl.constexpr):
+    """The gradient of columns `value` of x, given that of the K numbers; `along` is Σ d_routed·routed.
+
+    ∂routedₖ/∂x = weightₖ ∘ norm / (rms·d) − routedₖ·x / (rms²·d).
+    """
+    total = d_routed[0] * load(weight, column, lanes, mask)
+    for k in tl.static_range(1, K):
+        total += d_routed[k] * load(weight, k * d + column, lanes, mask)
+    return (inverse / d) * (total * load(norm, column, lanes, mask) - (along * inverse) * value)

@@ -1,0 +1,192 @@
+"""Gemma 3n's AltUp: the definition against Hugging Face's module, and the kernels, forward and every gradient,
+against the definition in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import library
+
+from altup.core.errors import UserError
+from altup.kernels.gemma3n import Router, correct, correction, op, predict
+from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, runs_kernel
+from tests.kernels.updates import SUM_TOLERANCE, TOLERANCE, distance
+
+EPS = 1e-6
+
+
+def random(*size, dtype=torch.float32, device=DEVICE):
+    return torch.randn(*size, device=device).to(dtype).requires_grad_()
+
+
+def weights(K, d, dtype=torch.float32, device=DEVICE):
+    """Router, its norm, A and C; the router's size leaves the tanh neither flat nor straight."""
+    router = (torch.randn(K, d, device=device) * d**0.5).to(dtype).requires_grad_()
+    norm = (1 + 0.2 * torch.randn(d, device=device)).to(dtype).requires_grad_()
+    return router, norm, random(K * K, K, dtype=dtype, device=device), random(K, K, dtype=dtype, device=device)
+
+
+def layer(blocks, y, branch, router, norm, A, C, scale, branch_norm, *, active, implementation, stacked=False):
+    """All three functions as a layer calls them, with a branch that depends on the corrected active block."""
+    maps = Router(router, norm, EPS)
+    x = torch.stack(blocks) if stacked else blocks
+    predicted = predict(x, maps, A, active, implementation, stacked)
+    g, z = correction(y, maps, C, predicted[active], active, scale, implementation)
+    if branch is None:
+        return [*predicted, g, z, correct(predicted, y, g, active, implementation=implementation)]
+    new = correct(predicted, y, g, active, branch * z, branch_norm, EPS, implementation)
+    return [*predicted, g, z, new]
+
+
+def problem(K, shape=(2, 3, 17), dtype=torch.float32, weight_dtype=None, *, branch=True, scale=True):
+    weight_dtype = weight_dtype or dtype
+    blocks = [random(*shape, dtype=dtype) for _ in range(K)]
+    d = shape[-1]
+    return (
+        blocks,
+        random(*shape, dtype=dtype),
+        random(*shape, dtype=dtype) if branch else None,
+        *weights(K, d, weight_dtype),
+        random(d, dtype=weight_dtype) if scale else None,
+        random(d, dtype=weight_dtype) if branch else None,
+    )
+
+
+def compare(blocks, *rest, active, tolerance=None, **options):
+    """Outputs and all gradients of a random linear function of them, against float64."""
+    inputs = [*blocks, *(t for t in rest if t is not None)]
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    their = iter(wide)
+    exact_blocks = [next(their) for _ in blocks]
+    exact_rest = [None if t is None else next(their) for t in rest]
+    exact = layer(exact_blocks, *exact_rest, active=active, implementation="plain")
+    upstream = [torch.randn(x.shape, device=DEVICE) for x in exact]
+    want = torch.autograd.grad(exact, wide, [u.double() for u in upstream])
+    made = layer(blocks, *rest, active=active, implementation="triton", **options)
+    got = torch.autograd.grad(made, inputs, [u.to(x.dtype) for u, x in zip(upstream, made, strict=True)])
+    dtype = blocks[0].dtype
+    for one, other in zip(made, exact, strict=True):
+        assert one.shape == other.shape
+        assert distance(one, other) < (tolerance or max(TOLERANCE[dtype], SUM_TOLERANCE))
+    for one, other, like in zip(got, want, inputs, strict=True):
+        assert one.dtype == like.dtype
+        assert one.shape == like.shape
+        assert distance(one, other) < (tolerance or 3 * max(TOLERANCE[dtype], SUM_TOLERANCE))
+
+
+def gemma(K, d, active, clip, training, dtype=torch.float32):
+    from transformers import Gemma3nTextConfig
+    from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextAltUp
+
+    config = Gemma3nTextConfig(
+        hidden_size=d, num_attention_heads=1, altup_num_inputs=K, altup_active_idx=active, altup_coef_clip=clip
+    )
+    module = Gemma3nTextAltUp(config).to(dtype).train(training)
+    router, norm, A, C = weights(K, d, dtype, "cpu")
+    with torch.no_grad():
+        module.router_norm.weight.copy_(norm)
+        module.modality_router.weight.copy_(router)
+        module.prediction_coefs.weight.copy_(A)
+        module.correction_coefs.weight.copy_(C)
+    return module
+
+
+@pytest.mark.parametrize("K", [2, 4, 8])
+def test_the_definition_is_hugging_faces(K):
+    module = gemma(K, 12, K - 1, 120.0, False)
+    maps = Router(module.modality_router.weight, module.router_norm.weight, module.router_norm.eps)
+    x, y = random(K, 2, 3, 12, device="cpu"), random(2, 3, 12, device="cpu")
+    predicted = predict(x, maps, module.prediction_coefs.weight, K - 1, "plain", stacked=True)
+    torch.testing.assert_close(predicted, module.predict(x), rtol=1e-5, atol=1e-5)
+    g, active = correction(y, maps, module.correction_coefs.weight, predicted[-1], K - 1, implementation="plain")
+    new = correct(predicted, y, g, K - 1, implementation="plain")
+    want = module.correct(predicted, y)
+    torch.testing.assert_close(new, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(active, want[-1], rtol=1e-5, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused():
+    x, y = torch.zeros(2, 3, 8), torch.zeros(3, 8)
+    maps = Router(torch.zeros(2, 8), torch.ones(8), EPS)
+    with pytest.raises(UserError, match="active=2"):
+        predict(x, maps, torch.zeros(4, 2), 2)
+    with pytest.raises(UserError, match=r"A \[3, 2\]"):
+        predict(x, maps, torch.zeros(3, 2), 0)
+    with pytest.raises(UserError, match=r"C \[3, 3\]"):
+        correction(y, maps, torch.zeros(3, 3))
+    with pytest.raises(UserError, match=r"g \[3, 3\]"):
+        correct(x, y, torch.zeros(3, 3), 0)
+    with pytest.raises(UserError, match="implementation='fast'"):
+        correct(x, y, torch.zeros(3, 2), 0, implementation="fast")
+    with pytest.raises(UserError, match=r"float64"):
+        correct(x.double(), y.double(), torch.zeros(3, 2), 0, implementation="triton")
+
+
+@runs_kernel
+@pytest.mark.parametrize("K", fewer([2, 3, 4, 8], range(2, 9)))
+def test_every_number_of_blocks(K, poisoned):
+    compare(*problem(K, (1, 2, 17)), active=0)
+    compare(*problem(K, (1, 2, 17)), active=K - 1, stacked=True)
+
+
+@runs_kernel
+@pytest.mark.parametrize(("tokens", "d"), fewer([(1, 3), (3, 129), (1, 300)], [(5, 769), (3, 2048), (70, 48)]))
+def test_odd_sizes(tokens, d, poisoned):
+    compare(*problem(2, (1, tokens, d)), active=1)
+
+
+@runs_kernel
+@pytest.mark.parametrize(("branch", "scale"), [(False, False), (True, False), (False, True)])
+def test_what_can_be_left_out(branch, scale, poisoned):
+    compare(*problem(3, branch=branch, scale=scale), active=1)
+
+
+@runs_kernel
+@pytest.mark.parametrize(
+    ("dtype", "weight_dtype"),
+    [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32), (torch.bfloat16, torch.float32)],
+)
+def test_dtypes(dtype, weight_dtype, poisoned):
+    """Between the three functions results are rounded to the state's dtype, and g is large here."""
+    compare(*problem(4, (2, 3, 48), dtype, weight_dtype), active=2, tolerance=2e-2)
+
+
+@runs_kernel
+def test_frozen_weights_cost_nothing_and_change_nothing(poisoned):
+    blocks, *rest = problem(2)
+    upstream = torch.randn(2, *blocks[0].shape, device=DEVICE)
+    want = torch.autograd.grad(
+        layer(blocks, *rest, active=0, implementation="triton")[-1], [*blocks, rest[0]], upstream
+    )
+    frozen = [rest[0], *(t.detach() for t in rest[1:])]
+    got = torch.autograd.grad(
+        layer(blocks, *frozen, active=0, implementation="triton")[-1], [*blocks, rest[0]], upstream
+    )
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@runs_kernel
+def test_the_operators_are_what_pytorch_takes_them_for():
+    blocks, y, branch, router, norm, A, C, scale, branch_norm = problem(2, (2, 5))
+    library.opcheck(op.predict, (blocks, router, norm, EPS, A, 1, False))
+    library.opcheck(op.predict, ([torch.stack(blocks)], router, norm, EPS, A, 1, True), test_utils=CHEAP_CHECKS)
+    g = torch.randn(2, 2, device=DEVICE, requires_grad=True)
+    library.opcheck(op.correction, (y, router, norm, EPS, C, blocks[0], scale, 0))
+    library.opcheck(op.correction, (y, router, norm, EPS, C, None, None, 0), test_utils=CHEAP_CHECKS)
+    library.opcheck(op.correct, (blocks, y, g, branch, branch_norm, 0, EPS))
+    library.opcheck(op.correct, ([torch.stack(blocks)], y, g, None, None, 1, EPS), test_utils=CHEAP_CHECKS)
+
+
+@runs_kernel
+def test_compiled_it_is_the_same():
+    blocks, *rest = problem(2, (2, 5))
+
+    def run(blocks, *rest):
+        return layer(blocks, *rest, active=1, implementation="triton")
+
+    compiled = torch.compile(run, backend=BACKEND, fullgraph=True)
+    inputs = [*blocks, *rest]
+    want = torch.autograd.grad(run(blocks, *rest)[-1].square().sum(), inputs)
+    got = torch.autograd.grad(compiled(blocks, *rest)[-1].square().sum(), inputs)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
