@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name p
     from altup.models import AltUpT5EncoderModel as AltUpT5EncoderModel
     from altup.models import AltUpT5ForConditionalGeneration as AltUpT5ForConditionalGeneration
     from altup.models import upcycle as upcycle
+    from altup.models.accelerate import accelerate as accelerate
+    from altup.models.accelerate import decelerate as decelerate
     from altup.models.accounting import account as account
     from altup.models.widening import Structure as Structure
     from altup.models.widening import WideTrainerMixin as WideTrainerMixin
@@ -66,7 +68,9 @@ _HOMES = {
     "StrideAndSkip": "altup.nn",
     "Structure": "altup.models.widening",
     "WideTrainerMixin": "altup.models.widening",
+    "accelerate": "altup.models.accelerate",
     "account": "altup.models.accounting",
+    "decelerate": "altup.models.accelerate",
     "describe": "altup.models.widening.description",
     "evaluate": "altup.evaluation.evaluate",
     "finetune": "altup.finetuning.finetune",

@@ -205,6 +205,31 @@ def test_rows_of_many_blocks(block, monkeypatch):
     assert with_gap[:, 133:].isnan().all()
 
 
+def test_a_soft_cap_bounds_the_logits():
+    hidden, weight = torch.randn(5, 8, dtype=torch.float64), torch.randn(11, 8, dtype=torch.float64)
+    labels = torch.tensor([3, -100, 0, 10, 7])
+    logits = 2 * torch.tanh(hidden @ weight.t() / 2)
+    want = F.cross_entropy(logits, labels, reduction="sum")
+    torch.testing.assert_close(head_sums(hidden, weight, labels, softcap=2.0).loss, want)
+    with pytest.raises(UserError, match="softcap=0"):
+        head_sums(hidden, weight, labels, softcap=0)
+
+
+@runs_kernel
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_with_a_soft_cap(dtype):
+    """Logits here reach several times the cap, where its slope is almost nothing."""
+    hidden, weight, labels = problem(dtype=dtype)
+    wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    want = head_sums(*wide, labels, 0.1, 3.0, implementation="plain")
+    got = head_sums(hidden, weight, labels, 0.1, 3.0, implementation="triton")
+    slopes = torch.autograd.grad(got.loss, (hidden, weight))
+    exact = torch.autograd.grad(want.loss, wide)
+    for one, other in zip([got.loss, got.nll, *slopes], [want.loss, want.nll, *exact], strict=True):
+        assert distance(one, other) < TOLERANCE[dtype]
+
+
 @runs_kernel
 def test_ties_go_to_the_lowest_index():
     hidden = torch.ones(2, 1, device=DEVICE)
@@ -301,7 +326,7 @@ def test_twice_through_one_graph():
 def test_operator_registrations():
     hidden, weight, labels = problem(tokens=(5,))
     for flags in [(True, True), (False, True), (False, False)]:
-        library.opcheck(op.fused_head, (hidden, weight, labels, 0.1, *flags))
+        library.opcheck(op.fused_head, (hidden, weight, labels, 0.1, 0.0, *flags))
 
 
 @runs_kernel
@@ -339,9 +364,9 @@ def test_loads_are_16_bytes_wide(dtype, columns, gradient, hopper):
     """A vocabulary of 32,128 ends within a block, and rows are aligned: nothing is read one number at a time."""
     from altup.kernels.cross_entropy import triton as kernel
 
-    types = {"logits": f"*{dtype}", "labels": "*i64", "sums": "*fp32", "z_loss": "fp32"}
+    types = {"logits": f"*{dtype}", "labels": "*i64", "sums": "*fp32", "z_loss": "fp32", "softcap": "fp32"}
     types |= {"rows": "i32", "row_stride": "i32"}
-    constants = {"V": 32128, "IGNORED": -100, "GRADIENT": gradient, "BLOCK": kernel.BLOCK}
+    constants = {"V": 32128, "IGNORED": -100, "CAPPED": False, "GRADIENT": gradient, "BLOCK": kernel.BLOCK}
     compiled = hopper.build(kernel._rows, types | constants, divisible=("row_stride",), num_warps=kernel.WARPS)
     vectors = kernel.BLOCK // (32 * kernel.WARPS * columns)
     wide, scalar = compiled.asm["ptx"].count("ld.global.v4"), 2  # the label, and the label's logit

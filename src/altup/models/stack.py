@@ -144,8 +144,10 @@ class PreNormLayer(GradientCheckpointingLayer):
         return dropout(x, self.dropout, self.training)
 
 
-def compile_layers(model: nn.Module, **options: object) -> nn.Module:
+def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn.Module:
     """Compile the layers of `model` in place, and what few operations stand between them.
+
+    With `ends` also what stands before the first layer and behind the last, after which a model cannot be copied.
 
     Equal layers share compiled code, so that depth adds no start-up time. The static update rule is a kernel
     already and stays outside. `options` go to `torch.compile`; with `dynamic=None` a size that is seen to vary is
@@ -156,13 +158,20 @@ def compile_layers(model: nn.Module, **options: object) -> nn.Module:
     inside: set[nn.Module] = set()
     options = {"dynamic": False, **options}
     for module in model.modules():
-        if hasattr(module, "compile_ends"):
+        if ends and hasattr(module, "compile_ends"):
             module.compile_ends(**options)  # type: ignore[operator]
         if module in inside:
             continue
         if type(module).__name__ in layers or isinstance(module, BETWEEN):
             inside.update(module.modules())
             module.compile(**options)
+    return model
+
+
+def uncompile_layers(model: nn.Module) -> nn.Module:
+    """Undo `compile_layers(model, ends=False)`."""
+    for module in model.modules():
+        module._compiled_call_impl = None
     return model
 
 

@@ -71,10 +71,13 @@ def is_bare(module: nn.Module, bias: bool = False) -> bool:
     """Whether a linear map's weight may be taken for the map: `module(x)` is x·weightᵀ (+ bias) and nothing else
     happens. It is no adapter, its forward is neither hooked nor replaced, and it has a bias exactly if
     `bias`."""
+    return type(module) is nn.Linear and (module.bias is not None) == bias and is_unhooked(module)
+
+
+def is_unhooked(module: nn.Module) -> bool:
+    """Whether calling a module does what its class does: nothing is hooked to it, nor its forward replaced."""
     return (
-        type(module) is nn.Linear
-        and (module.bias is not None) == bias
-        and not (module._forward_hooks or module._forward_pre_hooks)
+        not (module._forward_hooks or module._forward_pre_hooks)
         and not (module._backward_hooks or module._backward_pre_hooks)
         and "forward" not in module.__dict__
     )

@@ -15,9 +15,15 @@ __all__ = ["IGNORED", "TokenSums", "head_sums", "token_sums"]
 
 
 def head_sums(
-    hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float = 0.0, *, implementation: str = "auto"
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    *,
+    implementation: str = "auto",
 ) -> TokenSums:
-    """`token_sums(hidden·weightᵀ, labels, z_loss)`, which `triton` finds without holding all logits.
+    """`token_sums(hidden·weightᵀ, labels, z_loss, softcap)`, which `triton` finds without holding all logits.
 
     hidden: [..., D], weight: [V, D], labels: [...]. Works in the dtype of `hidden`, or autocast's: `weight` may be
     a float32 master, and its gradient comes back in its own dtype. `auto` takes `triton` on GPUs that run bf16.
@@ -30,11 +36,13 @@ def head_sums(
         )
     if torch.is_autocast_enabled(hidden.device.type) and hidden.dtype != torch.float64:
         hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+    if softcap is not None and not softcap > 0:
+        raise UserError(f"softcap={softcap} bounds the logits, so it must be above 0; None is no bound")
     fits = hidden.dtype in FUSED_DTYPES
     if implementation == "auto":
         implementation = "triton" if fits and runs_triton(hidden.device) else "plain"
     if implementation == "plain":
-        return token_sums(F.linear(hidden, weight.to(hidden.dtype)), labels, z_loss)
+        return token_sums(F.linear(hidden, weight.to(hidden.dtype)), labels, z_loss, softcap)
     if not (fits and can_launch(hidden.device)):
         raise UserError(
             f"implementation='triton' needs a CUDA GPU, Triton, and float16, bfloat16 or float32, not "
@@ -46,6 +54,7 @@ def head_sums(
         weight,
         labels.reshape(-1),
         z_loss,
+        softcap or 0.0,
         training and hidden.requires_grad,
         training and weight.requires_grad,
     )

@@ -28,11 +28,17 @@ def chunk_rows(tokens: int, vocabulary: int, itemsize: int) -> int:
 @library.custom_op("altup::fused_head", mutates_args=())
 @on_its_device
 def fused_head(
-    hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, hidden_grad: bool, weight_grad: bool
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    z_loss: float,
+    softcap: float,
+    hidden_grad: bool,
+    weight_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums [3] (loss, nll, correct) over the tokens, and the loss's gradients where asked for, else empty tensors.
 
-    hidden: [N, D], weight: [V, D], labels: [N].
+    hidden: [N, D], weight: [V, D], labels: [N]; softcap 0 is none.
     """
     from altup.kernels.cross_entropy.triton import loss_and_gradient_
 
@@ -50,7 +56,8 @@ def fused_head(
         for start in range(0, tokens, rows):
             part = hidden[start : start + rows]
             scores = torch.mm(part, weight.t(), out=logits[: len(part)])
-            sums += loss_and_gradient_(scores, labels[start : start + rows], z_loss, hidden_grad or weight_grad)
+            targets = labels[start : start + rows]
+            sums += loss_and_gradient_(scores, targets, z_loss, hidden_grad or weight_grad, softcap=softcap)
             if hidden_grad:
                 torch.mm(scores, weight, out=d_hidden[start : start + rows])
             if weight_grad and rows >= tokens and d_weight.dtype == scores.dtype:
@@ -79,7 +86,7 @@ def _wide_product(a: Tensor, b: Tensor) -> Tensor:
 
 @fused_head.register_fake
 def _(
-    hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, hidden_grad: bool, weight_grad: bool
+    hidden: Tensor, weight: Tensor, labels: Any, z_loss: Any, softcap: Any, hidden_grad: bool, weight_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     return hidden.new_empty(3, dtype=torch.float32), *_gradients(hidden, weight, hidden_grad, weight_grad)
 
@@ -90,18 +97,18 @@ def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
     ctx.mark_non_differentiable(d_hidden, d_weight)
     ctx.save_for_backward(d_hidden, d_weight)
     ctx.weight_dtype = inputs[1].dtype
-    ctx.wanted = inputs[4:]
+    ctx.wanted = inputs[5:]
 
 
 def _scale_gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     d_hidden, d_weight = ctx.saved_tensors
     if grad is None:
-        return (None,) * 6
+        return (None,) * 7
     hidden_grad, weight_grad = ctx.wanted
     return (
         d_hidden * grad[0] if hidden_grad else None,
         (d_weight * grad[0]).to(ctx.weight_dtype) if weight_grad else None,
-        *[None] * 4,
+        *[None] * 5,
     )
 
 

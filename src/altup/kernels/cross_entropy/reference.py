@@ -21,8 +21,10 @@ class TokenSums(NamedTuple):
     tokens: Tensor
 
 
-def token_sums(logits: Tensor, labels: Tensor, z_loss: float = 0.0) -> TokenSums:
+def token_sums(logits: Tensor, labels: Tensor, z_loss: float = 0.0, softcap: float | None = None) -> TokenSums:
     """Sums of −log p(label) + z_loss·(log Σ exp logits)², computed in float32.
+
+    With `softcap` c, logits are bounded first, as Gemma has them: c·tanh(logits / c).
 
     logits: [..., vocabulary]; labels: [...], with −100 where a token does not count.
     """
@@ -30,6 +32,8 @@ def token_sums(logits: Tensor, labels: Tensor, z_loss: float = 0.0) -> TokenSums
         raise UserError(f"labels {list(labels.shape)} do not fit logits {list(logits.shape)}; give one a token")
     counts = labels != IGNORED
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if softcap is not None:
+        wide = softcap * torch.tanh(wide / softcap)
     log_z = torch.logsumexp(wide, dim=-1)
     of_label = wide.gather(-1, labels.masked_fill(~counts, 0).unsqueeze(-1)).squeeze(-1)
     nll = torch.where(counts, log_z - of_label, 0.0).sum()

@@ -3,6 +3,8 @@
 For a row x with label y, L = log Σ exp x and the loss L − x_y + z·L²,
 
     ∂loss/∂x_v = exp(x_v − L)·(1 + 2·z·L) − [v = y].
+
+With a soft cap c the row is x = c·tanh(r / c) of the logits r, and ∂x/∂r = 1 − (x / c)².
 """
 
 from __future__ import annotations
@@ -20,9 +22,18 @@ LOWEST = tl.constexpr(-3.4e38)
 
 
 @triton.jit
+def _capped(x, softcap, CAPPED: tl.constexpr):
+    if CAPPED:
+        e = tl.exp(-2.0 * tl.abs(x / softcap))
+        bounded = softcap * (1.0 - e) / (1.0 + e)
+        x = tl.where(x < 0, -bounded, bounded)
+    return x
+
+
+@triton.jit
 def _rows(
-    logits, labels, sums, z_loss, rows, row_stride,
-    V: tl.constexpr, IGNORED: tl.constexpr, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+    logits, labels, sums, z_loss, softcap, rows, row_stride,
+    V: tl.constexpr, IGNORED: tl.constexpr, CAPPED: tl.constexpr, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program a row. `sums` is [3, rows]: loss, negative log-likelihood, label is the first largest logit."""
     row = tl.program_id(0)
@@ -40,12 +51,14 @@ def _rows(
 
     # Read before any thread can write: the reductions below are barriers. No such label: NaN, for all to see.
     of_label = tl.load(x + label, mask=(label >= 0) & (label < V), other=float("nan")).to(tl.float32)
+    of_label = _capped(of_label, softcap, CAPPED)
     largest = LOWEST  # finite, so that a block of −inf alone is nothing special
     total = 0.0
     first = V
     for start in range(0, V, BLOCK):
         inside = start + columns < V
         v = tl.load(x + start + columns, mask=inside, other=-float("inf")).to(tl.float32)
+        v = tl.where(inside, _capped(v, softcap, CAPPED), -float("inf")) if CAPPED else v
         peak = tl.max(v, 0)
         place = tl.min(tl.where(v == peak, start + columns, V), 0)
         first = tl.where(peak > largest, place, first)
@@ -62,12 +75,21 @@ def _rows(
         for start in range(0, V, BLOCK):
             inside = start + columns < V
             v = tl.load(x + start + columns, mask=inside, other=-float("inf")).to(tl.float32)
+            v = _capped(v, softcap, CAPPED)
             gradient = tl.exp(v - log_z) * slope - (start + columns == label).to(tl.float32)
+            if CAPPED:
+                gradient *= 1.0 - (v / softcap) * (v / softcap)
             tl.store(x + start + columns, gradient.to(logits.dtype.element_ty), mask=inside)
 
 
 def loss_and_gradient_(
-    logits: Tensor, labels: Tensor, z_loss: float, gradient: bool, block: int = BLOCK, warps: int = WARPS
+    logits: Tensor,
+    labels: Tensor,
+    z_loss: float,
+    gradient: bool,
+    block: int = BLOCK,
+    warps: int = WARPS,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Sums [3] of loss, nll and correct over the rows of `logits` [n, V], which become their own gradient."""
     rows, V = logits.shape
@@ -75,7 +97,7 @@ def loss_and_gradient_(
     block = min(block, triton.next_power_of_2(V))
     with torch.cuda.device_of(logits):
         _rows[(rows,)](
-            logits, labels.contiguous(), sums, z_loss, rows, logits.stride(0),
-            V=V, IGNORED=IGNORED, GRADIENT=gradient, BLOCK=block, num_warps=warps,
+            logits, labels.contiguous(), sums, z_loss, softcap, rows, logits.stride(0),
+            V=V, IGNORED=IGNORED, CAPPED=softcap > 0, GRADIENT=gradient, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return sums.sum(dim=1)

@@ -135,8 +135,8 @@ def correction(
     from altup.kernels.gemma3n import correct_kernels as kernels
 
     g, z, routed, inverses = made = _corrected(y, C, predicted)
-    z = None if predicted is None else z
-    kernels.coefficients(g, z, routed, inverses, y, predicted, scale, weight, norm, C, active, eps)
+    into = None if predicted is None else z
+    kernels.coefficients(g, into, routed, inverses, y, predicted, scale, weight, norm, C, active, eps)
     return made
 
 

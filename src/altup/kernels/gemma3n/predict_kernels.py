@@ -9,7 +9,7 @@ The gradients of A, router and norm are sums over tokens of what the backward ke
 """
 
 # ruff: noqa: RUF005
-# mypy: disable-error-code="assignment,misc"
+# mypy: disable-error-code="assignment,misc,var-annotated"
 
 from __future__ import annotations
 

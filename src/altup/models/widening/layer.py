@@ -77,7 +77,7 @@ class WidenedLayer(nn.Module):
         return (*self.altup(blocks, computed), *others)
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
-        return _blank, (original_class(self),), self.__dict__
+        return _blank, (original_class(self),), self.__getstate__()
 
 
 @functools.cache

@@ -1,0 +1,128 @@
+"""`accelerate`: faster code for a model in anyone's loop, and `decelerate`, which takes it away again."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from altup.core.errors import UserError, check_choice
+from altup.kernels.launch import IMPLEMENTATIONS, runs_triton
+from altup.models.stack import compile_layers, uncompile_layers
+from altup.models.widening.parameters import WideningPlan
+
+Model = TypeVar("Model", bound=nn.Module)
+COMPILED = "altup_compiled"  # set on a model whose layers `accelerate` has compiled
+_TOLD: set[str] = set()
+
+
+def accelerate(
+    model: Model, *, implementation: str = "auto", head: bool = True, compile: bool | None = None
+) -> Model:
+    """Give a model our fast code, in place, for training and inference in a loop of your own.
+
+    - **Gemma 3n of Hugging Face** (text alone or with vision and audio, under PEFT too): AltUp's prediction and
+      correction, the per-layer input's norm and addition, the projections before the first layer and behind the
+      last, and the head with its loss, on Triton kernels.
+    - **Models of this library, and models widened by it**: layers compiled by `torch.compile`, as `altup pretrain`
+      compiles them.
+
+    Weights, their names, config, `save_pretrained`, `generate`, caches, PEFT, `Trainer` and gradient checkpointing
+    stay as they are. The fast code runs on CUDA GPUs that Triton supports; elsewhere the model computes exactly
+    what it did, and a warning says so once.
+
+    Args:
+        model: A model of one of these kinds, or one that contains it.
+        implementation: Of Gemma 3n's parts: `auto` takes the kernels where they can run and the original code
+            elsewhere, `triton` requires the kernels, `plain` takes our formulas in plain PyTorch.
+        head: Whether Gemma 3n's loss in training is computed without holding the logits. The output's `logits` is
+            then None in training, where labels are given.
+        compile: Whether layers are compiled. By default those of our models and of widened ones are, on a GPU, and
+            those of Gemma 3n are not.
+
+    Returns:
+        The model itself.
+
+    Examples:
+        >>> import altup, torch, warnings
+        >>> from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
+        >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 20, "vocab_size_per_layer_input": 20}
+        >>> heads = {"num_attention_heads": 2, "head_dim": 8, "num_kv_shared_layers": 0, "intermediate_size": 32}
+        >>> model = Gemma3nForCausalLM(Gemma3nTextConfig(**sizes, **heads, hidden_size_per_layer_input=4))
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")  # of a computer without a GPU
+        ...     model = altup.accelerate(model)
+        >>> model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape
+        torch.Size([1, 3, 20])
+    """
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if _has_gemma3n(model):
+        from altup.models.gemma3n import classes
+
+        if unknown := classes.fuse(model, implementation, head):
+            _tell(
+                f"altup.accelerate: {', '.join(unknown)} of this version of transformers computes something that "
+                "altup does not know, so these parts keep their own code"
+            )
+        if implementation == "auto" and not runs_triton(device):
+            _tell(f"altup.accelerate: no GPU that Triton supports ({device}), so Gemma 3n's own code runs")
+    elif not _is_ours(model):
+        raise UserError(
+            f"{type(model).__name__} is neither a model of altup, nor widened by it, nor a Gemma 3n: there is "
+            "nothing to accelerate; widen it first (altup.widen)"
+        )
+    elif device.type != "cuda":
+        _tell(f"altup.accelerate: layers are compiled on a CUDA GPU, not on {device}, so the plain code runs")
+    wanted = compile if compile is not None else device.type == "cuda" and not _has_gemma3n(model)
+    if wanted and not getattr(model, COMPILED, False):
+        compile_layers(model, ends=False, dynamic=None)
+        setattr(model, COMPILED, True)
+    return model
+
+
+def decelerate(model: Model) -> Model:
+    """Undo `accelerate`, in place: the model computes, bit for bit, what it would have without it.
+
+    Args:
+        model: An accelerated model; any other is left alone.
+
+    Returns:
+        The model itself.
+
+    Examples:
+        >>> import altup, torch, warnings
+        >>> model = altup.AltUpDecoderForCausalLM(altup.AltUpDecoderConfig.from_preset("tiny", vocab_size=20))
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")  # of a computer without a GPU
+        ...     model = altup.decelerate(altup.accelerate(model))
+        >>> model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape
+        torch.Size([1, 3, 20])
+    """
+    if _has_gemma3n(model):
+        from altup.models.gemma3n import classes
+
+        classes.unfuse(model)
+    if vars(model).pop(COMPILED, False):
+        uncompile_layers(model)
+    return model
+
+
+def _has_gemma3n(model: nn.Module) -> bool:
+    """By name first, so that other models do not load Gemma 3n's code."""
+    return any(type(part).__name__ == "Gemma3nTextAltUp" for part in model.modules())
+
+
+def _is_ours(model: nn.Module) -> bool:
+    from altup.models.base import AltUpPreTrainedModel
+
+    return any(isinstance(part, AltUpPreTrainedModel) or WideningPlan.of(part) for part in model.modules())
+
+
+def _tell(message: str) -> None:
+    """A warning, once a process."""
+    if message not in _TOLD:
+        _TOLD.add(message)
+        warnings.warn(message, stacklevel=3)

@@ -1,0 +1,144 @@
+"""The parts of Hugging Face's Gemma 3n with their computation fused: mixed into their own classes, so that
+weights, names and hooks stay, and a part goes back to what it was by getting its own class back.
+
+Where the kernels cannot run (a CPU, an old GPU, float64), or an adapter or hook sits on a weight that they would
+read, a part computes as its own class does, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
+
+from altup.kernels import gemma3n as fused
+from altup.nn.layers import is_bare, is_unhooked
+
+
+def is_bare_norm(norm: nn.Module) -> bool:
+    """Whether a norm's weight and ε may be taken for the norm."""
+    return type(norm) is Gemma3nRMSNorm and is_unhooked(norm)
+
+
+class Fused(nn.Module):
+    """What all fused parts share. `implementation` is that of the kernels; "plain" is our formulas in PyTorch."""
+
+    implementation: str
+    config: Any
+
+    def __reduce_ex__(self, protocol: Any) -> tuple:
+        from altup.models.gemma3n.classes import blank, original_class
+
+        return blank, (original_class(self),), self.__getstate__()
+
+
+class FusedAltUp(Fused):
+    """`Gemma3nTextAltUp`: one pass over the state to predict, two to correct."""
+
+    correct_output_scale: Tensor
+    prediction_coefs: nn.Linear
+    correction_coefs: nn.Linear
+    modality_router: nn.Linear
+    router_norm: Any
+    router_input_scale: Tensor
+
+    def fuses(self, state: Tensor) -> bool:
+        maps = (self.prediction_coefs, self.correction_coefs, self.modality_router)
+        return (
+            all(is_bare(linear) for linear in maps)
+            and is_bare_norm(self.router_norm)
+            and is_unhooked(self)
+            and (
+                self.implementation == "plain"
+                or fused.uses_kernels(self.implementation, self.config.altup_num_inputs, state)
+            )
+        )
+
+    @property
+    def router(self) -> fused.Router:
+        return fused.Router(self.modality_router.weight, self.router_norm.weight, self.router_norm.eps)
+
+    @property
+    def clip(self) -> float | None:
+        """In training alone, as Hugging Face has it."""
+        return self.config.altup_coef_clip if self.training else None
+
+    def predict_blocks(self, state: Tensor, stacked: bool = False) -> Any:
+        """The K predicted blocks apart, so that the gradient of one is not a gradient of all."""
+        weight = self.prediction_coefs.weight
+        if self.clip is not None:
+            weight.data.clamp_(-self.clip, self.clip)  # as the original does it: the weight itself changes
+        active = self.config.altup_active_idx
+        return fused.predict(state, self.router, weight, active, self.implementation, stacked)
+
+    def correction(self, y: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """g and, where x̂ᵃ is given, the corrected active block times the output scale."""
+        weight = self.correction_coefs.weight
+        if self.clip is not None:
+            weight = weight.clamp(-self.clip, self.clip)
+        scale = self.correct_output_scale if self.config.altup_correct_scale else None
+        active = self.config.altup_active_idx
+        return fused.correction(y, self.router, weight, predicted, active, scale, self.implementation)
+
+    def predict(self, hidden_states: Tensor) -> Tensor:
+        if not self.fuses(hidden_states):
+            return super().predict(hidden_states)  # type: ignore[misc]
+        return self.predict_blocks(hidden_states, stacked=True)
+
+    def correct(self, predictions: Tensor, activated: Tensor) -> Tensor:
+        if not self.fuses(activated):
+            return super().correct(predictions, activated)  # type: ignore[misc]
+        g, _ = self.correction(activated)
+        active = self.config.altup_active_idx
+        return fused.correct(predictions, activated, g, active, implementation=self.implementation)
+
+
+class FusedDecoderLayer(Fused):
+    """`Gemma3nTextDecoderLayer`: correction, the norm of the per-layer input's branch and its addition are one.
+
+    Attention, Laurel, the feed-forward network and their norms are the layer's own.
+    """
+
+    altup: FusedAltUp
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Any = None,
+        per_layer_input: Any = None,
+        shared_kv_states: Any = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        given = {
+            "position_embeddings": position_embeddings,
+            "shared_kv_states": shared_kv_states,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            **kwargs,
+        }
+        part: Any = self
+        altup, norm = self.altup, part.post_per_layer_input_norm
+        if not (isinstance(altup, FusedAltUp) and altup.fuses(hidden_states) and is_bare_norm(norm)):
+            return super().forward(hidden_states, per_layer_input=per_layer_input, **given)
+        blocks = altup.predict_blocks(hidden_states)
+        active = self.config.altup_active_idx
+        y = self._compute(blocks[active], given)
+        g, corrected = altup.correction(y, blocks[active])
+        gated = part.act_fn(part.per_layer_input_gate(corrected)) * per_layer_input
+        branch = part.per_layer_projection(gated)
+        return fused.correct(blocks, y, g, active, branch, norm.weight, norm.eps, self.implementation)
+
+    def _compute(self, x: Tensor, given: dict[str, Any]) -> Tensor:
+        """The layer proper on the active block: attention beside Laurel, then the feed-forward network."""
+        part: Any = self
+        normed = part.input_layernorm(x)
+        beside = part.laurel(normed)
+        attended, _ = part.self_attn(hidden_states=normed, **given)
+        x = (x + part.post_attention_layernorm(attended) + beside) / math.sqrt(2)
+        return x + part.post_feedforward_layernorm(part.mlp(part.pre_feedforward_layernorm(x)))

@@ -1,0 +1,94 @@
+"""A Gemma 3n of a few thousand weights, none of them at a value where a gradient vanishes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
+
+import altup
+
+ROWS = 40  # of the vocabulary
+
+
+def tiny_config(K: int = 3, active: int = 0, layers: int = 4, **more: Any) -> Gemma3nTextConfig:
+    """Sliding and full attention, of four layers two that share the keys of the others, a sparse feed-forward."""
+    given = {
+        "vocab_size": ROWS,
+        "vocab_size_per_layer_input": ROWS,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "hidden_size_per_layer_input": 4,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "laurel_rank": 4,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
+        "num_kv_shared_layers": layers // 4 * 2,
+        "activation_sparsity_pattern": [0.5] + [0.0] * (layers - 1),
+        "final_logit_softcapping": 2.0,
+        "altup_num_inputs": K,
+        "altup_active_idx": active,
+        **more,
+    }
+    return Gemma3nTextConfig(**given)
+
+
+def tiny_gemma(K: int = 3, active: int = 0, layers: int = 4, **more: Any) -> Gemma3nForCausalLM:
+    torch.manual_seed(0)
+    model = Gemma3nForCausalLM(tiny_config(K, active, layers, **more))
+    stir(model)
+    return model.train()
+
+
+@torch.no_grad()
+def stir(model: torch.nn.Module) -> None:
+    """Random weights: a fresh model has zeros and ones in many places."""
+    for name, p in model.named_parameters():
+        p.add_(torch.randn_like(p) * (4.0 if "modality_router" in name else 0.3))
+
+
+def batch(rows: int = 2, length: int = 7) -> dict[str, torch.Tensor]:
+    """With labels, one of which does not count."""
+    torch.manual_seed(1)
+    ids = torch.randint(3, ROWS, (rows, length))
+    labels = ids.clone()
+    labels[0, 2] = -100
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+def accelerated(model: Any, implementation: str = "plain", **options: Any) -> Any:
+    """A copy with our code."""
+    return altup.accelerate(copy.deepcopy(model), implementation=implementation, **options)
+
+
+def distance(got: torch.Tensor, want: torch.Tensor) -> float:
+    got, want = got.detach().double(), want.detach().double()
+    return ((got - want).norm() / want.norm().clamp(min=1e-30)).item()
+
+
+def gradients(model: Any, data: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss, and every parameter's gradient by name."""
+    model.zero_grad()
+    loss = model(**data).loss
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+
+
+def assert_same(model: Any, ours: Any, data: dict[str, torch.Tensor], tolerance: float = 1e-5) -> None:
+    """Loss and every gradient. A gradient that is noise is compared with the size of all."""
+    loss, want = gradients(model, data)
+    our_loss, got = gradients(ours, data)
+    assert distance(our_loss, loss) < tolerance
+    assert got.keys() == want.keys()
+    largest = max(g.norm().item() for g in want.values() if g is not None)
+    for name, exact in want.items():
+        if exact is None:
+            assert got[name] is None, name
+            continue
+        scale = max(exact.norm().item(), 1e-3 * largest)
+        assert (got[name].double() - exact.double()).norm().item() < tolerance * scale, name
