@@ -24,6 +24,14 @@ rule = altup.AltUp(num_blocks=2, num_layers=6)
 assert_type(rule, altup.AltUp)
 state = rule.lift(torch.zeros(1, 2, 8))
 assert_type(state, torch.Tensor)
+assert_type(rule(state, nn.Linear(4, 4), 0), torch.Tensor)
+blocks = (state[0], state[1])
+assert_type(altup.DynamicAltUp(2, 6, 8)(blocks, nn.Linear(4, 4), 0), tuple[torch.Tensor, ...])
+rule(state, nn.Linear(4, 4), index="0")  # type: ignore[arg-type]
+assert_type(altup.SequenceAltUp(nn.Linear(4, 4), 2)(state[0]), torch.Tensor)
+assert_type(altup.StrideAndSkip(nn.Linear(4, 4), 2)(state[0]), torch.Tensor)
+assert_type(altup.AveragePooling(2)(state[0], mask=None), torch.Tensor)
+assert_type(altup.PartialExperts(4, 2)(state[0]), torch.Tensor)
 altup.AltUp(blocks=2)  # type: ignore[call-arg]
 no_module: str = altup.DynamicAltUp(2, 6, 8)  # type: ignore[assignment]
 for module in (

@@ -112,6 +112,19 @@ def test_no_kernel_of_the_hub_is_fetched(model: Path) -> None:
         load_any(model)
 
 
+@pytest.mark.filterwarnings("ignore:Cannot enable progress bars")  # which the tests' environment turns off
+def test_a_log_gets_no_bar_of_the_weights(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is resumed without a terminal had one in its log."""
+    from transformers.utils import logging
+
+    monkeypatch.setattr(logging, "_tqdm_active", True)
+    load_model(AltUpT5ForConditionalGeneration, model)
+    assert capsys.readouterr().err == ""
+    assert logging.is_progress_bar_enabled()  # for what a user loads
+
+
 def test_nothing_goes_around_the_loader() -> None:
     """Cards show a user what to type, our models extend Hugging Face's function, and hooks stand around the one
     that a user calls; what they load themselves they load by `load_widened`."""

@@ -13,6 +13,13 @@ from altup.kernels import adamw_reference, adamw_update
 from altup.training.optimizers.adamw import RelativeAdamW
 from altup.training.optimizers.muon import Muon
 from tests.kernels.interpreter import DEVICE, needs_gpu, runs_kernel
+from tests.kernels.optimizer_steps import (
+    everything,
+    parameters,
+    replayed_steps_are_the_launched_ones,
+    set_gradients,
+    skipped_steps_change_no_bit,
+)
 
 OPTIONS = {"lr": 0.02, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "smallest": 1e-3}
 
@@ -74,22 +81,6 @@ SHAPES = {
 }
 
 
-SIZES = (1.0, 1e-5, 30.0)  # of weights; the second is below the smallest that counts
-
-
-def parameters(shapes, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(0)
-    made = [torch.randn(shape, generator=generator) * SIZES[n % 3] for n, shape in enumerate(shapes)]
-    return [nn.Parameter(weight.to(DEVICE, dtype)) for weight in made]
-
-
-def set_gradients(weights, step):
-    generator = torch.Generator().manual_seed(step + 1)
-    for n, p in enumerate(weights):
-        gradient = torch.randn(p.shape, generator=generator) * 10.0 ** ((step + n) % 4 - 2)
-        p.grad = gradient.to(p.device, p.dtype)
-
-
 def copies(weights):
     """In float64, for which there is no kernel."""
     return [nn.Parameter(p.detach().double()) for p in weights]
@@ -105,10 +96,6 @@ def build(weights, betas=(0.9, 0.999), lr=0.02, kind=RelativeAdamW):
 def uses_kernels(optimizer):
     held = [p for group in optimizer.param_groups for p in group["params"]]
     return [optimizer._runs_kernels(p, p.grad) for p in held]
-
-
-def everything(weights, optimizer):
-    return [t.detach().clone() for p in weights for t in (p, *optimizer.state[p].values())]
 
 
 def compare_steps(weights, betas=(0.9, 0.999), lr=0.02, steps=3, kind=RelativeAdamW):
@@ -178,18 +165,7 @@ def test_what_the_kernels_cannot_read_is_updated_beside_the_others():
 @runs_kernel
 def test_a_skipped_step_changes_no_bit_whatever_the_gradients_are():
     weights = parameters([(4097,), (17,), (1, 17)])
-    optimizer = build(weights)
-    for step in range(2):  # before the first step that counts, too
-        before = everything(weights, optimizer)
-        for p in weights:
-            p.grad = torch.full_like(p, float("nan"))
-        optimizer.step(skip=torch.tensor(True, device=DEVICE))
-        after = everything(weights, optimizer)
-        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-        set_gradients(weights, step)
-        optimizer.step(skip=torch.tensor(False, device=DEVICE))
-        assert all(optimizer.state[p]["step"] == step + 1 for p in weights)
-        assert all(p.isfinite().all() for p in weights)
+    skipped_steps_change_no_bit(weights, build(weights))
 
 
 @runs_kernel
@@ -206,32 +182,7 @@ def test_a_parameter_without_gradient_is_left_alone():
 
 @needs_gpu
 def test_replayed_steps_are_the_launched_ones_bit_for_bit_and_nothing_waits():
-    from altup.kernels.cuda_graph import record, warm_up
-
-    shapes = [(300, 301)] * 3 + SHAPES["of many sizes"]
-
-    def train(replays):
-        weights, lr = parameters(shapes), torch.tensor(0.0, device=DEVICE)
-        optimizer, skip = build(weights, lr=lr), torch.tensor(True, device=DEVICE)
-        set_gradients(weights, 0)
-        warm_up(lambda: optimizer.step(skip=skip), lr.device)
-        step = record(lambda: optimizer.step(skip=skip)) if replays else lambda: optimizer.step(skip=skip)
-        gradients = [p.grad for p in weights]
-        for n in range(6):
-            set_gradients(weights, n)
-            for p, kept in zip(weights, gradients, strict=True):
-                p.grad = kept.copy_(p.grad)
-            lr.fill_(0.01 * (n + 1))
-            skip.fill_(n == 3)
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                step()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        return everything(weights, optimizer)
-
-    for got, want in zip(train(True), train(False), strict=True):
-        assert torch.equal(got, want)
+    replayed_steps_are_the_launched_ones([(300, 301)] * 3 + SHAPES["of many sizes"], build)
 
 
 ADDRESSES = ("weights", "grads", "means", "squares", "steps", "largest")

@@ -10,37 +10,26 @@ from torch import nn
 from altup.kernels import muon_reference
 from altup.training.optimizers.muon import Muon
 from tests.kernels.interpreter import DEVICE, INTERPRETED, fewer, needs_gpu, runs_kernel
+from tests.kernels.optimizer_steps import (
+    parameters,
+    replayed_steps_are_the_launched_ones,
+    set_gradients,
+    skipped_steps_change_no_bit,
+)
 
 NEAR = 1e-4 if INTERPRETED else 0.03  # of an update: its matrices are multiplied in bf16 on a GPU
 SHAPES = {"wide": (5, 70), "tall": (70, 5), "of several programs": (70, 64), "a pile": (3, 6, 10), "one": (1, 1)}
-
-
-def matrices(shape, count=3, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(0)
-    sizes = (1.0, 1e-5, 30.0)  # the second is below the smallest that counts
-    made = [torch.randn(shape, generator=generator) * sizes[n % 3] for n in range(count)]
-    return [nn.Parameter(weight.to(DEVICE, dtype)) for weight in made]
 
 
 def build(weights, lr=0.05):
     return Muon([{"params": weights, "weight_decay": 0.1, "orthogonal": True}], lr=lr, betas=(0.9, 0.99), eps=1e-8)
 
 
-def set_gradients(weights, step):
-    generator = torch.Generator().manual_seed(step + 1)
-    for n, p in enumerate(weights):
-        p.grad = (torch.randn(p.shape, generator=generator) * 10.0 ** ((step + n) % 4 - 2)).to(p)
-
-
-def everything(weights, optimizer):
-    return [t.detach().clone() for p in weights for t in (p, *optimizer.state[p].values())]
-
-
 @runs_kernel
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", fewer([torch.float32], [torch.float32, torch.bfloat16]))
 def test_steps_equal_the_definition(shape, dtype, poisoned):
-    weights = matrices(SHAPES[shape], dtype=dtype)
+    weights = parameters([SHAPES[shape]] * 3, dtype)
     optimizer = build(weights, lr=torch.tensor(0.05, device=DEVICE))
     for step in range(3):
         set_gradients(weights, step)
@@ -65,7 +54,7 @@ def test_steps_equal_the_definition(shape, dtype, poisoned):
 @runs_kernel
 def test_sizes_are_bounded():
     """Weights that have grown beyond ten times the size of their start are moved as if they had that."""
-    weights = matrices((6, 8), count=1)
+    weights = parameters([(6, 8)])
     optimizer = build(weights, lr=0.05)
     start = weights[0].detach().square().mean().sqrt()
     weights[0].data.mul_(1000)
@@ -78,24 +67,14 @@ def test_sizes_are_bounded():
 
 @runs_kernel
 def test_a_skipped_step_changes_no_bit_whatever_the_gradients_are():
-    weights = matrices((6, 8))
-    optimizer = build(weights)
-    for step in range(2):  # before the first step that counts, too
-        before = everything(weights, optimizer)
-        for p in weights:
-            p.grad = torch.full_like(p, float("nan"))
-        optimizer.step(skip=torch.tensor(True, device=DEVICE))
-        assert all(torch.equal(a, b) for a, b in zip(before, everything(weights, optimizer), strict=True))
-        set_gradients(weights, step)
-        optimizer.step(skip=torch.tensor(False, device=DEVICE))
-        assert all(optimizer.state[p]["step"] == step + 1 for p in weights)
-        assert all(p.isfinite().all() for p in weights)
+    weights = parameters([(6, 8)] * 3)
+    skipped_steps_change_no_bit(weights, build(weights))
 
 
 @runs_kernel
 def test_what_the_kernels_cannot_read_takes_the_plain_path():
     whole = torch.randn(8, 9, device=DEVICE)
-    weights = [nn.Parameter(whole.t()), *matrices((9, 8), count=1)]
+    weights = [nn.Parameter(whole.t()), *parameters([(9, 8)])]
     optimizer = build(weights)
     set_gradients(weights, 0)
     before = [p.detach().clone() for p in weights]
@@ -105,30 +84,7 @@ def test_what_the_kernels_cannot_read_takes_the_plain_path():
 
 @needs_gpu
 def test_replayed_steps_are_the_launched_ones_bit_for_bit_and_nothing_waits():
-    from altup.kernels.cuda_graph import record, warm_up
-
-    def train(replays):
-        weights, lr = matrices((300, 301), count=5), torch.tensor(0.0, device=DEVICE)
-        optimizer, skip = build(weights, lr=lr), torch.tensor(True, device=DEVICE)
-        set_gradients(weights, 0)
-        warm_up(lambda: optimizer.step(skip=skip), lr.device)
-        step = record(lambda: optimizer.step(skip=skip)) if replays else lambda: optimizer.step(skip=skip)
-        gradients = [p.grad for p in weights]
-        for n in range(5):
-            set_gradients(weights, n)
-            for p, kept in zip(weights, gradients, strict=True):
-                p.grad = kept.copy_(p.grad)
-            lr.fill_(0.01 * (n + 1))
-            skip.fill_(n == 3)
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                step()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        return everything(weights, optimizer)
-
-    for got, want in zip(train(True), train(False), strict=True):
-        assert torch.equal(got, want)
+    replayed_steps_are_the_launched_ones([(300, 301)] * 5, build)
 
 
 @pytest.mark.parametrize("name", ["_momentum_kernel", "_descend_kernel"])

@@ -6,8 +6,11 @@ A model whose weights are not all there is refused: Hugging Face would make up t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +90,8 @@ def load_model(model_class: Any, place: str | Path, **options: Any) -> Any:
     fixed = {"use_safetensors": True, "trust_remote_code": False}
     told = {"ignore_mismatched_sizes": True, "output_loading_info": True}  # weights of other shapes are told below
     try:
-        model, info = model_class.from_pretrained(place, **{**options, **fixed, **told})
+        with _no_bar_in_logs():
+            model, info = model_class.from_pretrained(place, **{**options, **fixed, **told})
     except UserError:
         raise
     except (OSError, ValueError, SafetensorError) as error:
@@ -107,6 +111,21 @@ def load_model(model_class: Any, place: str | Path, **options: Any) -> Any:
     if generation is not None and generation.decoder_start_token_id is None:
         generation.decoder_start_token_id = getattr(model.config, "decoder_start_token_id", None)
     return model
+
+
+@contextlib.contextmanager
+def _no_bar_in_logs() -> Iterator[None]:
+    """Without a terminal, transformers' bar of the weights would be a line of a log for each step of it."""
+    from transformers.utils import logging
+
+    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _refuse_too_large(place: str, model_class: Any, config: PreTrainedConfig, dtype: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from altup.kernels.altup_update import State, altup_update
 from altup.nn.coefficients import CoefficientModule, coefficient
 
 Layer = Callable[..., Tensor | tuple[Tensor, Tensor]]
+SameState = TypeVar("SameState", Tensor, tuple[Tensor, ...])
 
 LOWERINGS = ("concat", "sum", "mean")
 
@@ -207,6 +208,10 @@ class AltUp(nn.Module):
             return dense_update(state, layer, *args, **kwargs)
         residual, computed = residual_and_update(layer(state[self.active[index]], *args, **kwargs))
         return self.updates[index](state, computed, residual)
+
+    if TYPE_CHECKING:  # torch has Any
+
+        def __call__(self, state: SameState, layer: Layer, index: int, *args: Any, **kwargs: Any) -> SameState: ...
 
     def lower(self, state: State) -> Tensor:
         """The stack's output: [batch, tokens, K·d], or d wide where blocks are added or averaged."""

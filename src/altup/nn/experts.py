@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -105,6 +105,9 @@ class PartialExperts(nn.Module):
         outputs = self._run_experts(rows, experts.flatten())
         weighted = outputs.unflatten(0, (-1, self.top_k)) * weights.unsqueeze(-1).to(outputs.dtype)
         return weighted.sum(dim=1).view(x.shape).to(x.dtype)
+
+    if TYPE_CHECKING:  # torch has Any
+        __call__ = forward
 
     def _run_experts(self, rows: Tensor, expert: Tensor) -> Tensor:
         """Row r through expert[r], as one batched product over blocks of rows of one expert."""

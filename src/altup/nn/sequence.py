@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +77,9 @@ class SequenceAltUp(nn.Module):
         """x: [batch, tokens, d]."""
         return self.update(x, self.layer(x[:, :: self.stride], *args, **kwargs))
 
+    if TYPE_CHECKING:  # torch has Any
+        __call__ = forward
+
 
 class StrideAndSkip(nn.Module):
     """The baseline that leaves the skipped tokens as they were.
@@ -105,6 +108,9 @@ class StrideAndSkip(nn.Module):
         computed = self.layer(x[:, :: self.stride], *args, **kwargs)
         return torch.slice_scatter(x, computed.to(x.dtype), dim=1, step=self.stride)
 
+    if TYPE_CHECKING:  # torch has Any
+        __call__ = forward
+
 
 class AveragePooling(nn.Module):
     """The baseline that shortens the sequence once: the mean of each window of `stride` tokens.
@@ -130,6 +136,9 @@ class AveragePooling(nn.Module):
         total = self._windows(x * real.unsqueeze(-1)).sum(dim=2)
         number = self._windows(real).sum(dim=2).clamp(min=1)
         return total / number.unsqueeze(-1)
+
+    if TYPE_CHECKING:  # torch has Any
+        __call__ = forward
 
     def pool_mask(self, mask: Tensor) -> Tensor:
         """[batch, tokens] → [batch, ⌈tokens/stride⌉]: a window is real if any of its tokens is."""

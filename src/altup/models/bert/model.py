@@ -150,6 +150,12 @@ class AltUpBertPreTrainedModel(AltUpPreTrainedModel):
         else:
             super()._init_weights(module)
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.base_model.embeddings.words  # type: ignore[union-attr, return-value]
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.base_model.embeddings.words = value  # type: ignore[union-attr]
+
 
 class AltUpBertModel(LayerStack, AltUpBertPreTrainedModel):
     """The encoder alone: `input_ids` [batch, tokens] → [batch, tokens, output_width].
@@ -179,12 +185,6 @@ class AltUpBertModel(LayerStack, AltUpBertPreTrainedModel):
         self.layers = nn.ModuleList([BertLayer(config, index) for index in range(num_layers)])
         self.stride_layers(config)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embeddings.words
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embeddings.words = value  # type: ignore[assignment]
 
     def forward(
         self,
@@ -242,12 +242,6 @@ class AltUpBertForMaskedLM(AltUpBertPreTrainedModel):
         self.bert = AltUpBertModel(config)
         self.head = BertHead(config)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.bert.embeddings.words
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.bert.embeddings.words = value  # type: ignore[assignment]
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.head.decoder

@@ -83,6 +83,12 @@ class AltUpDecoderPreTrainedModel(AltUpPreTrainedModel):
         else:
             super()._init_weights(module)
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.base_model.embed_tokens  # type: ignore[return-value]
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.base_model.embed_tokens = value
+
 
 class AltUpDecoderModel(LayerStack, AltUpDecoderPreTrainedModel):
     """The stack alone: `input_ids` [batch, tokens] → [batch, tokens, output_width].
@@ -109,12 +115,6 @@ class AltUpDecoderModel(LayerStack, AltUpDecoderPreTrainedModel):
         self.layers = nn.ModuleList([DecoderLayer(config, index) for index in range(config.num_layers)])
         self.final_norm = RMSNorm(config.output_width, config.layer_norm_epsilon)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_tokens = value  # type: ignore[assignment]
 
     def forward(
         self,
@@ -192,12 +192,6 @@ class AltUpDecoderForCausalLM(AltUpDecoderPreTrainedModel, GenerationMixin):
         self.model = AltUpDecoderModel(config)
         self.lm_head = nn.Linear(config.output_width, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.model.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.model.embed_tokens = value
 
     def forward(
         self,
