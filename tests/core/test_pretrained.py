@@ -93,7 +93,6 @@ def test_no_code_of_a_tokenizer_is_run(foreign: Path, tmp_path: Path, verb: str)
 
 def test_upcycling_leaves_such_a_tokenizer_behind(foreign: Path, tmp_path: Path) -> None:
     told = upcycle_to_folder(str(foreign), tmp_path / "wide", "recycled", 2, 0, lambda text: None)
-    assert not told.has_tokenizer
     assert "needs Python code that comes with it, and altup runs none" in told.no_tokenizer
     assert not (tmp_path / "was-run").exists()
 

@@ -114,6 +114,6 @@ def test_ranks_fail_together(tmp_path: Path) -> None:
     results = server.SimpleQueue()
     fork_two(fail_on_one, f"file://{tmp_path}/meeting", results)
     assert dict(results.get() for _ in range(2)) == {
-        0: ["it failed on another rank", "whole"],
+        0: ["another process could not go on; its message says why", "whole"],
         1: ["ZeroDivisionError: division by zero", "whole"],
     }

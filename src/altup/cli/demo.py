@@ -106,7 +106,7 @@ def _train_side_by_side(demo: Demo, seeds: list[int]) -> bool:
     names = list(MODELS)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=Console(stderr=True), disable=not live) as bars:
-        tasks = {seed: bars.add_task(f"seed {seed} · starting", total=3 * demo.steps) for seed in seeds}
+        tasks = {seed: bars.add_task(f"seed {seed} · starting", total=len(MODELS) * demo.steps) for seed in seeds}
 
         def watch(method: str, seed: int, record: dict[str, Any]) -> None:
             told = f"seed {seed} · {MODELS[method]} · step {record['step']:,}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from altup.core.text import number_of
+from altup.data import RAW_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_LINES = 15.0
 LENGTHS = (512, 256, 128, 64, 32)  # of inputs; the first is T5's
-RAW_LENGTH = 568  # tokens of a sequence at T5's
 
 
 def command(

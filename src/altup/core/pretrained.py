@@ -46,6 +46,11 @@ def load_config(place: str | Path, config_class: Any = None, **where: Any) -> Pr
     return config
 
 
+def is_widened(config: Any) -> bool:
+    """Whether a config is that of a model which `altup.widen` has widened, and `load_widened` alone reads."""
+    return isinstance(getattr(config, "altup", None), dict)
+
+
 def load_tokenizer(place: str | Path) -> Any:
     """The tokenizer in a folder or on the hub. It is tried: some damage shows when it is used."""
     from transformers import AutoTokenizer
@@ -63,12 +68,17 @@ def load_tokenizer(place: str | Path) -> Any:
         raise UserError(f"{str(place)!r} holds no tokenizer that can be read: {_reason(error, place)}") from error
 
 
+def lacks_tokenizer(place: str) -> bool:
+    """Whether `place` is a folder without any file of a tokenizer."""
+    return Path(place).is_dir() and not any((Path(place) / name).exists() for name in TOKENIZER_FILES)
+
+
 def copy_tokenizer(place: str, out: Path) -> str:
     """Save the tokenizer of a folder or of the hub in `out`; returns why it was not, or nothing.
 
     Without a file to read, the Auto class would make up an empty one.
     """
-    if Path(place).is_dir() and not any((Path(place) / name).exists() for name in TOKENIZER_FILES):
+    if lacks_tokenizer(place):
         return "no tokenizer found beside the original; copy it yourself"
     try:
         load_tokenizer(place).save_pretrained(out)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from altup.core.errors import UserError
+from altup.data import RAW_LENGTH
 from altup.data.bad_input import BadInput, Limits
 from altup.data.shards import Manifest
 from altup.data.sources import Chain, Source
@@ -14,7 +15,7 @@ from altup.data.sources import Chain, Source
 FRACTION = 0.01
 LARGER = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 ENOUGH = 4 << 20  # bytes of text of which FRACTION is always enough
-SEQUENCE = 568 * 4  # characters of a T5's sequence, about
+SEQUENCE = RAW_LENGTH * 4  # characters, about
 SEQUENCES = 8  # to hold out, if they are no more than a tenth of the text
 
 

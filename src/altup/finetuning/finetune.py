@@ -45,13 +45,13 @@ def finetune(
         >>> config = altup.FinetuneConfig(model="runs/altup", tasks=["desks"], steps=200)
         >>> outcome = altup.finetune(config, "runs/desks")  # doctest: +SKIP
     """
+    from altup.core.pretrained import is_widened
     from altup.core.runs import find_model
     from altup.data.bad_input import BadInput
     from altup.evaluation.loading import check_vocabulary
     from altup.evaluation.scores import suites_of
     from altup.finetuning.learning import learning_of
     from altup.finetuning.mixture import describe_held_out, load_data
-    from altup.models.foreign import is_widened
     from altup.training.loop import Loop
     from altup.training.model_card import create_repository, upload, write_card
     from altup.training.parallel import join_process_group

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.models.auto import modeling_auto
 
 from altup.core.errors import UserError
-from altup.core.pretrained import load_model
+from altup.core.pretrained import is_widened, load_model
 from altup.kernels.cross_entropy import IGNORED, token_sums
 from altup.models.base import loss_fields
 from altup.models.families import family, family_name
@@ -80,11 +80,6 @@ def check_positions(config: PreTrainedConfig, tokens: int, setting: str, name: s
         raise UserError(
             f"{setting}={tokens} is more than the {longest} positions of {name}; give at most {longest}"
         )
-
-
-def is_widened(config: PreTrainedConfig) -> bool:
-    """Whether `altup.widen` widened the model, which `load_widened` alone reads."""
-    return isinstance(getattr(config, "altup", None), dict)
 
 
 def load_language_model(place: str | Path, config: PreTrainedConfig, **options: Any) -> Any:

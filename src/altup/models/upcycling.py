@@ -14,7 +14,7 @@ from transformers import BertForMaskedLM, LlamaForCausalLM, PreTrainedModel, T5F
 from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
 from altup.core.files import new_folder
 from altup.core.hub import find_pretrained
-from altup.core.pretrained import copy_tokenizer, load_config, load_model
+from altup.core.pretrained import copy_tokenizer, is_widened, load_config, load_model
 from altup.models.accounting import refuse_too_large
 from altup.models.base import empty_like
 from altup.models.bert import convert as bert
@@ -116,7 +116,7 @@ def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
     classes: dict[str, Any] = {cls.config_class.model_type: cls for cls in only or (*CONVERTERS, *OURS)}
     if config.model_type not in classes:
         raise UserError(f"{place!r} holds a {config.model_type!r} model; give one of {', '.join(classes)}")
-    if hasattr(config, "altup"):
+    if is_widened(config):
         raise UserError(
             f"{place!r} was widened by altup.widen, and only altup.load_widened reads it; give the original"
         )
@@ -133,10 +133,6 @@ class Upcycled:
     parameters_before: int
     difference: float  # largest of the logits, in standard deviations of the original's
     no_tokenizer: str  # why it did not come along; empty where it did
-
-    @property
-    def has_tokenizer(self) -> bool:
-        return not self.no_tokenizer
 
 
 def upcycle_to_folder(

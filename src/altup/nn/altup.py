@@ -15,6 +15,7 @@ from altup.nn.coefficients import CoefficientModule, coefficient
 Layer = Callable[..., Tensor | tuple[Tensor, Tensor]]
 SameState = TypeVar("SameState", Tensor, tuple[Tensor, ...])
 
+TWIN_NOISE = 0.1  # of coefficients, which lets equal blocks part
 LOWERINGS = ("concat", "sum", "mean")
 
 
@@ -179,7 +180,7 @@ class AltUp(nn.Module):
         return self.num_blocks - len(set(self.active)) > 1
 
     @torch.no_grad()
-    def part_twins(self, noise: float = 0.1, generator: torch.Generator | None = None) -> None:
+    def part_twins(self, noise: float = TWIN_NOISE, generator: torch.Generator | None = None) -> None:
         """Add noise to P whose rows sum to zero: equal blocks give the same function, but may now part."""
         for update in self.updates:
             P: Tensor = update.P  # type: ignore[assignment]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from altup.core.errors import check_choice
 from altup.kernels.altup_update import State
 from altup.kernels.altup_update_dynamic import altup_update_dynamic, mix_blocks
-from altup.nn.altup import AltUp, Layer, residual_and_update
+from altup.nn.altup import TWIN_NOISE, AltUp, Layer, residual_and_update
 from altup.nn.coefficients import CoefficientModule, coefficient
 
 
@@ -163,7 +163,7 @@ class DynamicAltUp(AltUp):
             self.reset_parameters()
 
     @torch.no_grad()
-    def part_twins(self, noise: float = 0.1, generator: torch.Generator | None = None) -> None:
+    def part_twins(self, noise: float = TWIN_NOISE, generator: torch.Generator | None = None) -> None:
         for update in self.updates:
             if isinstance(update, DynamicUpdate):
                 update.part_twins(noise, generator)

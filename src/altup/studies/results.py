@@ -217,9 +217,8 @@ def merge(source: Path, target: Path) -> tuple[int, int]:
     results = read_results(source)
     if not results:
         raise UserError(f"{source} holds no results; `altup study run --out DIR` writes them to DIR/results")
-    records = [
-        read_record_file(path) for path in sorted((source / RUNS).glob("*.json"))
-    ]  # all, before any is written
+    # All are read before any is written: a damaged one leaves the target as it was.
+    records = [read_record_file(path) for path in sorted((source / RUNS).glob("*.json"))]
     sweeps = [_read_sweep(path) for path in sorted((source / SWEEPS).glob("*.json"))]
     names = {result.scale for result in results}
     scales = [

@@ -172,7 +172,6 @@ class RunComparison:
         if path.is_dir():
             raise UserError(f"{path} is a folder; give a file for the page (--out compare.html)")
         refuse_foreign(path, [title_mark(TITLE)], "a comparison")
-        text = {"run"}
         rows = [[Cell(cell) for cell in row] for row in self.rows()]
         changed = self.config_differences
         page = render(
@@ -181,7 +180,7 @@ class RunComparison:
             runs=list(zip(self.names, self.runs, strict=True)),
             remarks=self.remarks(),
             figures=DataTable(
-                [Column(name, text=name in text) for name in self.head],
+                [Column(name, text=name == "run") for name in self.head],
                 rows,
                 f"At each run's last evaluation; in brackets the difference to {self.names[0]}, where the "
                 "held-out examples are known to be the same. Speed is the median of sequences a second as each "

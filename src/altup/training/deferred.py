@@ -102,9 +102,8 @@ class Deferred(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.overloadpacket.__name__ == "empty" and math.prod(args[0]) > KEPT:
-            return torch.empty(
-                args[0], dtype=kwargs.get("dtype"), device="meta"
-            )  # a parameter, as `register` sees
+            # It becomes a parameter, as `register` sees.
+            return torch.empty(args[0], dtype=kwargs.get("dtype"), device="meta")
         target = self._target(func, args, kwargs) if self._wanted else None
         if target is not None:
             self._keep(func, target, args, kwargs)
@@ -165,7 +164,8 @@ class Deferred(TorchDispatchMode):
     def _room_for(self, target: Tensor) -> Tensor:
         """A tensor of the same layout, in memory that is used again and again: freed memory would be cut up by the
         states that are kept, and grow to the size of the model."""
-        needed = target.element_size() * (1 + sum((n - 1) * s for n, s in zip(target.size(), target.stride())))  # noqa: B905
+        last = sum((n - 1) * s for n, s in zip(target.size(), target.stride(), strict=True))
+        needed = target.element_size() * (1 + last)
         if needed > self._room.numel():
             self._room = torch.empty(needed, dtype=torch.uint8)
         return self._room[:needed].view(target.dtype).as_strided(target.size(), target.stride())

@@ -18,12 +18,12 @@ from torch import nn
 
 from altup.core.errors import UserError
 from altup.core.files import sha256_of
-from altup.core.pretrained import TOKENIZER_FILES, load_config, load_tokenizer
+from altup.core.pretrained import is_widened, lacks_tokenizer, load_config, load_tokenizer
 from altup.core.runs import find_model
 from altup.core.schema import read_yaml
 from altup.data.shards import Manifest
 from altup.models.config import AltUpConfig
-from altup.models.foreign import answer_in_sums, is_widened, kind_of, load_language_model, longest_text
+from altup.models.foreign import answer_in_sums, check_positions, kind_of, load_language_model
 from altup.training.run_folder import RunFolder
 from altup.training.sharded import OPTIMIZER
 
@@ -106,12 +106,7 @@ class StartingModel:
                 "what span corruption hides; add them (tokenizer.add_tokens, model.resize_token_embeddings), save "
                 f"both, and prepare the text again with {again}"
             )
-        longest = longest_text(self.config)
-        if longest and inputs_length > longest:
-            raise UserError(
-                f"inputs_length={inputs_length} is more than the {longest} positions of {self.name}; give at most "
-                f"--inputs-length {longest}"
-            )
+        check_positions(self.config, inputs_length, "inputs_length", self.name)
 
 
 def find_start(config: PretrainConfig, folder: RunFolder, process_group: ProcessGroup) -> StartingModel:
@@ -200,7 +195,7 @@ def token_hash(tokenizer: Any) -> str:
 
 def _load_tokenizer(place: str) -> Any:
     remedy = "save the model's tokenizer beside it (tokenizer.save_pretrained)"
-    if Path(place).is_dir() and not any((Path(place) / name).exists() for name in TOKENIZER_FILES):
+    if lacks_tokenizer(place):
         raise UserError(f"{place} has no tokenizer, so it cannot be told whether the data fit; {remedy}")
     try:
         return load_tokenizer(place)

@@ -78,14 +78,14 @@ class Loop:
 
     `build_model(checkpoint)` gives the model: fresh for None, else that checkpoint's. `skeleton(checkpoint)` gives
     it with fresh weights in any case; under FSDP, where it is given, no process ever holds all weights: they are
-    drawn, or read from the checkpoint, row by row. `make_evaluate(engine)`
-    gives the callback that measures it on held-out data, called on every rank; the checkpoint with the highest
-    `score` of what it returns is the best, and so is, each for itself, the one with the highest value of every
-    name in `also_best`. They are forgotten where a run goes on with another `yardstick`, which says what is
-    measured. `measures_start` evaluates before the first step too; `saves_first` saves before the first
-    evaluation, which nobody has tried yet. One that fails is told and recorded, and the run goes on. `flops` is
-    the cost of one training example, for the share of the device's peak. `introduction` is said once nothing more
-    can be refused. `afterwards` writes what belongs to the folder of a run that has ended, on the first rank.
+    drawn, or read from the checkpoint, row by row. `make_evaluate(engine)` gives the callback that measures it on
+    held-out data, called on every rank; the checkpoint with the highest `score` of what it returns is the best,
+    and so is, each for itself, the one with the highest value of every name in `also_best`. They are forgotten
+    where a run goes on with another `yardstick`, which says what is measured. `measures_start` evaluates before
+    the first step too; `saves_first` saves before the first evaluation, which nobody has tried yet. One that fails
+    is told and recorded, and the run goes on. `flops` is the cost of one training example, for the share of the
+    device's peak. `introduction` is said once nothing more can be refused. `afterwards` writes what belongs to the
+    folder of a run that has ended, on the first rank.
     """
 
     config: TrainConfig

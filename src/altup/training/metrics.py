@@ -104,13 +104,11 @@ class EvaluationError(RuntimeError):
 @contextlib.contextmanager
 def all_or_none(process_group: ProcessGroup) -> Iterator[None]:
     """Around work of an evaluation that waits for no other rank: if one fails, EvaluationError on all of them."""
-    failure: Exception | None = None
     try:
-        yield
+        with process_group.together():
+            yield
     except Exception as error:  # a metric, or a disk
-        failure = error
-    if process_group.all_reduce(torch.tensor([int(failure is not None)])).item():
-        raise EvaluationError(describe_error(failure) if failure else "it failed on another rank") from failure
+        raise EvaluationError(describe_error(error)) from error
 
 
 def describe_error(error: BaseException) -> str:

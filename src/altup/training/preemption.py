@@ -40,8 +40,10 @@ class StopRequest:
     @contextlib.contextmanager
     def while_saving(self) -> Iterator[None]:
         before, self.saving = self.saving, True
-        yield
-        self.saving = before
+        try:
+            yield
+        finally:
+            self.saving = before
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.saving:

@@ -61,9 +61,8 @@ class Reporter:
         if not speaks:
             return
         trackers = [tracker(name, folder.path, step, asdict(config)) for name in config.trackers]
-        cut_after(
-            folder.metrics, step or -1, measures_again
-        )  # a run that begins again may have measured its start
+        # From step 0 all of them: a run that begins again may have measured its start.
+        cut_after(folder.metrics, step or -1, measures_again)
         self._records = JsonLines(folder.metrics)
         self._console = Console(config.steps, step)
         self._sinks += [self._records, self._console, *more, *trackers]

@@ -7,7 +7,6 @@ both, and its name in both tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from altup.core.errors import UserError
 from altup.core.hub import find_pretrained
-from altup.core.pretrained import TOKENIZER_FILES, load_config, load_tokenizer
+from altup.core.pretrained import lacks_tokenizer, load_config, load_tokenizer
 from altup.data.tasks.examples import Tokens
 from altup.data.tasks.task import Task
 from altup.evaluation.answering.causal import CausalAnswering
@@ -61,7 +60,7 @@ def answering_of(place: str) -> Answering:
     kind = kind_of(config, place)
     if kind not in ANSWERING:
         raise UserError(f"{place!r} holds a {config.model_type!r} model; give a causal model or a T5")
-    if Path(place).is_dir() and not any((Path(place) / name).exists() for name in TOKENIZER_FILES):
+    if lacks_tokenizer(place):
         raise UserError(f"{place} has no tokenizer; save it beside the model (tokenizer.save_pretrained)")
     answering: Answering = ANSWERING[kind](load_tokenizer(place), config, place)
     return answering

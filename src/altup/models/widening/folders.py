@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
 from altup.core.files import check_regular, new_folder
-from altup.core.pretrained import copy_tokenizer, load_config, load_model
+from altup.core.pretrained import copy_tokenizer, is_widened, load_config, load_model
 from altup.models.config import MOST, AltUpConfig
 from altup.models.widening.description import describe
 from altup.models.widening.loading import load_widened, named_class
@@ -30,10 +30,6 @@ class Written:
     parameters: int
     parameters_before: int
     no_tokenizer: str  # why it did not come along; empty where it did
-
-    @property
-    def has_tokenizer(self) -> bool:
-        return not self.no_tokenizer
 
 
 def widen_folder(
@@ -72,7 +68,7 @@ def _load(place: str) -> PreTrainedModel:
         raise UserError(
             f"{place!r} holds a {config.model_type!r} model, which has AltUp built in; use altup upcycle"
         )
-    if hasattr(config, "altup"):
+    if is_widened(config):
         return load_widened(place, config=config)
     model: PreTrainedModel = load_model(named_class(config, place), place, config=config)
     return model

@@ -14,9 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from altup.models.widening.parameters import WideningPlan, names_of, repeat, replace, share
-from altup.nn.altup import AltUp
-
-NOISE = 0.1  # as in AltUp.part_twins
+from altup.nn.altup import TWIN_NOISE, AltUp
 
 
 @torch.no_grad()
@@ -60,7 +58,7 @@ def _copies(
     grown = rule.updates[index].to(P.device)
     coefficients = torch.block_diag(*[P] * times)
     if rule.has_twins:
-        step = NOISE * torch.randn(len(coefficients), times, len(P), generator=generator)
+        step = TWIN_NOISE * torch.randn(len(coefficients), times, len(P), generator=generator)
         coefficients += (step - step.mean(dim=1, keepdim=True)).flatten(1).to(P)
     for name, value in (("P", coefficients), ("g", g.repeat(times))):
         grown.get_parameter(name).copy_(value)

@@ -114,7 +114,7 @@ def _with_other_head(
     parameters = dict(model.named_parameters(remove_duplicate=False))
     loaded = {id(parameter) for name, parameter in parameters.items() if name not in fresh}
     fresh -= {name for name in fresh if id(parameters.get(name)) in loaded}  # tied to what was loaded
-    for name, table in _plan_of(model).untied.items():
+    for name, table in WideningPlan.required(model).untied.items():
         if name in fresh and table not in fresh:  # a head that would have been tied to the table reads as it does
             fresh.remove(name)
             _read_as_table(model, name, table, plan.num_blocks)
@@ -124,13 +124,6 @@ def _with_other_head(
             stacklevel=3,
         )
     return model
-
-
-def _plan_of(model: PreTrainedModel) -> WideningPlan:
-    plan = WideningPlan.of(model)
-    if plan is None:
-        raise UserError(f"{type(model).__name__} is not widened")
-    return plan
 
 
 def _read_as_table(model: PreTrainedModel, name: str, table: str, num_blocks: int) -> None:

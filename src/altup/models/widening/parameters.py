@@ -57,6 +57,14 @@ class WideningPlan:
         saved = getattr(getattr(model, "config", None), "altup", None)
         return cls(**saved) if isinstance(saved, dict) else None
 
+    @classmethod
+    def required(cls, model: nn.Module) -> WideningPlan:
+        """That of a model which must have one."""
+        plan = cls.of(model)
+        if plan is None:
+            raise UserError(f"{type(model).__name__} is not widened")
+        return plan
+
     def save(self, model: PreTrainedModel) -> None:
         """Into a config of the model's own: other models may have been built from the same one."""
         shared = model.config

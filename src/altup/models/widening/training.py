@@ -16,9 +16,8 @@ from altup.models.widening.card import write_card
 from altup.models.widening.parameters import WideningPlan
 from altup.nn import coefficient_names
 
-COEFFICIENT_FACTOR = (
-    100.0  # at a fine-tuning rate of 5e-5 coefficients hardly move; 5e-3 was better: docs/widen.md
-)
+# At a fine-tuning rate of 5e-5 coefficients hardly move; 5e-3 was better (docs/widen.md).
+COEFFICIENT_FACTOR = 100.0
 
 
 def parameter_groups(

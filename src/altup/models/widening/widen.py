@@ -115,7 +115,7 @@ def widen(
             raise
         _try(model, plan, entries.tables | entries.features, widths, structure.example or {}, before)
     plan.save(model)
-    finish(model, plan)
+    finish(model)
     return model
 
 
@@ -123,9 +123,7 @@ def _widen_further(
     model: PreTrainedModel, plan: WideningPlan, example: dict[str, Any] | None, keeps_the_rest: bool
 ) -> PreTrainedModel:
     """From K blocks to m·K; everything else stays as it was chosen at first."""
-    old = WideningPlan.of(model)
-    if old is None:
-        raise UserError(f"{type(model).__name__} is not widened")
+    old = WideningPlan.required(model)
     K = old.num_blocks
     if plan.method != old.method or plan.num_blocks % K or plan.num_blocks == K or not keeps_the_rest:
         raise UserError(
@@ -217,7 +215,7 @@ def apply(model: PreTrainedModel, plan: WideningPlan) -> None:
             if name not in (noted.shared if shared else noted.repeated):
                 widen_parameter(model, noted, name, dim, shared)
     widen_layers(model, plan)
-    finish(model, plan)
+    finish(model)
 
 
 def widen_layers(model: PreTrainedModel, plan: WideningPlan) -> None:
@@ -238,7 +236,7 @@ def widen_layers(model: PreTrainedModel, plan: WideningPlan) -> None:
         watch_stack(model, stack)
 
 
-def finish(model: PreTrainedModel, plan: WideningPlan) -> None:
+def finish(model: PreTrainedModel) -> None:
     """What a model must know to be loaded."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
