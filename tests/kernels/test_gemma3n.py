@@ -3,6 +3,8 @@ against the definition in float64."""
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from torch import library
@@ -11,6 +13,7 @@ from altup.core.errors import UserError
 from altup.kernels.gemma3n import Router, correct, correction, op, predict
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, runs_kernel
 from tests.kernels.updates import SUM_TOLERANCE, TOLERANCE, distance
+from tests.models.gemma3n.tiny import accelerated, assert_same, batch, tiny_gemma
 
 EPS = 1e-6
 
@@ -123,14 +126,14 @@ def test_what_does_not_fit_is_refused():
 
 
 @runs_kernel
-@pytest.mark.parametrize("K", fewer([2, 3, 4, 8], range(2, 9)))
+@pytest.mark.parametrize("K", fewer([2, 4, 7], range(2, 9)))
 def test_every_number_of_blocks(K, poisoned):
-    compare(*problem(K, (1, 2, 17)), active=0)
-    compare(*problem(K, (1, 2, 17)), active=K - 1, stacked=True)
+    compare(*problem(K, (1, 17)), active=0)
+    compare(*problem(K, (1, 17)), active=K - 1, stacked=True)
 
 
 @runs_kernel
-@pytest.mark.parametrize(("tokens", "d"), fewer([(1, 3), (3, 129), (1, 300)], [(5, 769), (3, 2048), (70, 48)]))
+@pytest.mark.parametrize(("tokens", "d"), fewer([(1, 3), (2, 129), (1, 300)], [(5, 769), (3, 2048), (70, 48)]))
 def test_odd_sizes(tokens, d, poisoned):
     compare(*problem(2, (1, tokens, d)), active=1)
 
@@ -190,3 +193,52 @@ def test_compiled_it_is_the_same():
     got = torch.autograd.grad(compiled(blocks, *rest)[-1].square().sum(), inputs)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@runs_kernel
+def test_a_whole_model():
+    """Loss and all gradients of a tiny Gemma 3n on the kernels."""
+    model = tiny_gemma(2, 1, layers=2, altup_coef_clip=0.3).to(DEVICE)
+    ours = accelerated(model, "triton")
+    data = {name: value.to(DEVICE) for name, value in batch(1, 3).items()}
+    data["labels"][0, 1:] = data["input_ids"][0, 1:]
+    assert_same(model, ours, data)
+
+
+def types(K, pointer="*bf16"):
+    """Of all arguments of the kernels, by name."""
+    blocks = ("outs", "xs", "dxs", "grads", "predicted")
+    numbers = ("routed", "inverses", "dc", "d_routed", "g", "dg", "d_g", "sums")
+    block = ("y", "z", "dz", "dy", "d_predicted", "branch", "d_branch", "weight", "norm", "A", "C", "scale")
+    return {
+        **dict.fromkeys(blocks, (pointer,) * K),
+        **dict.fromkeys(numbers, "*fp32"),
+        **dict.fromkeys(block, pointer),
+        "d": "i32",
+        "eps": "fp32",
+    }
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "loads", "stores"),
+    [
+        ("predict", "_forward_kernel", 10, 4),  # x twice for the active block, router and norm; x̂
+        ("predict", "_backward_kernel", 18, 4),
+        ("correct", "_coefficients_kernel", 9, 1),
+        ("correct", "_coefficients_backward_kernel", 12, 2),
+        ("correct", "_blocks_kernel", 8, 4),
+        ("correct", "_blocks_backward_kernel", 13, 3),
+    ],
+)
+def test_kernels_move_16_bytes_at_a_time_and_spill_nothing(module, name, loads, stores, hopper):
+    kernels = importlib.import_module(f"altup.kernels.gemma3n.{module}_kernels")
+    config = kernels.BACKWARD if "backward" in name else kernels.FORWARD
+    kernel = getattr(kernels, name)
+    given = types(4) | {"ACTIVE": 0, "K": 4, "BLOCK": 8 * 32 * config.warps * config.vectors, "WIDTH": 8}
+    if module == "correct" and name != "_blocks_kernel":
+        given["predicted"] = "*bf16"  # the active block alone
+    given = {argument: given[argument] for argument in kernel.arg_names}
+    compiled = hopper.build(kernel, given, divisible=("d",), num_warps=config.warps)
+    assert not hopper.spills(compiled)
+    assert compiled.asm["ptx"].count("ld.global.v4") == loads
+    assert compiled.asm["ptx"].count("st.global.v4") == stores
