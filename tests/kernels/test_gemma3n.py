@@ -10,7 +10,7 @@ import torch
 from torch import library
 
 from altup.core.errors import UserError
-from altup.kernels.gemma3n import Router, correct, correction, op, predict
+from altup.kernels.gemma3n import Router, correct, correction, match_magnitudes, op, predict
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, runs_kernel
 from tests.kernels.updates import SUM_TOLERANCE, TOLERANCE, distance
 from tests.models.gemma3n.tiny import accelerated, assert_same, batch, tiny_gemma
@@ -125,6 +125,17 @@ def test_what_does_not_fit_is_refused():
         correct(x.double(), y.double(), torch.zeros(3, 2), 0, implementation="triton")
 
 
+def test_magnitudes_that_do_not_fit_are_refused():
+    h = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
+    p = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda h, p: match_magnitudes(h, [p], False), (h, p))
+    matched = match_magnitudes(h, [p], False)
+    torch.testing.assert_close(matched[1].norm(dim=-1), h.norm(dim=-1))
+    torch.testing.assert_close(match_magnitudes(h, [p], True), matched.mean(dim=0))
+    with pytest.raises(UserError, match="do not fit"):
+        match_magnitudes(h, [], False)
+
+
 @runs_kernel
 @pytest.mark.parametrize("K", fewer([2, 4, 7], range(2, 9)))
 def test_every_number_of_blocks(K, poisoned):
@@ -155,6 +166,28 @@ def test_dtypes(dtype, weight_dtype, poisoned):
 
 
 @runs_kernel
+@pytest.mark.parametrize(
+    ("K", "d", "dtype"), [(2, 17, torch.float32), (4, 300, torch.float32), (3, 48, torch.bfloat16)]
+)
+@pytest.mark.parametrize("mean", [False, True])
+def test_matched_magnitudes(K, d, dtype, mean, poisoned):
+    """A token of zeros has no direction, and a tiny projection is not blown up."""
+    blocks = [random(1, 3, d, dtype=dtype).detach() for _ in range(K)]
+    blocks[1][0, 1] *= 1e-4
+    blocks[0][0, 2] = 0
+    blocks = [block.requires_grad_() for block in blocks]
+    wide = [block.detach().double().requires_grad_() for block in blocks]
+    exact = match_magnitudes(wide[0], wide[1:], mean, "plain")
+    made = match_magnitudes(blocks[0], blocks[1:], mean, "triton")
+    upstream = torch.randn_like(exact).to(dtype)
+    want = torch.autograd.grad(exact, wide, upstream.double())
+    got = torch.autograd.grad(made, blocks, upstream)
+    for one, other in zip([made, *got], [exact, *want], strict=True):
+        assert one.dtype == dtype
+        assert distance(one, other) < 3 * max(TOLERANCE[dtype], SUM_TOLERANCE)
+
+
+@runs_kernel
 def test_frozen_weights_cost_nothing_and_change_nothing(poisoned):
     blocks, *rest = problem(2)
     upstream = torch.randn(2, *blocks[0].shape, device=DEVICE)
@@ -178,6 +211,8 @@ def test_the_operators_are_what_pytorch_takes_them_for():
     library.opcheck(op.correction, (y, router, norm, EPS, C, None, None, 0), test_utils=CHEAP_CHECKS)
     library.opcheck(op.correct, (blocks, y, g, branch, branch_norm, 0, EPS))
     library.opcheck(op.correct, ([torch.stack(blocks)], y, g, None, None, 1, EPS), test_utils=CHEAP_CHECKS)
+    library.opcheck(op.match, (y, blocks, False), test_utils=CHEAP_CHECKS)
+    library.opcheck(op.match, (y, blocks, True), test_utils=CHEAP_CHECKS)
 
 
 @runs_kernel
@@ -216,6 +251,10 @@ def types(K, pointer="*bf16"):
         **dict.fromkeys(block, pointer),
         "d": "i32",
         "eps": "fp32",
+        **dict.fromkeys(("projected", "d_projected"), (pointer,) * (K - 1)),
+        **dict.fromkeys(("h", "dh"), pointer),
+        "sizes": "*fp32",
+        "smallest": "fp32",
     }
 
 
@@ -228,13 +267,21 @@ def types(K, pointer="*bf16"):
         ("correct", "_coefficients_backward_kernel", 12, 2),
         ("correct", "_blocks_kernel", 8, 4),
         ("correct", "_blocks_backward_kernel", 13, 3),
+        ("ends", "_forward_kernel", 8, 4),
+        ("ends", "_backward_kernel", 14, 4),
     ],
 )
 def test_kernels_move_16_bytes_at_a_time_and_spill_nothing(module, name, loads, stores, hopper):
     kernels = importlib.import_module(f"altup.kernels.gemma3n.{module}_kernels")
     config = kernels.BACKWARD if "backward" in name else kernels.FORWARD
     kernel = getattr(kernels, name)
-    given = types(4) | {"ACTIVE": 0, "K": 4, "BLOCK": 8 * 32 * config.warps * config.vectors, "WIDTH": 8}
+    given = types(4) | {
+        "ACTIVE": 0,
+        "K": 4,
+        "BLOCK": 8 * 32 * config.warps * config.vectors,
+        "WIDTH": 8,
+        "MEAN": False,
+    }
     if module == "correct" and name != "_blocks_kernel":
         given["predicted"] = "*bf16"  # the active block alone
     given = {argument: given[argument] for argument in kernel.arg_names}

@@ -7,11 +7,15 @@ A layer needs three passes over its state, each with a backward pass of its own:
   per-layer input starts;
 - `correct`: reads predicted blocks, output and branch, norms the branch, and writes the K new blocks.
 
+`match_magnitudes` serves the projections before the first layer and behind the last.
+
 `implementation` is "plain" (the definition), "triton" (the kernels, or an error) or "auto" (the kernels where they
 can run). Sums run in float32 (float64 for float64 states), whatever the state's dtype.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,11 +28,12 @@ from altup.kernels.gemma3n.reference import (
     correct_reference,
     corrected_active_reference,
     correction_reference,
+    match_reference,
     predict_reference,
 )
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
-__all__ = ["Router", "correct", "correction", "predict", "uses_kernels"]
+__all__ = ["Router", "correct", "correction", "match_magnitudes", "predict", "uses_kernels"]
 
 
 def predict(
@@ -101,6 +106,16 @@ def correct(
         return op.correct(parts, y, g.float(), branch, norm, active, eps)[0]
     with torch.autocast(y.device.type, enabled=False):
         return correct_reference(list(predicted), y, g, active, branch, norm, eps)
+
+
+def match_magnitudes(h: Tensor, projected: Sequence[Tensor], mean: bool, implementation: str = "auto") -> Tensor:
+    """h: [..., d] and K − 1 blocks brought to its magnitude, stacked [K, ..., d], or their mean [..., d]."""
+    if not projected or any(p.shape != h.shape for p in projected):
+        raise UserError(f"projected {[list(p.shape) for p in projected]} do not fit h {list(h.shape)}")
+    if uses_kernels(implementation, 1 + len(projected), h, *projected):
+        return op.match(h, list(projected), mean)[0]
+    with torch.autocast(h.device.type, enabled=False):
+        return match_reference(h, projected, mean)
 
 
 def uses_kernels(implementation: str, K: int, *tensors: Tensor) -> bool:

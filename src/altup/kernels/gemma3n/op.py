@@ -337,6 +337,71 @@ def _differentiate_correct(ctx: Any, grads: Tensor, *_: Any) -> tuple:
 correct.register_autograd(_differentiate_correct, setup_context=_save_correct)
 
 
+@library.custom_op(
+    "altup::gemma3n_match",
+    mutates_args=(),
+    schema="(Tensor h, Tensor[] projected, bool mean) -> (Tensor, Tensor)",
+)
+@on_its_device
+def match(h: Tensor, projected: Sequence[Tensor], mean: bool) -> tuple[Tensor, Tensor]:
+    """The matched blocks [K, ..., d], or their mean [..., d], and each token's magnitudes [..., K]."""
+    from altup.kernels.gemma3n import ends_kernels as kernels
+
+    out, sizes = _matched(h, projected, mean)
+    kernels.forward([out] if mean else out.unbind(0), sizes, h, projected, mean)
+    return out, sizes
+
+
+def _matched(h: Tensor, projected: Sequence[Tensor], mean: bool) -> tuple[Tensor, Tensor]:
+    K = 1 + len(projected)
+    return h.new_empty(h.shape if mean else (K, *h.shape)), h.new_empty(*h.shape[:-1], K, dtype=torch.float32)
+
+
+@match.register_fake
+def _(h: Tensor, projected: Sequence[Tensor], mean: bool) -> Any:
+    return _matched(h, projected, mean)
+
+
+@library.custom_op(
+    "altup::gemma3n_match_backward",
+    mutates_args=(),
+    schema="(Tensor grads, Tensor h, Tensor[] projected, Tensor sizes, bool mean) -> (Tensor, Tensor[])",
+)
+@on_its_device
+def match_backward(
+    grads: Tensor, h: Tensor, projected: Sequence[Tensor], sizes: Tensor, mean: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """The gradients of h and of what was projected."""
+    from altup.kernels.gemma3n import ends_kernels as kernels
+
+    dh, d_projected = gradients = _match_gradients(h, projected)
+    kernels.backward(dh, d_projected, [grads] if mean else grads.unbind(0), sizes, h, projected, mean)
+    return gradients
+
+
+def _match_gradients(h: Tensor, projected: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    return h.new_empty(h.shape), [p.new_empty(p.shape) for p in projected]
+
+
+@match_backward.register_fake
+def _(grads: Tensor, h: Tensor, projected: Sequence[Tensor], *_: Any) -> Any:
+    return _match_gradients(h, projected)
+
+
+def _save_match(ctx: Any, inputs: tuple, output: tuple) -> None:
+    h, projected, ctx.mean = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(h, *projected, output[1])
+
+
+def _differentiate_match(ctx: Any, grads: Tensor, *_: Any) -> tuple:
+    h, *projected, sizes = ctx.saved_tensors
+    return *match_backward(grads, h, projected, sizes, ctx.mean), None
+
+
+match.register_autograd(_differentiate_match, setup_context=_save_match)
+
+
 def _blocks(state: Sequence[Tensor]) -> Sequence[Tensor]:
     """The K blocks of either kind of state; K ≥ 2."""
     return state[0].unbind(0) if len(state) == 1 else state

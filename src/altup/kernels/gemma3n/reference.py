@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+SMALLEST = 1e-5  # mean square of a projected block, below which it is not made larger
+
 
 class Router(NamedTuple):
     """What makes coefficients from a token: R: [K, d], the norm's scale: [d], and its ε."""
@@ -85,3 +87,20 @@ def correct_reference(
         added = rms_norm(branch, norm, eps)
         new[1:] = [block + added for block in new[1:]]
     return torch.stack(new).to(y.dtype)
+
+
+def match_reference(h: Tensor, projected: Sequence[Tensor], mean: bool) -> Tensor:
+    """Blocks of one magnitude: h and each p times √mean(h²) / √max(mean(p²), smallest), stacked or averaged.
+
+    h, p: [..., d]; before the first layer p are projections of h, behind the last layer those of blocks 1..K−1.
+    """
+    blocks = [wide(h)]
+    square = blocks[0].square().mean(dim=-1, keepdim=True)
+    # As a root would, but with the slope 0 at h = 0, where that of a root is not finite.
+    target = torch.where(square > 0, torch.where(square > 0, square, 1.0).sqrt(), 0.0)
+    for p in projected:
+        block = wide(p)
+        size = block.square().mean(dim=-1, keepdim=True).clamp(min=SMALLEST).sqrt()
+        blocks.append(block * target / size)
+    stacked = torch.stack(blocks)
+    return (stacked.mean(dim=0) if mean else stacked).to(h.dtype)

@@ -18,10 +18,12 @@ from transformers.models.gemma3n import modeling_gemma3n as theirs
 
 from altup.models.gemma3n.head import FusedHead, FusedMultimodalHead, FusedTextHead
 from altup.models.gemma3n.parts import Fused, FusedAltUp, FusedDecoderLayer
+from altup.models.gemma3n.text_model import FusedTextModel
 
 MIXED_IN: dict[type[nn.Module], type[Fused]] = {
     theirs.Gemma3nTextAltUp: FusedAltUp,
     theirs.Gemma3nTextDecoderLayer: FusedDecoderLayer,
+    theirs.Gemma3nTextModel: FusedTextModel,
     theirs.Gemma3nForCausalLM: FusedTextHead,
     theirs.Gemma3nForConditionalGeneration: FusedMultimodalHead,
 }
@@ -35,12 +37,14 @@ REPEATED: dict[Any, list[tuple[Any, tuple[str, ...]]]] = {
         (theirs.Gemma3nTextDecoderLayer, ("forward",)),
         (theirs.Gemma3nTextAltUp, ("scale_corrected_output",)),
     ],
+    theirs.Gemma3nTextModel: [(theirs.Gemma3nTextModel, ("forward",))],
     theirs.Gemma3nForCausalLM: [(theirs.Gemma3nForCausalLM, ("forward",))],
     theirs.Gemma3nForConditionalGeneration: [(theirs.Gemma3nForConditionalGeneration, ("forward",))],
 }
 KNOWN = {
     "Gemma3nTextAltUp": {"6d4b257b1582e7a1"},
     "Gemma3nTextDecoderLayer": {"3dbd0699101492ec"},
+    "Gemma3nTextModel": {"670347dcc352d7e6"},
     "Gemma3nForCausalLM": {"9a5097aa38523e5b"},
     "Gemma3nForConditionalGeneration": {"ca3fdd4c1e3f2c07"},
 }

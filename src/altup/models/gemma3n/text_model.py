@@ -1,0 +1,132 @@
+"""`Gemma3nTextModel` with one pass before the first layer and one behind the last; its own code takes dozens."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from altup.kernels.gemma3n import match_magnitudes, uses_kernels
+from altup.models.gemma3n.parts import Fused
+
+
+class FusedTextModel(Fused):
+    """Embeddings are projected K − 1 times, brought to one magnitude and stacked; behind the last layer each block
+    is projected back, brought to the magnitude of block 0, and averaged."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        per_layer_inputs: Tensor | None = None,
+        attention_mask: Any = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        given = {
+            "input_ids": input_ids,
+            "per_layer_inputs": per_layer_inputs,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds,
+            "use_cache": use_cache,
+            **kwargs,
+        }
+        run = self._run if self._fuses() and (input_ids is None) != (inputs_embeds is None) else super().forward
+        return run(**given)
+
+    def _fuses(self) -> bool:
+        """The kernels take any projection, adapted or hooked: only its output is theirs."""
+        model: Any = self
+        K = self.config.altup_num_inputs
+        return K > 1 and (
+            self.implementation == "plain" or uses_kernels(self.implementation, K, model.embed_tokens.weight)
+        )
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def _run(
+        self,
+        input_ids: Tensor | None = None,
+        per_layer_inputs: Tensor | None = None,
+        attention_mask: Any = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Any = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        model: Any = self
+        if input_ids is not None:
+            inputs_embeds, per_layer_inputs = model.embed_tokens(input_ids), model.get_per_layer_inputs(input_ids)
+        per_layer_inputs = model.project_per_layer_inputs(inputs_embeds, per_layer_inputs)
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+            places = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
+            position_ids = (places + seen).unsqueeze(0)
+        masks = self._masks(inputs_embeds, attention_mask, past_key_values, position_ids)
+
+        state = self._lift(inputs_embeds)
+        rotations = {kind: model.rotary_emb(state, position_ids, kind) for kind in set(self.config.layer_types)}
+        # Layers write keys and values here that later ones read. No plain dict, which FSDP2 would copy.
+        shared: Any = UserDict()
+        layers = model.layers[: self.config.num_hidden_layers]
+        for i, (layer, kind) in enumerate(zip(layers, self.config.layer_types, strict=True)):
+            state = layer(
+                state,
+                rotations[kind],
+                per_layer_inputs[:, :, i, :],  # type: ignore[index]
+                shared_kv_states=shared,
+                attention_mask=masks[kind],
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPast(
+            last_hidden_state=model.norm(self._lower(state)), past_key_values=past_key_values
+        )
+
+    def _masks(self, embeddings: Tensor, mask: Any, cache: Any, position_ids: Tensor) -> Any:
+        """By kind of attention; `generate` may have made them already."""
+        if isinstance(mask, dict):
+            return mask
+        given = {
+            "config": self.config,
+            "inputs_embeds": embeddings,
+            "attention_mask": mask,
+            "past_key_values": cache,
+            "position_ids": position_ids,
+        }
+        return {
+            "full_attention": create_causal_mask(**given),
+            "sliding_attention": create_sliding_window_causal_mask(**given),
+        }
+
+    def _lift(self, embeddings: Tensor) -> Tensor:
+        """[batch, tokens, d] → [K, batch, tokens, d]."""
+        model: Any = self
+        projected = [project(embeddings) for project in model.altup_projections]
+        return self._match(embeddings, projected, mean=False)
+
+    def _lower(self, state: Tensor) -> Tensor:
+        """[K, batch, tokens, d] → [batch, tokens, d]."""
+        model: Any = self
+        first, *others = state.unbind(0)
+        projected = [project(x) for project, x in zip(model.altup_unembed_projections, others, strict=True)]
+        return self._match(first, projected, mean=True)
+
+    def _match(self, block: Tensor, projected: list[Tensor], mean: bool) -> Tensor:
+        projected = [p.to(block.device, block.dtype) for p in projected]
+        return match_magnitudes(block, projected, mean, self.implementation)
