@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
-from altup.core.pretrained import is_widened
 
 MODULE = "transformers.modeling_utils"
 OF_LOADING = ("dtype", "torch_dtype", "quantization_config")  # options that are fields of a config as well
@@ -101,6 +100,11 @@ def _change(module: Any) -> None:
     cls.save_pretrained = save_pretrained
     cls._load_pretrained_model = staticmethod(_load_pretrained_model)
     cls._upload_modified_files = _upload_modified_files
+
+
+def is_widened(config: Any) -> bool:
+    """Whether a config is that of a model which `altup.widen` has widened, and `load_widened` alone reads."""
+    return isinstance(getattr(config, "altup", None), dict)
 
 
 def _load_wide(cls: Any, place: Any, config: Any, args: tuple, options: dict[str, Any]) -> Any:

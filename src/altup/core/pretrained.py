@@ -46,11 +46,6 @@ def load_config(place: str | Path, config_class: Any = None, **where: Any) -> Pr
     return config
 
 
-def is_widened(config: Any) -> bool:
-    """Whether a config is that of a model which `altup.widen` has widened, and `load_widened` alone reads."""
-    return isinstance(getattr(config, "altup", None), dict)
-
-
 def load_tokenizer(place: str | Path) -> Any:
     """The tokenizer in a folder or on the hub. It is tried: some damage shows when it is used."""
     from transformers import AutoTokenizer

@@ -45,7 +45,6 @@ def finetune(
         >>> config = altup.FinetuneConfig(model="runs/altup", tasks=["desks"], steps=200)
         >>> outcome = altup.finetune(config, "runs/desks")  # doctest: +SKIP
     """
-    from altup.core.pretrained import is_widened
     from altup.core.runs import find_model
     from altup.data.bad_input import BadInput
     from altup.evaluation.loading import check_vocabulary
@@ -56,6 +55,7 @@ def finetune(
     from altup.training.model_card import create_repository, upload, write_card
     from altup.training.parallel import join_process_group
     from altup.training.run_folder import RunFolder
+    from altup.transformers_hooks import is_widened
 
     with join_process_group() as process_group:
         folder = RunFolder(Path(out))

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.models.auto import modeling_auto
 
 from altup.core.errors import UserError
-from altup.core.pretrained import is_widened, load_model
+from altup.core.pretrained import load_model
 from altup.kernels.cross_entropy import IGNORED, token_sums
 from altup.models.base import loss_fields
 from altup.models.families import family, family_name
@@ -26,6 +26,7 @@ from altup.models.masks import segment_positions
 from altup.models.widening import load_widened
 from altup.models.widening.parameters import WideningPlan
 from altup.models.widening.widen import apply
+from altup.transformers_hooks import is_widened
 
 # Models whose positions are counted from behind the padding's, so that some of the table's rows are never read.
 COUNT_BEHIND_PADDING = {

@@ -14,7 +14,7 @@ from transformers import BertForMaskedLM, LlamaForCausalLM, PreTrainedModel, T5F
 from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
 from altup.core.files import new_folder
 from altup.core.hub import find_pretrained
-from altup.core.pretrained import copy_tokenizer, is_widened, load_config, load_model
+from altup.core.pretrained import copy_tokenizer, load_config, load_model
 from altup.models.accounting import refuse_too_large
 from altup.models.base import empty_like
 from altup.models.bert import convert as bert
@@ -24,6 +24,7 @@ from altup.models.families import FAMILIES
 from altup.models.t5 import convert as t5
 from altup.models.widening.parameters import spread
 from altup.nn import AltUp
+from altup.transformers_hooks import is_widened
 
 CONVERTERS: dict[Any, Callable[..., PreTrainedModel]] = {
     T5ForConditionalGeneration: t5.from_hugging_face,

@@ -18,7 +18,7 @@ from torch import nn
 
 from altup.core.errors import UserError
 from altup.core.files import sha256_of
-from altup.core.pretrained import is_widened, lacks_tokenizer, load_config, load_tokenizer
+from altup.core.pretrained import lacks_tokenizer, load_config, load_tokenizer
 from altup.core.runs import find_model
 from altup.core.schema import read_yaml
 from altup.data.shards import Manifest
@@ -26,6 +26,7 @@ from altup.models.config import AltUpConfig
 from altup.models.foreign import answer_in_sums, check_positions, kind_of, load_language_model
 from altup.training.run_folder import RunFolder
 from altup.training.sharded import OPTIMIZER
+from altup.transformers_hooks import is_widened
 
 if TYPE_CHECKING:
     from altup.data.tokenizer import Vocabulary

@@ -12,12 +12,13 @@ from transformers import PreTrainedModel
 
 from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
 from altup.core.files import check_regular, new_folder
-from altup.core.pretrained import copy_tokenizer, is_widened, load_config, load_model
+from altup.core.pretrained import copy_tokenizer, load_config, load_model
 from altup.models.config import MOST, AltUpConfig
 from altup.models.widening.description import describe
 from altup.models.widening.loading import load_widened, named_class
 from altup.models.widening.parameters import METHODS
 from altup.models.widening.widen import narrow, widen
+from altup.transformers_hooks import is_widened
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 

@@ -236,9 +236,8 @@ def parts_not_run(model: PreTrainedModel, stacks: list[Stack], called: list[str]
         parts = list(module.modules())
         maps = any(isinstance(part, Maps) and part.weight.shape[0] in widths for part in parts)
         inside_attention = isinstance(model.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention)
-        if _has_parts(module) or (
-            maps and not inside_attention
-        ):  # which reads its map's weights without calling it
+        # Attention reads the weights of its map without calling it.
+        if _has_parts(module) or (maps and not inside_attention):
             found[name] = maps or any(isinstance(part, PreTrainedModel | nn.ModuleList) for part in parts)
     return found
 
