@@ -1,12 +1,4 @@
-"""Model types with a habit of their own: widened, each computes what it did with every input, or is refused.
-
-- BigBird exchanges its attention when an input is short; Longformer and LED cut padding off every hidden state.
-- BLOOM, Falcon, GPT-J, DeBERTa and Mamba collect hidden states themselves, between the layers.
-- DiffLlama, ImageGPT and FastSpeech2Conformer make some weights with data even where there is to be none.
-- LLaVA and its kin put the features of images between the tokens; Qwen 3 VL also adds them between the layers.
-- BarkFine ties its heads in its constructor. RT-DETR's decoder reads the state after each layer.
-- ViT-MAE and ViLT draw at random in every forward pass. DINOv2's backbone returns nothing but a tuple of maps.
-"""
+"""Forty families of text, vision and audio: widened, each does all that it did, or is refused with a reason."""
 
 from __future__ import annotations
 
@@ -18,213 +10,27 @@ import transformers as hf
 
 import altup
 from altup.core.errors import UserError
+from altup.models.widening.parameters import WideningPlan
 from tests.models.widening.families import DECODER, ENCODER, build, inputs
-
-IDS = torch.arange(18).reshape(2, 9) % 40 + 3
-TEXT = {"input_ids": IDS}
-LONG = {"input_ids": torch.arange(64).reshape(1, 64) % 40 + 3}
-IMAGE = torch.arange(2 * 3 * 8 * 8).reshape(2, 3, 8, 8).sin()
-IMAGE_TOKENS = {"input_ids": torch.cat([IDS[:, :1], torch.full((2, 4), 90), IDS[:, 5:]], dim=1)}
-GRID = {
-    "input_ids": torch.cat([IDS[:, :1], torch.tensor([[92, 90, 93]] * 2), IDS[:, 4:]], dim=1),
-    "mm_token_type_ids": torch.tensor([[0, 0, 1, 0, 0, 0, 0, 0, 0]] * 2).int(),
-    "image_grid_thw": torch.tensor([[1, 2, 2]] * 2),
-    "pixel_values": torch.arange(8 * 96).reshape(8, 96).sin(),
-}
-VISION = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
-VISION["num_hidden_layers"] = 3
-SIGLIP = {**VISION, "model_type": "siglip_vision_model", "vision_use_head": False}
-QWEN_TOKENS = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
-QWEN_VISION = {"depth": 2, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
-GPT = {"vocab_size": 97, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
-SEQ2SEQ = {f"{part}_layers": 2 for part in ("encoder", "decoder")} | {
-    f"{part}_{name}": 4 for part in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")
-}
-
-
-def rotary(**more):
-    return {"rope_type": "default", "mrope_section": [1, 1, 2], **more}
-
-
-def qwen2_vl():
-    text = {**DECODER, "rope_parameters": rotary(type="default")}
-    vision = {**QWEN_VISION, "embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2}
-    config = hf.Qwen2VLConfig(vision_config=vision, text_config=text, **QWEN_TOKENS)
-    return hf.Qwen2VLForConditionalGeneration(config)
-
-
-def qwen3_vl():
-    text = {**DECODER, "rope_parameters": rotary(mrope_interleaved=True)}
-    vision = {**QWEN_VISION, "depth": 3, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24}
-    vision |= {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16}
-    config = hf.Qwen3VLConfig(vision_config=vision, text_config=text, **QWEN_TOKENS)
-    return hf.Qwen3VLForConditionalGeneration(config)
-
-
-def rt_detr():
-    sizes = {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1] * 4}
-    backbone = hf.RTDetrResNetConfig(**sizes, out_features=["stage2", "stage3", "stage4"])
-    config = hf.RTDetrConfig(
-        backbone_config=backbone,
-        encoder_in_channels=[8, 16, 16],
-        decoder_in_channels=[32, 32, 32],
-        d_model=32,
-        encoder_hidden_dim=32,
-        num_queries=5,
-        decoder_layers=2,
-        **{f"{part}_attention_heads": 2 for part in ("encoder", "decoder")},
-        **{f"{part}_ffn_dim": 32 for part in ("encoder", "decoder")},
-    )
-    return hf.RTDetrForObjectDetection(config)
-
-
-def fastspeech2():
-    sizes = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "num_attention_heads")}
-    sizes |= {f"{part}_predictor_channels": 16 for part in ("duration", "pitch", "energy")}
-    sizes |= {"encoder_linear_units": 16, "decoder_linear_units": 16, "speech_decoder_postnet_units": 16}
-    config = hf.FastSpeech2ConformerConfig(hidden_size=24, vocab_size=60, num_mel_bins=8, **sizes)
-    return hf.FastSpeech2ConformerModel(config)
-
-
-def musicgen():
-    text = {"model_type": "t5", "vocab_size": 97, "d_model": 16, "d_ff": 16, "d_kv": 4, "num_heads": 2}
-    audio = {"model_type": "encodec", "num_filters": 2, "hidden_size": 8, "codebook_size": 64, "codebook_dim": 8}
-    decoder = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    decoder |= {"ffn_dim": 32, "num_codebooks": 2, "max_position_embeddings": 32}
-    config = hf.MusicgenConfig(text_encoder={**text, "num_layers": 2}, audio_encoder=audio, decoder=decoder)
-    return hf.MusicgenForConditionalGeneration(config)
-
-
-def blip(name):
-    asking = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    asking |= {"encoder_hidden_size": 16, "vocab_size": 40}
-    text = {"model_type": "opt", "vocab_size": 97, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48}
-    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
-    parts = {"vision_config": VISION, "qformer_config": asking, "text_config": text}
-    config = getattr(hf, f"{name}Config")(**parts, num_query_tokens=4, image_token_index=90)
-    return getattr(hf, f"{name}ForConditionalGeneration")(config)
-
-
-TYPES = {
-    "big-bird": (
-        lambda: hf.BigBirdForMaskedLM(hf.BigBirdConfig(**ENCODER, block_size=4, num_random_blocks=1)),
-        LONG,
-    ),
-    "longformer": (lambda: hf.LongformerForMaskedLM(hf.LongformerConfig(**ENCODER, attention_window=4)), TEXT),
-    "led": (
-        lambda: hf.LEDForConditionalGeneration(
-            hf.LEDConfig(vocab_size=97, d_model=32, **SEQ2SEQ, attention_window=4)
-        ),
-        TEXT | {"decoder_input_ids": IDS},
-    ),
-    "deberta": (lambda: hf.DebertaForMaskedLM(hf.DebertaConfig(**ENCODER)), TEXT),
-    "falcon": (
-        lambda: hf.FalconForCausalLM(
-            hf.FalconConfig(vocab_size=97, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
-        ),
-        TEXT,
-    ),
-    "bloom": (
-        lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=97, hidden_size=32, n_layer=3, n_head=4)),
-        TEXT,
-    ),
-    "gpt-j": (lambda: hf.GPTJForCausalLM(hf.GPTJConfig(**GPT, rotary_dim=4)), TEXT),
-    "mamba": (
-        lambda: hf.MambaForCausalLM(
-            hf.MambaConfig(vocab_size=97, hidden_size=32, state_size=4, num_hidden_layers=3)
-        ),
-        TEXT,
-    ),
-    "diffllama": (lambda: hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**DECODER)), TEXT),
-    "imagegpt": (lambda: hf.ImageGPTForCausalImageModeling(hf.ImageGPTConfig(**GPT)), TEXT),
-    "fastspeech2": (fastspeech2, {"input_ids": IDS[:1]}),
-    "bark-fine": (
-        lambda: hf.BarkFineModel(
-            hf.BarkFineConfig(
-                input_vocab_size=97,
-                output_vocab_size=97,
-                hidden_size=32,
-                num_layers=3,
-                num_heads=4,
-                block_size=64,
-                n_codes_total=4,
-            )
-        ),
-        {"codebook_idx": 2, "input_ids": torch.arange(72).reshape(2, 9, 4) % 40},
-    ),
-    "llava": (
-        lambda: hf.LlavaForConditionalGeneration(
-            hf.LlavaConfig(
-                vision_config=hf.CLIPVisionConfig(**VISION),
-                text_config=hf.LlamaConfig(**DECODER),
-                image_token_index=90,
-            )
-        ),
-        IMAGE_TOKENS | {"pixel_values": IMAGE},
-    ),
-    "paligemma": (
-        lambda: hf.PaliGemmaForConditionalGeneration(
-            hf.PaliGemmaConfig(
-                vision_config={**SIGLIP, "projection_dim": 32},
-                text_config={"model_type": "gemma", **DECODER},
-                image_token_index=90,
-                projection_dim=32,
-            )
-        ),
-        IMAGE_TOKENS | {"pixel_values": IMAGE},
-    ),
-    "gemma3-vision": (
-        lambda: hf.Gemma3ForConditionalGeneration(
-            hf.Gemma3Config(
-                vision_config=SIGLIP,
-                text_config={**DECODER, "sliding_window": 6},
-                mm_tokens_per_image=4,
-                image_token_index=90,
-                boi_token_index=91,
-                eoi_token_index=92,
-            )
-        ),
-        IMAGE_TOKENS | {"pixel_values": IMAGE, "token_type_ids": (IMAGE_TOKENS["input_ids"] == 90).long()},
-    ),
-    "blip-2": (lambda: blip("Blip2"), IMAGE_TOKENS | {"pixel_values": IMAGE}),
-    "qwen2-vl": (qwen2_vl, GRID),
-    "qwen3-vl": (qwen3_vl, GRID),
-    "vit-mae": (
-        lambda: hf.ViTMAEForPreTraining(
-            hf.ViTMAEConfig(
-                **VISION,
-                decoder_hidden_size=32,
-                decoder_num_hidden_layers=2,
-                decoder_num_attention_heads=2,
-                decoder_intermediate_size=24,
-            )
-        ),
-        {"pixel_values": IMAGE},
-    ),
-    "vilt": (
-        lambda: hf.ViltForQuestionAnswering(
-            hf.ViltConfig(**VISION, vocab_size=97, max_position_embeddings=40, max_image_length=2, num_labels=3)
-        ),
-        TEXT | {"pixel_values": IMAGE},
-    ),
-    "dinov2-backbone": (
-        lambda: hf.Dinov2Backbone(
-            hf.Dinov2Config(
-                **{k: v for k, v in VISION.items() if k != "intermediate_size"}, out_features=["stage1", "stage3"]
-            )
-        ),
-        {"pixel_values": IMAGE},
-    ),
-    "rt-detr": (rt_detr, {"pixel_values": torch.arange(3 * 64 * 64).reshape(1, 3, 64, 64).sin()}),
-    "musicgen": (musicgen, {"input_ids": IDS, "decoder_input_ids": IDS.repeat(2, 1)}),
-}
-ONLY_RECYCLED = {"blip-2", "fastspeech2", "gemma3-vision", "musicgen", "rt-detr"}
-SHORT = ("big-bird", "longformer")  # the example made up is short, as their habits want it
-
-
-def make(name):
-    torch.manual_seed(0)
-    return TYPES[name][0]().eval()
+from tests.models.widening.model_types import (
+    CANNOT_GENERATE,
+    GRID,
+    IDS,
+    MADE_UP,
+    NAMES,
+    ONLY_RECYCLED,
+    SIGLIP,
+    blip,
+    inputs_of,
+    llava,
+    make,
+    musicgen,
+    paligemma,
+    qwen3_vl,
+    rt_detr,
+    vilt,
+)
+from tests.models.widening.test_load_and_narrow import assert_same_weights
 
 
 def outputs(model, arguments, **options):
@@ -240,35 +46,96 @@ def tensors(value):
     return [tensor for each in values for tensor in tensors(each)]
 
 
+def assert_same_outputs(model, wide, arguments, **options):
+    """Of what is wide, block 0."""
+    before, after = (tensors(outputs(each, arguments, **options)) for each in (model, wide))
+    for ours, theirs in zip(after, before, strict=True):
+        ours = ours[..., : theirs.shape[-1]] if theirs.dim() else ours
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def gradients(model, arguments):
+    torch.manual_seed(0)
+    output = next(value for value in tensors(model(**arguments)) if value.requires_grad)
+    output.square().mean().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def assert_same_gradients(model, wide, arguments):
+    """Blocks that start equal move together, so that the layers are asked to move as before."""
+    before, after = gradients(model, arguments), gradients(wide, arguments)
+    plan = WideningPlan.of(wide)
+    stacks = tuple(f"{stack}." for stack in plan.stacks)
+    scale = max(float(gradient.abs().max()) for gradient in before.values())
+    for name, theirs in before.items():
+        if name.startswith(stacks) and name not in plan.shared:
+            torch.testing.assert_close(after[name], theirs, atol=1e-5 * scale, rtol=1e-3)
+    for stack in stacks:
+        if any(name.startswith(stack) for name in before):
+            moved = [gradient for name, gradient in after.items() if name.startswith(stack) and ".altup." in name]
+            assert any(gradient.abs().max() > 0 for gradient in moved)
+
+
+def assert_same_text(model, wide, arguments):
+    arguments = {name: value for name, value in arguments.items() if name not in ("labels", "decoder_input_ids")}
+    texts = [each.generate(**arguments, max_new_tokens=3, do_sample=False) for each in (model, wide)]
+    assert torch.equal(*texts)
+
+
+def last_blocks(model, arguments):
+    """The blocks that reach the last layer of each stack."""
+    seen, handles = [], []
+    plan = WideningPlan.of(model)
+    for stack in plan.stacks:
+        *_, layer = plan.wide_layers(model, stack).values()
+        handles.append(layer.register_forward_pre_hook(lambda _, args: seen.append(args[:2])))
+    outputs(model, arguments)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
 @pytest.mark.parametrize("method", ["recycled", "altup"])
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore:widen")
-def test_same_function_hidden_states_disk_and_back(name, method, tmp_path):
-    model, arguments = make(name), TYPES[name][1]
+def test_all_that_a_model_does(name, method, tmp_path):
+    """Outputs with every modality, hidden states, gradients and text; blocks that part; disk; and back."""
+    model = make(name)
+    every = inputs_of(name, model)
+    richest = every[0]
     wide = copy.deepcopy(model)
-    example = (
-        None if name in ("big-bird", "longformer") else arguments
-    )  # made up, it is too short for their habits
+    example = None if name in MADE_UP else richest
     if method == "altup" and name in ONLY_RECYCLED:
         with pytest.raises(UserError, match=r"cannot be widened.*method='recycled'"):
             altup.widen(wide, method, example=example)
-        assert len(tensors(outputs(wide, arguments))) == len(tensors(outputs(model, arguments)))
+        assert_same_outputs(model, wide, richest)
         return
     altup.widen(wide, method, example=example)
-    before, after = (tensors(outputs(each, arguments, output_hidden_states=True)) for each in (model, wide))
-    for ours, theirs in zip(after, before, strict=True):  # hidden states too: block 0, or all blocks at the end
-        torch.testing.assert_close(
-            ours[..., : theirs.shape[-1]] if theirs.dim() else ours, theirs, atol=1e-5, rtol=1e-4
-        )
+    for arguments in every:
+        assert_same_outputs(model, wide, arguments, output_hidden_states=True)
+    assert_same_gradients(model, wide, richest)
+    if model.can_generate() and name not in CANNOT_GENERATE:
+        for arguments in every:
+            assert_same_text(model, wide, arguments)
 
-    wide.save_pretrained(tmp_path)
-    loaded = altup.load_widened(tmp_path, type(wide)).eval()
-    for ours, theirs in zip(tensors(outputs(loaded, arguments)), tensors(outputs(wide, arguments)), strict=True):
-        assert torch.equal(ours, theirs)
+    blocks = last_blocks(wide, richest)
+    assert blocks
+    assert all(torch.allclose(*pair, atol=1e-5) for pair in blocks)
+    apart = copy.deepcopy(wide)
+    with torch.no_grad():
+        for coefficients, value in apart.named_parameters():
+            if coefficients.endswith("altup.g"):
+                value += torch.tensor([0.3, -0.2])
+    assert not any(torch.allclose(*pair, atol=1e-5) for pair in last_blocks(apart, richest))
+    with pytest.raises(UserError, match="has moved"):
+        altup.narrow(apart)
+    apart.save_pretrained(tmp_path)
+    loaded = altup.load_widened(tmp_path, type(apart)).eval()
+    assert_same_weights(loaded, apart)
+    assert_same_outputs(apart, loaded, richest)
 
     altup.narrow(wide)
-    assert wide.state_dict().keys() == model.state_dict().keys()
-    assert all(torch.equal(wide.state_dict()[key], value) for key, value in model.state_dict().items())
+    assert_same_weights(wide, model)
     assert wide.all_tied_weights_keys == model.all_tied_weights_keys
     assert wide._no_split_modules == model._no_split_modules
     assert [type(module) for module in wide.modules()] == [type(module) for module in model.modules()]
@@ -309,8 +176,8 @@ def layoutlm_v3():
 @pytest.mark.parametrize(
     ("make_model", "part"),
     [
-        (TYPES["llava"][0], "model.vision_tower"),
-        (TYPES["paligemma"][0], "model.vision_tower"),
+        (llava, "model.vision_tower"),
+        (paligemma, "model.vision_tower"),
         (qwen3_vl, "model.visual"),
         (deepseek_vl_hybrid, "model.high_res_vision_model"),
         (fuyu, "model.vision_embed_tokens"),
@@ -342,7 +209,7 @@ def sam():
 @pytest.mark.parametrize(
     ("make_model", "reason"),
     [
-        (TYPES["vilt"][0], r"does not run with the example .*: You have to specify either pixel_values"),
+        (vilt, r"does not run with the example .*: You have to specify either pixel_values"),
         (musicgen, r"does not run with the example .*is invalid for input of size"),
         (rt_detr, r"widened it fails: The size of tensor"),
         (sam, r"found no stack of layers"),
