@@ -52,6 +52,7 @@ altup.AltUpT5Config.from_preset("tiny", k="two")  # type: ignore[arg-type]
 no_model: str = altup.AltUpT5ForConditionalGeneration(config)  # type: ignore[assignment]
 for model_class in (
     altup.AltUpBertForMaskedLM,
+    altup.AltUpBertForSequenceClassification,
     altup.AltUpBertModel,
     altup.AltUpDecoderForCausalLM,
     altup.AltUpDecoderModel,

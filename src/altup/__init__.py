@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name p
     from altup.finetuning.finetune import finetune as finetune
     from altup.models import AltUpBertConfig as AltUpBertConfig
     from altup.models import AltUpBertForMaskedLM as AltUpBertForMaskedLM
+    from altup.models import AltUpBertForSequenceClassification as AltUpBertForSequenceClassification
     from altup.models import AltUpBertModel as AltUpBertModel
     from altup.models import AltUpDecoderConfig as AltUpDecoderConfig
     from altup.models import AltUpDecoderForCausalLM as AltUpDecoderForCausalLM
@@ -51,6 +52,7 @@ _HOMES = {
     "AltUp": "altup.nn",
     "AltUpBertConfig": "altup.models",
     "AltUpBertForMaskedLM": "altup.models",
+    "AltUpBertForSequenceClassification": "altup.models",
     "AltUpBertModel": "altup.models",
     "AltUpDecoderConfig": "altup.models",
     "AltUpDecoderForCausalLM": "altup.models",

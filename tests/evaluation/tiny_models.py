@@ -145,3 +145,25 @@ def save_wide(folder: Path, original: Path, method: str = "altup") -> Path:
 
     AutoTokenizer.from_pretrained(original).save_pretrained(folder)
     return folder
+
+
+def save_bert(folder: Path, **fields: Any) -> Path:
+    from transformers import BertConfig, BertForMaskedLM
+
+    size = len(word_pieces(folder))
+    torch.manual_seed(0)
+    BertForMaskedLM(BertConfig(**{**SHAPE, "vocab_size": size, **fields})).save_pretrained(folder)
+    return folder
+
+
+def save_our_bert(folder: Path, method: str = "altup") -> Path:
+    from altup import AltUpBertConfig, AltUpBertForMaskedLM
+    from altup.data import tokenizer as vocabularies
+
+    vocabularies.save(vocabularies.train(made_up_text(), 450), folder)
+    size = vocabularies.vocabulary(folder).padded_size
+    torch.manual_seed(0)
+    shape = {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2, "vocab_size": size}
+    config = AltUpBertConfig.from_preset("tiny", method, k=2, max_position_embeddings=256, **shape)
+    AltUpBertForMaskedLM(config).save_pretrained(folder)
+    return folder

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +82,13 @@ def copy_tokenizer(place: str, out: Path) -> str:
     return ""
 
 
-def load_model(model_class: Any, place: str | Path, **options: Any) -> Any:
-    """The whole model in a folder or on the hub, from safetensors. `options` are those of `from_pretrained`."""
+def load_model(
+    model_class: Any, place: str | Path, may_lack: Callable[[str], bool] | None = None, **options: Any
+) -> Any:
+    """The whole model in a folder or on the hub, from safetensors. `options` are those of `from_pretrained`.
+
+    `may_lack` says which weights may start at random: those of a new head.
+    """
     from safetensors import SafetensorError
 
     where = {name: options[name] for name in WHERE if name in options}
@@ -108,7 +113,7 @@ def load_model(model_class: Any, place: str | Path, **options: Any) -> Any:
             raise
         raise UserError(f"{str(place)!r} holds no model that can be built: {_reason(error, place)}") from error
     lost = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
-    if lost:
+    if lost := [name for name in lost if may_lack is None or not may_lack(name)]:
         raise UserError(
             f"{str(place)!r} is not whole: {len(lost)} weights are missing or misshapen, first {lost[0]}"
         )

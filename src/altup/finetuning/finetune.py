@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from collections.abc import Callable
@@ -67,12 +68,11 @@ def finetune(
         learning = learning_of(config, place)
         tokenizer, kind = learning.answering.tokenizer, learning.answering.kind
         bad_input = BadInput(config.on_error)
-        packing = learning.packing(process_group.device, say) if config.pack else None
-        config = replace(config, pack=packing is not None)
+        packing = functools.partial(learning.packing, process_group.device, say) if config.pack else None
         data = load_data(config, learning, bad_input, say, packing)
         if left_out := bad_input.summary():
             say(f"left out: {left_out}")
-        config = replace(config, batches=data.mixture.describe())
+        config = replace(config, batches=data.mixture.describe(), pack=data.mixture.packs)
         names = [held.task.name for held in data.held_out]
 
         def afterwards(outcome: TrainOutcome) -> None:
@@ -84,7 +84,7 @@ def finetune(
             title = f"{Path(config.model).name} on {', '.join(config.tasks)}"
             write_card(
                 folder, config, title=title, data=described, verb="finetune", example=example, model=kind,
-                widened=is_widened(learning.answering.config),
+                auto_class=learning.auto_class, widened=is_widened(learning.answering.config),
             )  # fmt: skip
 
         # The loop is not kept: DDP must be gone before its process group is, or their ends wait for each other.

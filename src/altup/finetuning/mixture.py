@@ -84,7 +84,7 @@ class Mixture:
         self._draw_steps = functools.lru_cache(maxsize=2)(self._draw)
         self._ends = np.cumsum(shares)
         self._sizes = np.array([len(task) for task in tasks])
-        self._packs = packing is not None
+        self.packs = packing is not None
         self._arrange = rows(Usual(self._sizes_of("inputs"), self._sizes_of("targets")), pad_id, packing)
 
     def _sizes_of(self, part: str) -> Sizes:
@@ -97,7 +97,7 @@ class Mixture:
     def order(self, step: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Task and row of the examples start..stop-1 of a step, which is sorted by length if it is not packed."""
         task, row = self._drawn(step)
-        if self._packs:
+        if self.packs:
             return task[start:stop], row[start:stop]
         lengths = np.array([len(self.tasks[t].inputs[r]) for t, r in zip(task, row, strict=True)])
         chosen = np.argsort(lengths, kind="stable")[start:stop]
@@ -166,9 +166,12 @@ def load_data(
     learning: Learning,
     bad_input: BadInput,
     say: Callable[[str], None],
-    packing: str | None = None,
+    packing: Callable[[], str | None] | None = None,
 ) -> FinetuneData:
-    """Tokenise the training examples and read the held-out ones; `say` reports what is missing or was cut."""
+    """Tokenise the training examples and read the held-out ones; `say` reports what is missing or was cut.
+
+    `packing` chooses the layout, once the tasks are known to be there: it may have to load the model.
+    """
     source = open_tasks(config.data)
     chosen: list[tuple[float | None, list[Task]]] = []
     scored: list[Task] = []
@@ -202,7 +205,9 @@ def load_data(
     if not training:
         raise UserError("none of the tasks has training examples; check --data")
     shares = shares_of([group for group in groups if group[1]])
-    mixture = Mixture(training, shares, config.batch_size, learning.pad, config.seed, packing, rows=learning.rows)
+    mixture = Mixture(
+        training, shares, config.batch_size, learning.pad, config.seed, packing and packing(), learning.rows
+    )
     return FinetuneData(mixture, load_held_out(scored, source, bad_input, config.eval_limit))
 
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from altup.evaluation.decoding import round_weights
 from altup.models.families import family, family_name
-from altup.models.foreign import TokenSumsModel, without_sums, without_weights
+from altup.models.foreign import without_sums, without_weights
 from altup.training.parallel import full_tensor
 
 
@@ -33,12 +33,12 @@ def copy_to_score(model: torch.nn.Module, low_precision: bool) -> Any:
     return copy.eval()
 
 
-def foreign_to_score(model: TokenSumsModel) -> Any:
-    """The same of a model of others: itself as an object of its own class or, of sharded weights, a copy."""
+def foreign_to_score(model: torch.nn.Module) -> Any:
+    """The same of a `SumsModel`: itself as an object of its own class or, of sharded weights, a copy."""
     trained: Any = model
     if not is_sharded(trained):
-        return without_sums(model)
-    copy = without_weights(model)
+        return without_sums(trained)
+    copy = without_weights(trained)
     copy.load_state_dict(_gathered(trained))
     copy.generation_config = trained.generation_config
     return copy.to(trained.device).eval()

@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto
 
 from altup.core.errors import UserError
 from altup.core.pretrained import load_model
-from altup.kernels.cross_entropy import IGNORED, token_sums
+from altup.kernels.cross_entropy import IGNORED, TokenSums, token_sums
 from altup.models.base import loss_fields
 from altup.models.families import family, family_name
 from altup.models.masks import segment_positions
@@ -42,9 +42,10 @@ CLASSES = {
 
 def kind_of(config: PreTrainedConfig, place: str | Path) -> str:
     """The kind of the model that `config` belongs to; UserError for one that is no language model."""
-    if ours := family_name(config.model_type):
-        return ours
     name = (config.architectures or ["model without a class"])[0]
+    ours = family_name(config.model_type)
+    if ours and not name.endswith("ForSequenceClassification"):
+        return ours
     for kind, classes in CLASSES.items():
         if name in classes.values():
             if kind == "decoder" and _sees_ahead(config):
@@ -96,16 +97,21 @@ def load_language_model(place: str | Path, config: PreTrainedConfig, **options: 
     return load_model(loader, place, config=config, **options)
 
 
-class TokenSumsModel:
-    """Mixed into a model's own class, so that it answers as ours do: sums over the tokens that count.
-
-    loss_sum = Σ −log p(label) + z_loss·(log Σ exp logits)², in float32. Names of weights and what is saved stay.
-    `masked_positions` is not needed: these heads answer everywhere.
-    """
+class SumsModel:
+    """Mixed into a model's own class, so that it answers as ours do, in sums over what counts. Names of weights
+    and what is saved stay."""
 
     config: PreTrainedConfig
     z_loss: float
     records_graphs = False  # what others do in a step, such as asking the GPU for a number, need not fit a graph
+
+
+class TokenSumsModel(SumsModel):
+    """Of a language model: sums over the tokens that count.
+
+    loss_sum = Σ −log p(label) + z_loss·(log Σ exp logits)², in float32. `masked_positions` is not needed: these
+    heads answer everywhere.
+    """
 
     def forward(
         self,
@@ -135,6 +141,29 @@ class TokenSumsModel:
         return ModelOutput(**({"logits": logits} if return_logits else {}), **fields)
 
 
+class ExampleSumsModel(SumsModel):
+    """Of an encoder with a head for whole texts: sums over examples, of the same loss where labels are whole
+    numbers, and of (score − label)² where they are not. A score within 0.1 of its label counts as correct."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_logits: bool = True,
+    ) -> ModelOutput:
+        """input_ids, attention_mask: [batch, tokens]; labels: [batch, 1]."""
+        logits = super().forward(input_ids=input_ids, attention_mask=attention_mask).logits  # type: ignore[misc]
+        fields = {}
+        if labels is not None and labels.is_floating_point():
+            error = logits.float() - labels
+            loss, number = error.square().sum(), torch.full((), len(labels), device=labels.device).float()
+            fields = loss_fields(TokenSums(loss, loss.detach(), (error.abs() <= 0.1).sum().float(), number))
+        elif labels is not None:
+            fields = loss_fields(token_sums(logits, labels[:, 0], self.z_loss))
+        return ModelOutput(**({"logits": logits} if return_logits else {}), **fields)
+
+
 def shift_right(labels: Tensor, config: Any) -> Tensor:
     """What a decoder reads to answer with `labels` [batch, tokens]: its start token, then all but the last one."""
     start = config.decoder_start_token_id
@@ -143,16 +172,16 @@ def shift_right(labels: Tensor, config: Any) -> Tensor:
     return inputs
 
 
-def without_sums(model: TokenSumsModel) -> Any:
+def without_sums(model: SumsModel) -> Any:
     """The same model, weights and all, as an object of the class it had, which also generates."""
-    own = (c for c in type(model).__mro__ if issubclass(c, PreTrainedModel) and not issubclass(c, TokenSumsModel))
+    own = (c for c in type(model).__mro__ if issubclass(c, PreTrainedModel) and not issubclass(c, SumsModel))
     base: Any = next(own)
     plain = base.__new__(base)
     plain.__dict__ = model.__dict__
     return plain
 
 
-def without_weights(model: TokenSumsModel) -> Any:
+def without_weights(model: SumsModel) -> Any:
     """A fresh model of the same shape, widened where `model` is, of its own class."""
     config = copy.deepcopy(model.config)
     fresh = type(without_sums(model))._from_config(config)
@@ -178,13 +207,15 @@ def keeps_texts_apart(model: TokenSumsModel) -> bool:
 
 
 @functools.cache
-def _with_sums(base: Any) -> type[PreTrainedModel]:
+def _with_sums(base: Any, mixin: type[SumsModel]) -> type[PreTrainedModel]:
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-    return type(base.__name__, (TokenSumsModel, base), names)
+    return type(base.__name__, (mixin, base), names)
 
 
-def answer_in_sums(model: PreTrainedModel, z_loss: float) -> PreTrainedModel:
-    """`model`, changed in place to answer as the training loop needs it: see `TokenSumsModel`."""
-    model.__class__ = _with_sums(type(model))  # type: ignore[arg-type]
+def answer_in_sums(
+    model: PreTrainedModel, z_loss: float, mixin: type[SumsModel] = TokenSumsModel
+) -> PreTrainedModel:
+    """`model`, changed in place to answer as the training loop needs it: see `SumsModel`."""
+    model.__class__ = _with_sums(type(model), mixin)  # type: ignore[arg-type]
     model.z_loss = z_loss  # type: ignore[assignment]
     return model

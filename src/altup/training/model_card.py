@@ -27,11 +27,12 @@ def write_card(
     verb: str,
     example: str,
     model: str = "t5",
+    auto_class: str = "",
     widened: bool = False,
 ) -> None:
     """README.md and the curves, in the run's folder. `example` is a command that uses the model, of the family
-    `model`; `widened` says that `altup.widen` made it."""
-    auto_class = family(model).auto_class.__name__
+    `model`, which `auto_class` loads, by default the family's; `widened` says that `altup.widen` made it."""
+    auto_class = auto_class or family(model).auto_class.__name__
     imports = "from altup import load_widened\nfrom transformers import AutoTokenizer"
     load = "load_widened"
     if not widened:

@@ -41,8 +41,12 @@ def share(size: int, process_group: ProcessGroup) -> tuple[int, int]:
 
 
 def to_tensors(arrays: dict[str, np.ndarray], process_group: ProcessGroup) -> dict[str, torch.Tensor]:
-    """int64 tensors; for a GPU in pinned memory, from where a copy need not be waited for."""
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(a, dtype=np.int64)) for name, a in arrays.items()}
+    """int64 tensors, and float32 of what is not whole; for a GPU in pinned memory, from where a copy need not be
+    waited for."""
+    tensors = {
+        name: torch.from_numpy(np.ascontiguousarray(a, dtype=np.int64 if a.dtype.kind in "iu" else np.float32))
+        for name, a in arrays.items()
+    }
     if process_group.device.type != "cuda":
         return tensors
     with torch.cuda.device(process_group.device):  # a new thread uses the first GPU

@@ -18,7 +18,9 @@ from altup.core.pretrained import lacks_tokenizer, load_config, load_tokenizer
 from altup.data.tasks.examples import Tokens
 from altup.data.tasks.task import Task
 from altup.evaluation.answering.causal import CausalAnswering
+from altup.evaluation.answering.encoder import EncoderAnswering
 from altup.evaluation.answering.seq2seq import Seq2SeqAnswering
+from altup.models.classifiers import is_encoder
 from altup.models.foreign import kind_of
 
 
@@ -50,16 +52,14 @@ class Answering(Protocol):
         """An answer as text."""
 
 
-ANSWERING: dict[str, Any] = {"t5": Seq2SeqAnswering, "decoder": CausalAnswering}
+ANSWERING: dict[str, Any] = {"t5": Seq2SeqAnswering, "decoder": CausalAnswering, "bert": EncoderAnswering}
 
 
 def answering_of(place: str) -> Answering:
     """How the model in a folder or on the hub answers; its weights are not read yet."""
     place = find_pretrained(place)
     config = load_config(place)
-    kind = kind_of(config, place)
-    if kind not in ANSWERING:
-        raise UserError(f"{place!r} holds a {config.model_type!r} model; give a causal model or a T5")
+    kind = "bert" if is_encoder(config) else kind_of(config, place)
     if lacks_tokenizer(place):
         raise UserError(f"{place} has no tokenizer; save it beside the model (tokenizer.save_pretrained)")
     answering: Answering = ANSWERING[kind](load_tokenizer(place), config, place)

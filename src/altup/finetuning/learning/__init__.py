@@ -16,6 +16,7 @@ from altup.data.tasks.task import Example, Task
 from altup.evaluation.answering import Answering, answering_of
 from altup.finetuning.config import FinetuneConfig
 from altup.finetuning.learning.causal import CausalLearning
+from altup.finetuning.learning.encoder import EncoderLearning
 from altup.finetuning.learning.seq2seq import Seq2SeqLearning
 from altup.finetuning.packing import MakeRows
 
@@ -26,6 +27,7 @@ class Learning(Protocol):
     answering: Answering
     config: FinetuneConfig
     rows: MakeRows  # makes the layout of a mixture's examples
+    auto_class: str  # of transformers, which loads what was trained
 
     @property
     def pad(self) -> int:
@@ -47,7 +49,7 @@ class Learning(Protocol):
         """The model that `answering` asks, with the present weights of `model`."""
 
 
-LEARNING: dict[str, Any] = {"t5": Seq2SeqLearning, "decoder": CausalLearning}
+LEARNING: dict[str, Any] = {"t5": Seq2SeqLearning, "decoder": CausalLearning, "bert": EncoderLearning}
 
 
 def learning_of(config: FinetuneConfig, place: str) -> Learning:

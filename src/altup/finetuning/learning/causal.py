@@ -60,6 +60,7 @@ class CausalLearning:
     answering: Answering
     config: FinetuneConfig
     rows = CausalRows
+    auto_class = "AutoModelForCausalLM"
     _built: dict[str, torch.nn.Module] = field(default_factory=dict)
 
     @property

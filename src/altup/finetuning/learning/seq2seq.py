@@ -55,6 +55,7 @@ class Seq2SeqLearning:
     answering: Answering
     config: FinetuneConfig
     rows = Seq2SeqRows
+    auto_class = "AutoModelForSeq2SeqLM"
 
     @property
     def pad(self) -> int:
