@@ -15,7 +15,7 @@ from altup.core.errors import UserError
 from tests.evaluation.tiny import made_up_text, made_up_words
 from tests.evaluation.tiny_models import save_bert, save_llama, save_qwen
 
-TRAIN = ("--steps", "2", "--batch-size", "4", "--inputs-length", "48", "--log-every", "1", "--track", "none")
+TRAIN = ("--steps", "2", "--batch-size", "4", "--inputs-length", "48", "--eval-every", "2", "--track", "none")
 
 
 def altup(*arguments: object) -> str:
@@ -46,16 +46,25 @@ def test_a_model_of_others_from_widening_to_answers(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "model")
-    Path("text.txt").write_text("\n\n".join(made_up_text()[:200]))
-    scored = ("--task", "sst2", "--data", tasks)
+    Path("text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in made_up_text()[:200]))
+    task = ("--task", "sst2", "--data", tasks)
 
-    assert "recycled" in (told := altup("widen", "model", "--method", method, "--out", "wide")) or method in told
-    altup("prepare", "text.txt", "--tokenizer", "wide", "--validation-fraction", "0.2", "--out", "data")
-    altup("pretrain", "--from", "wide", "--data", "data", "--out", "pretrained", "--eval-every", "2", *TRAIN)
+    altup("widen", "model", "--method", method, "--out", "wide")
     altup(
-        "finetune", "pretrained", *scored, "--out", "tuned", "--targets-length", "16", "--eval-every", "2", *TRAIN
+        "prepare",
+        "text.jsonl",
+        "--tokenizer",
+        "wide",
+        "--validation-fraction",
+        "0.2",
+        "--workers",
+        "1",
+        "--out",
+        "data",
     )
-    table = altup("evaluate", "tuned", *scored)
+    altup("pretrain", "--from", "wide", "--data", "data", "--out", "pretrained", *TRAIN)
+    altup("finetune", "pretrained", *task, "--targets-length", "16", "--out", "tuned", *TRAIN)
+    table = altup("evaluate", "tuned", *task)
     written = altup("generate", "tuned" if save is not save_bert else "pretrained", "--prompt", prompt)
 
     assert "glue/sst2" in table
