@@ -15,6 +15,7 @@ from altup.core.errors import UserError
 from tests.evaluation.tiny import made_up_text, made_up_words
 from tests.evaluation.tiny_models import save_bert, save_llama, save_qwen
 
+PREPARE = ("--validation-fraction", "0.2", "--workers", "1")
 TRAIN = ("--steps", "2", "--batch-size", "4", "--inputs-length", "48", "--eval-every", "2", "--track", "none")
 
 
@@ -50,18 +51,7 @@ def test_a_model_of_others_from_widening_to_answers(
     task = ("--task", "sst2", "--data", tasks)
 
     altup("widen", "model", "--method", method, "--out", "wide")
-    altup(
-        "prepare",
-        "text.jsonl",
-        "--tokenizer",
-        "wide",
-        "--validation-fraction",
-        "0.2",
-        "--workers",
-        "1",
-        "--out",
-        "data",
-    )
+    altup("prepare", "text.jsonl", "--tokenizer", "wide", "--out", "data", *PREPARE)
     altup("pretrain", "--from", "wide", "--data", "data", "--out", "pretrained", *TRAIN)
     altup("finetune", "pretrained", *task, "--targets-length", "16", "--out", "tuned", *TRAIN)
     table = altup("evaluate", "tuned", *task)

@@ -41,7 +41,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     **settings: Any,
 ) -> None:
-    """Decode the held-out examples greedily, score them, and keep every prediction as JSON lines.
+    """Answer the held-out examples, score the answers, and keep every prediction as JSON lines.
 
     Scores of other tasks that the same model has in the folder are kept. With --predict-only nothing is scored, so
     a test set's records, which have no labels, can be answered.

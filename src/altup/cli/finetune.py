@@ -15,9 +15,7 @@ def command(
     out: Out,
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MODEL", help="A run, a model folder, or a name on the hub: a T5 or a causal model."
-        ),
+        typer.Argument(metavar="MODEL", help="A run, a model folder, or a name on the hub."),
     ] = None,
     suite: Suites = None,
     resume: Resume = False,
@@ -27,7 +25,8 @@ def command(
 ) -> None:
     """Fine-tune a model. Stop it with Ctrl-C or SIGTERM: it saves (exit code 75) and goes on with --resume.
 
-    Takes T5s and causal models, ours and Hugging Face's, widened or not; what they learn is text to text.
+    Takes T5s, causal models and encoders, ours and Hugging Face's, widened or not. An encoder gets a head for the
+    labels or the score of its tasks; the others learn text to text.
 
     The defaults are the paper's recipe: Adafactor at a constant 0.001, dropout 0.1, batch 256, 50,000 steps.
     """

@@ -30,7 +30,7 @@ class FinetuneConfig(TaskSettings, TrainConfig):
         256
     """
 
-    model: str = setting("", "A run, a model folder, or a name on the hub: a T5 or a causal model.")
+    model: str = setting("", "A run, a model folder, or a name on the hub.")
     tasks: list[str] = setting(
         [], "A task, a suite, or your own .jsonl file or folder; with a weight: squad=2. Repeat it.",
         panel="Run", flag="--task", after="out",

@@ -53,14 +53,14 @@ def classifier_class(config: PreTrainedConfig, place: str | Path) -> Any:
     return getattr(transformers, HEADS[config.model_type])
 
 
-def labels_of(config: PreTrainedConfig) -> tuple[str, ...]:
+def labels_of(config: Any) -> tuple[str, ...]:
     """The labels of a saved head in the order of its numbers; none for one that gives a score."""
     if config.problem_type == REGRESSION or config.num_labels == 1:
         return ()
     return tuple(config.id2label[number] for number in range(config.num_labels))
 
 
-def set_labels(config: PreTrainedConfig, labels: Sequence[str]) -> None:
+def set_labels(config: Any, labels: Sequence[str]) -> None:
     """Ask for a head that names one of `labels` or, without any, gives a number."""
     config.num_labels = len(labels) or 1
     if labels:

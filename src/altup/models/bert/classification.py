@@ -33,14 +33,14 @@ class AltUpBertForSequenceClassification(AltUpBertPreTrainedModel):
         torch.Size([2, 3])
     """
 
-    reads_blocks = ("dense.weight",)
+    reads_blocks: tuple[str, ...] = ("dense.weight",)
     _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012
 
     def __init__(self, config: AltUpBertConfig) -> None:
         super().__init__(config)
         self.bert = AltUpBertModel(config)
         self.dense = nn.Linear(config.output_width, config.output_width)
-        self.classifier = nn.Linear(config.output_width, config.num_labels)
+        self.classifier = nn.Linear(config.output_width, int(config.num_labels or 1))
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -82,5 +82,9 @@ class AltUpBertForSequenceClassification(AltUpBertPreTrainedModel):
         if labels is not None:
             one = self.config.num_labels == 1
             loss = F.mse_loss(logits[:, 0], labels.to(logits.dtype)) if one else F.cross_entropy(logits, labels)
-        output = SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
+        output = SequenceClassifierOutput(
+            loss=loss,
+            logits=logits,  # type: ignore[arg-type]
+            hidden_states=encoded.hidden_states,
+        )
         return output if as_dict(return_dict, self.config) else output.to_tuple()

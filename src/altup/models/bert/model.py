@@ -138,7 +138,7 @@ class AltUpBertPreTrainedModel(AltUpPreTrainedModel):
     config: AltUpBertConfig
     base_model_prefix = "bert"
     # The decoder reads K blocks too; sharing out the norm before it instead leaves it tied to the input table.
-    reads_blocks = ("head.transform.weight", "head.norm.weight", "head.norm.bias")
+    reads_blocks: tuple[str, ...] = ("head.transform.weight", "head.norm.weight", "head.norm.bias")
     _no_split_modules = ["BertLayer"]  # noqa: RUF012
 
     @torch.no_grad()
