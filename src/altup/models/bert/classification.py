@@ -83,8 +83,8 @@ class AltUpBertForSequenceClassification(AltUpBertPreTrainedModel):
             one = self.config.num_labels == 1
             loss = F.mse_loss(logits[:, 0], labels.to(logits.dtype)) if one else F.cross_entropy(logits, labels)
         output = SequenceClassifierOutput(
-            loss=loss,
-            logits=logits,  # type: ignore[arg-type]
+            loss=loss,  # type: ignore[arg-type]
+            logits=logits,
             hidden_states=encoded.hidden_states,
         )
         return output if as_dict(return_dict, self.config) else output.to_tuple()
