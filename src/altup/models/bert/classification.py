@@ -22,12 +22,13 @@ class AltUpBertForSequenceClassification(AltUpBertPreTrainedModel):
     loss: the cross-entropy, or for `num_labels=1` the mean squared error.
 
     Args:
-        config: Shape and method; `AltUpBertConfig.from_preset` makes one. `num_labels` is the width of the head.
+        config: Shape and method; `AltUpBertConfig.from_preset` makes one. `num_labels` is how many the head names.
 
     Examples:
         >>> import torch
         >>> from altup import AltUpBertConfig, AltUpBertForSequenceClassification
-        >>> config = AltUpBertConfig.from_preset("tiny", "altup", k=2, vocab_size=100, num_labels=3)
+        >>> config = AltUpBertConfig.from_preset("tiny", "altup", k=2, vocab_size=100)
+        >>> config.num_labels = 3
         >>> model = AltUpBertForSequenceClassification(config)
         >>> model(torch.randint(3, 100, (2, 12))).logits.shape
         torch.Size([2, 3])
