@@ -16,10 +16,11 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
 from altup.core.errors import UserError
-from altup.core.pretrained import is_widened, load_model
+from altup.core.pretrained import load_model
 from altup.models.bert import AltUpBertConfig, AltUpBertForSequenceClassification
 from altup.models.foreign import CLASSES
 from altup.models.widening import load_widened
+from altup.transformers_hooks import is_widened
 
 HEADS = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 BODIES = modeling_auto.MODEL_MAPPING_NAMES
