@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
 
 Point = dict[str, Any]  # setting → value; `lr_factors.embeddings` is an entry of a mapping
-Losses = Callable[
-    [str], float | None
-]  # key of a run → its held-out loss, infinite if it diverged, None if not run
+# Key of a run → its held-out loss, infinite if it diverged, None if not run.
+Losses = Callable[[str], float | None]
 HAVE_COEFFICIENTS = {"altup", "sameup", "recycled", "sequence-altup"}
 TUNING, REPORTING = {"eval_part": "tuning"}, {"eval_part": "reporting"}
 

@@ -14,11 +14,10 @@ from altup.core.errors import UserError
 from altup.core.files import sha256_of
 from altup.data.bad_input import BadInput
 from altup.data.sources import HubDataset
-from altup.data.tasks.task import BadRecordError, Example, Record, Task
+from altup.data.tasks.task import JSON_LINES, BadRecordError, Example, Record, Task
 from altup.data.text_files import check_unpacked_size, damage_reported, read_json_lines
 
 TEXTS = 1_000  # texts tokenised at a time, which bounds the memory of their token lists
-KINDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 # A folder may hold a single validation or test file for MNLI; it then counts as the matched split.
 STANDS_FOR = {"validation_matched": "validation", "test_matched": "test"}
 UNLABELLED = "no label"
@@ -46,8 +45,8 @@ class TaskFolder:
     def find(self, task: Task, split: str) -> Path | None:
         folder = self.path / (task.folder or task.name)
         for name in (split, STANDS_FOR.get(split)):
-            for kind in KINDS:
-                if name and (path := folder / f"{name}{kind}").exists():
+            for ending in JSON_LINES:
+                if name and (path := folder / f"{name}{ending}").exists():
                     return path
         return None
 

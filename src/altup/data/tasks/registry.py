@@ -10,7 +10,7 @@ from pathlib import Path
 
 from altup.core.errors import UserError, check_choice, did_you_mean
 from altup.data.tasks.published import GLUE, QUESTION_ANSWERING, SUPER_GLUE
-from altup.data.tasks.task import Example, Record, Task, text_of
+from altup.data.tasks.task import JSON_LINES, Example, Record, Task, text_of
 
 TASKS: dict[str, Task] = {}
 # What counts in a suite's average; WNLI does not, as in the T5 paper.
@@ -18,7 +18,6 @@ SUITES: dict[str, tuple[str, ...]] = {
     "glue": tuple(task.name for task in GLUE if task.short_name != "wnli"),
     "super_glue": tuple(task.name for task in SUPER_GLUE),
 }
-KINDS = ("", ".gz", ".zst")
 TAKEN = {"step", "split", "score", "loss", "accuracy", *SUITES}  # by other fields of a run's records
 _files: dict[Path, list[str]] = {}  # Python files that were run, and the tasks they registered
 
@@ -131,8 +130,8 @@ def own_task(path: Path) -> Task:
         files = {
             split: file
             for split in ("train", "validation", "test")
-            for kind in KINDS
-            if (file := path / f"{split}.jsonl{kind}").exists()
+            for ending in JSON_LINES
+            if (file := path / f"{split}{ending}").exists()
         }
         if not files:
             raise UserError(f"task {str(path)!r}: the folder has no train.jsonl or validation.jsonl (.gz, .zst)")

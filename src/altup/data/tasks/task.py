@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Record = Mapping[str, Any]
+JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # endings of a task's files
 INPUTS_LENGTH, TARGETS_LENGTH = 512, 128  # tokens, unless a run or a task says otherwise
 
 
