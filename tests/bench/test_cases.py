@@ -48,6 +48,7 @@ EXPECTED = {
         "forward and backward",
     },
     "generation": {"hf dense", "dense", "altup k2"},
+    "gemma3n": {"hf eager", "altup plain", "copy", "hf"},
     "data": {"span corruption", "tokenising"},
 }
 
@@ -158,7 +159,7 @@ def test_rule_as_share_of_copy_speed_by_hand():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["step", "rule", "attention", "head", "dropout", "generation"])
+@pytest.mark.parametrize("case", ["step", "rule", "attention", "head", "dropout", "generation", "gemma3n"])
 def test_compiled_providers_agree(case):
     """Compiled for the CPU, where FlexAttention has no backward pass."""
     rows = run([case], Setup(torch.device("cpu"), quick=True, compiles=True))

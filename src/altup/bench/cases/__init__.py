@@ -29,6 +29,7 @@ CASES = {
     "dropout": Case("dropout before a residual addition", "fused", "dropout_problems"),
     "optimizer": Case("the update of all weights, beside a step", "optimizer"),
     "generation": Case("greedy decoding", "generation"),
+    "gemma3n": Case("Gemma 3n of Hugging Face, as it is and accelerated", "gemma3n"),
     "data": Case("making training sequences, and tokenising", "data"),
 }
 

@@ -87,7 +87,7 @@ class FusedTextModel(Fused):
             state = layer(
                 state,
                 rotations[kind],
-                per_layer_inputs[:, :, i, :],  # type: ignore[index]
+                per_layer_inputs[:, :, i, :],
                 shared_kv_states=shared,
                 attention_mask=masks[kind],
                 position_ids=position_ids,
