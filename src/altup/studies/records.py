@@ -46,7 +46,7 @@ COLUMN_MEASURES: dict[str, dict[str, str | None]] = {
 def record_job(job: Job, out: Path, results: Path, alone: bool) -> bool:
     """Store the record of a finished run, unless there is one; its times are valid only if it ran `alone`. False
     where nothing was stored."""
-    if job.kind == "speed" or read_record(results, job.key) or not job.is_done(out) or _lacks_scores(job, out):
+    if job.kind == "speed" or read_record(results, job.key) or not job.is_done(out) or lacks_scores(job, out):
         return False
     if job.kind == "pretrain":
         from altup.training.pretraining import PretrainConfig
@@ -66,7 +66,7 @@ def record_job(job: Job, out: Path, results: Path, alone: bool) -> bool:
     return True
 
 
-def _lacks_scores(job: Job, out: Path) -> bool:
+def lacks_scores(job: Job, out: Path) -> bool:
     """Whether a finished run was never measured, because its evaluations failed."""
     from altup.training.metrics import VALIDATION, read_records
 

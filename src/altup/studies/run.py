@@ -18,7 +18,7 @@ from altup.core.hardware import PEAK_BF16, device_name, peak_flops
 from altup.studies.jobs import Job, StudyData, objective_of, read_speed, speed_file, speed_key
 from altup.studies.plan import KnownSpeed, Plan, make_plan
 from altup.studies.queue import Queue
-from altup.studies.records import collect, drop_weights, record_job
+from altup.studies.records import collect, drop_weights, lacks_scores, record_job
 from altup.studies.results import Result, read_record, read_results
 from altup.studies.scale import Scale, prepare_smoke_tasks, prepare_smoke_text
 from altup.studies.study import Study
@@ -155,7 +155,8 @@ class StudyRun:
     def _never_measured(self, plan: Plan) -> list[Job]:
         """The runs that have ended without a record, because their evaluations failed. Sweeps wait for theirs."""
         jobs = {job.key: job for job in (*plan.tuning(), *plan.training()) if job.is_done(self.out)}
-        return [job for job in jobs.values() if read_record(self.results, job.key) is None]
+        unknown = [job for job in jobs.values() if read_record(self.results, job.key) is None]
+        return [job for job in unknown if lacks_scores(job, self.out)]
 
     def _next_of_sweeps(self, plan: Plan) -> list[Job]:
         """The runs that sweeps wait for. The models that they go on from must be there, not only their records."""
