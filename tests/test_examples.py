@@ -51,6 +51,17 @@ def test_widen_and_finetune(method, tmp_path):
     assert (tmp_path / "widened" / "model.safetensors").exists()
 
 
+def test_gemma3n_lora(tmp_path):
+    pytest.importorskip("accelerate")
+    pytest.importorskip("peft")
+    text = run("gemma3n_lora.py", "--steps", "20", "--output", str(tmp_path))
+    before, after = (float(number) for number in re.search(r"before ([\d.]+), after ([\d.]+)", text).groups())
+    assert after < before - 0.05  # adapters alone, on random weights
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+    source = (EXAMPLES / "gemma3n_lora.py").read_text()
+    assert sum(line.endswith("# altup") for line in source.splitlines()) == 3
+
+
 def test_vision():
     """Better than chance (0.10), and hard enough that no model gets everything right."""
     text = run("vision.py", "--seeds", "2", "--steps", "60")

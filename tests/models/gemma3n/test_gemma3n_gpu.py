@@ -1,0 +1,112 @@
+"""Gemma 3n on the kernels, on a GPU: as close to float64 as Hugging Face's own code, and never the logits."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import Gemma3nForCausalLM
+
+import altup
+from tests.models.gemma3n.tiny import accelerated, assert_same, batch, gradients, stir, tiny_config, tiny_gemma
+
+pytestmark = pytest.mark.gpu
+
+
+def on_gpu(data):
+    return {name: value.cuda() for name, value in data.items()}
+
+
+@pytest.fixture
+def exact_products():
+    """Float32 means float32 here."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize(("K", "active"), [(2, 1), (4, 0), (8, 3)])
+def test_float32(K, active):
+    model = tiny_gemma(K, active, altup_coef_clip=0.3).cuda()
+    assert_same(model, accelerated(model, "auto"), on_gpu(batch(3, 33)))
+
+
+def wide_gemma():
+    """Wide enough that a token takes several tiles, with a vocabulary of several chunks' worth."""
+    torch.manual_seed(0)
+    model = Gemma3nForCausalLM(tiny_config(4, layers=4, hidden_size=1536, vocab_size=50_000, head_dim=64))
+    for name, p in model.named_parameters():
+        if "correct_output_scale" in name or "modality_router" in name:
+            torch.nn.init.normal_(p)
+    return model.cuda().train()
+
+
+def test_bfloat16_is_no_further_from_float64_than_the_original():
+    model = wide_gemma().bfloat16()
+    data = on_gpu(batch(2, 200))
+    _, exact = gradients(copy.deepcopy(model).double(), data)
+
+    def off(found):
+        return sum((found[n].double() - g).norm() ** 2 for n, g in exact.items() if g is not None) ** 0.5
+
+    _, theirs = gradients(model, data)
+    theirs = {name: None if g is None else g.clone() for name, g in theirs.items()}
+    _, ours = gradients(accelerated(model, "auto"), data)
+    assert off(ours) < 1.05 * off(theirs)
+
+
+def test_the_same_bits_twice():
+    model = accelerated(wide_gemma().bfloat16(), "auto")
+    data = on_gpu(batch(2, 100))
+    first = {name: g.clone() for name, g in gradients(model, data)[1].items() if g is not None}
+    again = gradients(model, data)[1]
+    different = [name for name, g in first.items() if not torch.equal(again[name], g)]
+    assert all(
+        "embed" in name or "lm_head" in name for name in different
+    )  # their sums are PyTorch's, with atomics
+
+
+def test_logits_are_never_held():
+    model = wide_gemma().bfloat16()
+    data = on_gpu(batch(4, 512))
+    peaks = []
+    for one in (model, accelerated(model, "auto")):
+        gradients(one, data)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        gradients(one, data)
+        peaks.append(torch.cuda.max_memory_allocated())
+    logits = 4 * 512 * 50_000 * 4
+    assert peaks[1] < peaks[0] - logits
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}])
+def test_generate(options):
+    torch.manual_seed(0)
+    model = tiny_gemma().cuda().eval()
+    ours = accelerated(model, "auto")
+    ids = batch(2, 8)["input_ids"].cuda()
+    given = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    assert torch.equal(ours.generate(ids, **given, **options), model.generate(ids, **given))
+
+
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize("layers", [False, True])
+def test_compiled(layers):
+    model = tiny_gemma(4).cuda()
+    ours = accelerated(model, "auto", compile=layers)
+    if not layers:
+        ours.compile()
+    assert_same(model, ours, on_gpu(batch(2, 16)), tolerance=1e-4)
+
+
+def test_moved_to_a_gpu_afterwards():
+    model = tiny_gemma(4)
+    ours = accelerated(model, "auto").cuda()
+    stir(ours)
+    assert ours(**on_gpu(batch())).logits is None  # the kernels' head
+    assert altup.decelerate(ours)(**on_gpu(batch())).logits is not None

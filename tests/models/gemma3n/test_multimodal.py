@@ -1,0 +1,83 @@
+"""Gemma 3n with vision and audio: the text model inside is accelerated; what reaches it stays as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModel, Gemma3nConfig, Gemma3nForConditionalGeneration
+from transformers.models.gemma3n import modeling_gemma3n as theirs
+
+import altup
+from altup.models.gemma3n.parts import Fused
+from tests.models.gemma3n.tiny import accelerated, assert_same, distance, stir, tiny_config
+
+VISION, AUDIO = 40, 48  # where the ids of the other senses begin
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """Without a tower for images, which needs timm; the audio tower is theirs."""
+    build = AutoModel.from_config
+
+    def from_config(config, **options):
+        if "vision" in type(config).__name__.lower():
+            return torch.nn.Identity()
+        return build(config, **options)
+
+    monkeypatch.setattr(theirs.AutoModel, "from_config", from_config)
+    torch.manual_seed(0)
+    text = tiny_config(layers=2, vocab_size=56, vocab_size_per_layer_input=40)
+    audio = {
+        "hidden_size": 16, "input_feat_size": 16, "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2,
+        "conf_attention_chunk_size": 4, "conf_attention_context_left": 5, "vocab_size": 8, "vocab_offset": AUDIO,
+        "sscp_conv_channel_size": [8, 4],
+    }  # fmt: skip
+    vision = {"hidden_size": 16, "vocab_size": 8, "vocab_offset": VISION}
+    config = Gemma3nConfig(
+        text_config=text.to_dict(), vision_config=vision, audio_config=audio,
+        image_token_id=VISION, audio_token_id=AUDIO, audio_soft_tokens_per_image=4,
+    )  # fmt: skip
+    model = Gemma3nForConditionalGeneration(config)
+    stir(model)
+    return model.train()
+
+
+def spoken():
+    """Text, four places for sound, and half a second of it."""
+    torch.manual_seed(1)
+    ids = torch.randint(3, VISION, (2, 9))
+    ids[:, 2:6] = AUDIO
+    labels = torch.where(ids < VISION, ids, -100)
+    mask = torch.ones(2, 48, dtype=torch.bool)
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "input_features": torch.randn(2, 48, 16),
+        "input_features_mask": mask,
+        "labels": labels,
+    }
+
+
+def test_loss_and_all_gradients(model):
+    data = spoken()
+    ours = accelerated(model)
+    assert isinstance(ours, Fused)
+    assert isinstance(ours.model.language_model, Fused)
+    assert not any(isinstance(part, Fused) for part in ours.model.audio_tower.modules())
+    assert_same(model, ours, data)
+    assert ours(**data).logits is None
+    assert ours(**data).audio_hidden_states is not None
+
+
+@torch.no_grad()
+def test_evaluation_and_generate(model):
+    data = {name: value for name, value in spoken().items() if name != "labels"}
+    ours = accelerated(model.eval())
+    assert distance(ours(**data).logits, model(**data).logits) < 1e-5
+    made = [
+        one.generate(**data, max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
+        for one in (model, ours)
+    ]
+    assert torch.equal(*made)
+    altup.decelerate(ours)
+    assert torch.equal(ours(**data).logits, model(**data).logits)
