@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import graphlib
 import re
 import resource
 import subprocess
@@ -85,21 +87,53 @@ def test_unknown_name_lists_the_known_ones():
         altup.AltUpp  # noqa: B018
 
 
+ROOT = Path(altup.__file__).parent
+
+
+@functools.cache
+def imports(file):
+    """Modules of altup that a file imports, now or later, but for types."""
+    return list(_imports(file))
+
+
+def _imports(file):
+    tree = ast.parse(file.read_text())
+    for_types = [
+        one for one in ast.walk(tree) if isinstance(one, ast.If) and "TYPE_CHECKING" in ast.dump(one.test)
+    ]
+    left_out = {id(inner) for one in for_types for inner in ast.walk(one)}
+    for one in ast.walk(tree):
+        if id(one) in left_out:
+            continue
+        if isinstance(one, ast.Import):
+            yield from (alias.name for alias in one.names if alias.name.startswith("altup"))
+        elif isinstance(one, ast.ImportFrom) and str(one.module).startswith("altup"):
+            yield from (f"{one.module}.{alias.name}" for alias in one.names)
+
+
 def test_imports_go_one_way():
     """A folder imports only from those before it in CONTRIBUTING's list; evaluation knows nothing of training."""
-    root = Path(altup.__file__).parent
     order = re.search(r"`core` →[^.]*", (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text())
     layers = re.findall(r"`(\w+)`", order[0])
-    assert sorted(layers) == sorted(path.name for path in root.iterdir() if (path / "__init__.py").exists())
+    assert sorted(layers) == sorted(path.name for path in ROOT.iterdir() if (path / "__init__.py").exists())
     for place, layer in enumerate(layers):
-        known = {*layers[: place + 1], "transformers_hooks"} - ({"training"} if layer == "evaluation" else set())
-        for file in (root / layer).rglob("*.py"):
-            for one in ast.walk(ast.parse(file.read_text())):
-                names = [alias.name for alias in one.names] if isinstance(one, ast.Import) else []
-                names += [str(one.module)] if isinstance(one, ast.ImportFrom) else []
-                for name in names:
-                    package, _, rest = name.partition(".")
-                    assert package != "altup" or not rest or rest.split(".")[0] in known, f"{file}: {name}"
+        later = {*layers[place + 1 :], *(["training"] if layer == "evaluation" else [])}
+        for file in (ROOT / layer).rglob("*.py"):
+            assert not [name for name in imports(file) if name.split(".")[1:2] and name.split(".")[1] in later], (
+                file
+            )
+
+
+def test_no_module_imports_itself_in_a_circle():
+    files = {
+        ".".join(("altup", *file.relative_to(ROOT).with_suffix("").parts)): file for file in ROOT.rglob("*.py")
+    }
+    files = {name.removesuffix(".__init__"): file for name, file in files.items()}
+    graph = {
+        name: {found if found in files else found.rpartition(".")[0] for found in imports(file)} - {name}
+        for name, file in files.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError names the circle
 
 
 def test_models_never_touch_cuda():

@@ -75,7 +75,11 @@ def is_known(base: Any) -> bool:
 def fused_class(base: Any) -> type[nn.Module]:
     """Named as `base`, which transformers, accelerate and PEFT ask for by name."""
     mixed = MIXED_IN[base]
-    members: dict[str, Any] = {"__module__": base.__module__}
+
+    def reduce(self: Any, protocol: Any) -> tuple:
+        return blank, (base,), self.__getstate__()
+
+    members: dict[str, Any] = {"__module__": base.__module__, "__reduce_ex__": reduce}
     if issubclass(mixed, FusedHead):
 
         def forward(self: Any, *args: Any, **given: Any) -> Any:

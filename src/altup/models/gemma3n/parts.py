@@ -28,11 +28,6 @@ class Fused(nn.Module):
     implementation: str
     config: Any
 
-    def __reduce_ex__(self, protocol: Any) -> tuple:
-        from altup.models.gemma3n.classes import blank, original_class
-
-        return blank, (original_class(self),), self.__getstate__()
-
 
 class FusedAltUp(Fused):
     """`Gemma3nTextAltUp`: one pass over the state to predict, two to correct."""
