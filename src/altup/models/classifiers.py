@@ -23,18 +23,16 @@ from altup.models.widening import load_widened
 from altup.transformers_hooks import is_widened
 
 HEADS = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
-BODIES = modeling_auto.MODEL_MAPPING_NAMES
 REGRESSION, CLASSIFICATION = "regression", "single_label_classification"
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
-    """Whether the model is an encoder: with a masked head, one for whole texts, or none."""
+    """Whether the model is an encoder, with a masked head, another one or none, that does not hide what follows."""
     if isinstance(config, AltUpBertConfig):
         return True
-    name, kind = (config.architectures or [""])[0], config.model_type
-    if kind not in CLASSES["bert"] or config.is_encoder_decoder or getattr(config, "is_decoder", False):
-        return False
-    return name in (CLASSES["bert"][kind], HEADS.get(kind), BODIES.get(kind))
+    name = (config.architectures or [""])[0]
+    causal = getattr(config, "is_decoder", False) or name in CLASSES["decoder"].values()
+    return config.model_type in CLASSES["bert"] and not config.is_encoder_decoder and not causal
 
 
 def is_classifier(config: PreTrainedConfig) -> bool:
