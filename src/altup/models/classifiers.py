@@ -27,7 +27,7 @@ REGRESSION, CLASSIFICATION = "regression", "single_label_classification"
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
-    """Whether the model is an encoder, with a masked head, another one or none, that does not hide what follows."""
+    """Whether the model is an encoder that sees whole texts, with a masked head, another one or none."""
     if isinstance(config, AltUpBertConfig):
         return True
     name = (config.architectures or [""])[0]
