@@ -40,7 +40,8 @@ def foreign_to_score(model: torch.nn.Module) -> Any:
         return without_sums(trained)
     copy = without_weights(trained)
     copy.load_state_dict(_gathered(trained))
-    copy.generation_config = trained.generation_config
+    if copy.can_generate():
+        copy.generation_config = trained.generation_config
     return copy.to(trained.device).eval()
 
 

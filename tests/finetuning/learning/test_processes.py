@@ -26,9 +26,9 @@ def test_two_processes_make_the_same_run(tmp_path: Path, kind: str) -> None:
     lines = [{"sentence": " ".join(made_up_words()[i : i + 3]), "label": i % 2} for i in range(8)]
     for split in ("train", "validation"):
         (tmp_path / f"glue/sst2/{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    flags = ["finetune", str(model), "--task", "sst2", "--data", str(tmp_path), "--batch-size", "8", "--steps", "6",
-             "--lr", "0.02", "--dropout", "0", "--eval-every", "3", "--eval-batch-size", "2", "--track", "none",
-             "--inputs-length", "48", "--targets-length", "8", "--log-every", "1"]  # fmt: skip
+    flags = ["finetune", str(model), "--task", "sst2", "--data", str(tmp_path), "--batch-size", "8",
+             "--steps", "6", "--lr", "0.02", "--dropout", "0", "--eval-every", "3", "--eval-batch-size", "2",
+             "--track", "none", "--inputs-length", "48", "--targets-length", "8", "--log-every", "1"]  # fmt: skip
     alone, together = (tmp_path / name for name in ("alone", "together"))
     assert CliRunner().invoke(app, [*flags, "--out", str(alone)]).exit_code == 0
     train_together("-m", "altup", *flags, "--out", together, "--parallel", "fsdp", out=together)
