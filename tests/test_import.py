@@ -6,7 +6,6 @@ import ast
 import functools
 import graphlib
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -20,38 +19,21 @@ def python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_import_loads_no_torch():
-    assert (
-        python("import altup, sys; print('torch' in sys.modules, 'transformers' in sys.modules)")
-        == "False False\n"
-    )
+COUNT = "print(len(sys.modules), *(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
 
 
-def test_help_loads_no_torch():
-    code = (
-        "import sys\n"
-        "from altup.cli.main import app\n"
-        "try: app(['--help'])\n"
-        "except SystemExit: pass\n"
-        "print('torch' in sys.modules, 'numpy' in sys.modules)"
-    )
-    assert python(code).endswith("False False\n")
+def test_import_is_light():
+    """Few modules: that decides how long it takes, on a busy machine too. PyTorch has thousands."""
+    count, *others = python(f"import sys, altup\n{COUNT}").split()
+    assert int(count) < 200
+    assert others == ["False"] * 3
 
 
-@pytest.mark.parametrize(("command", "seconds"), [(["-c", "import altup"], 0.5), (["-m", "altup", "--help"], 0.8)])
-def test_start_is_quick(command, seconds):
-    """Processor time, the best of five, less what Python itself needs: a busy machine does not fail it."""
-
-    def best(arguments):
-        times = []
-        for _ in range(5):
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        return min(times)
-
-    assert best(command) - best(["-c", "pass"]) < seconds
+def test_help_is_light():
+    code = f"import sys\nfrom altup.cli.main import app\ntry: app(['--help'])\nexcept SystemExit: pass\n{COUNT}"
+    count, *others = python(code).splitlines()[-1].split()
+    assert int(count) < 600
+    assert others == ["False"] * 3
 
 
 @pytest.mark.parametrize("name", altup.__all__)

@@ -31,7 +31,8 @@ from tests.processes import start
 from tests.torchrun import start_ranks
 
 OUT = "out"
-LONGEST = 180.0  # seconds of a life
+LONGEST = 600.0  # seconds of a life
+TOO_LONG = "too long"
 MOST_KILLS = 12  # of one run
 INSTANTS = 0.35  # part of the kills that come at an instant, and not in a write
 ORPHAN_SECONDS = 120.0  # they may be importing torch, and save before they end
@@ -89,8 +90,8 @@ class Chaos:
             began = time.monotonic()
             traces = [out.with_name(f"trace{rank}") for rank in range(scenario.ranks)]
             life = self._live(scenario, command, out, traces, None, 1, random.Random(0))
-            if life.code:
-                raise RuntimeError(f"{scenario.name} fails without a kill: {life.text[-3000:]}")
+            if life.code or life.killed:
+                raise RuntimeError(f"{scenario.name} fails without a kill: {life.killed} {life.text[-3000:]}")
             seconds.append(time.monotonic() - began)
             noted = [Counter(trace.read_text().splitlines()) for trace in traces]
             kinds.append([(rank, kind, n) for rank, found in enumerate(noted) for kind, n in found.items()])
@@ -127,6 +128,9 @@ class Chaos:
                 life = self._live(scenario, command, out, traces, last, draw.choice((1, 1, 1, 2)), draw, seconds)
                 for trace in traces:
                     trace.unlink(missing_ok=True)
+                if life.killed == TOO_LONG:
+                    self._tell(f"{scenario.name}: did not end after {story}: {life.text[-1500:]}", out)
+                    return
                 if life.killed is None:
                     if last:
                         self.missed.setdefault((scenario.name, index), []).append(last)
@@ -232,7 +236,7 @@ class Chaos:
             time.sleep(0.005)
         for process in processes:
             process.join()
-        return "an instant" if time.monotonic() < end else "too long"
+        return "an instant" if time.monotonic() < end else TOO_LONG
 
     def _orphans(self, life: str) -> list[str]:
         """Processes of a run's lives that did not end with them, which are then ended here."""

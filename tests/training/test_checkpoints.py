@@ -90,7 +90,7 @@ def kill_at_random(folder: Path, kills: int) -> None:
             assert (newest / f"part-{i}").read_text() == str(number) * 20_000
         assert not [name for name in names(folder) if name.startswith(".")]
         assert "step-2" in names(folder) or number < 2
-    assert reported > kills
+    assert reported >= kills  # no life has lost what those before it did
 
 
 def test_kills_at_random_instants(tmp_path):

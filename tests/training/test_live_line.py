@@ -60,10 +60,12 @@ class Terminal:
         monkeypatch.delenv("NO_COLOR", raising=False)
 
     def write(self, text: str) -> None:
-        time.sleep(0.25)  # for the line to be written again, before and after
+        time.sleep(
+            0.12
+        )  # for the line to be written again, before and after; what it shows in the end is the same
         self._stream.write(text)
         self._stream.flush()
-        time.sleep(0.25)
+        time.sleep(0.12)
 
     def read(self) -> str:
         self._stream.close()

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -278,11 +277,10 @@ def test_a_small_file_of_millions_of_lines(tmp_path: Path, on_error: str) -> Non
     path = tmp_path / "bomb.jsonl.gz"
     path.write_bytes(gzip.compress(line.encode() * 3_000_000))
     assert path.stat().st_size < 300_000
-    begun, bad_input = time.monotonic(), BadInput(on_error)
+    bad_input = BadInput(on_error)
     with pytest.raises(UserError, match="unpacks without end" if on_error == "stop" else "no usable example"):
         load_examples(find_task(str(path)), "train", open_tasks(None), bad_input)
-    assert time.monotonic() - begun < 10
-    assert on_error == "stop" or "unpacks without end" in bad_input.summary()
+    assert on_error == "stop" or "1 × unpacks without end" in bad_input.summary()
 
 
 def test_a_task_from_a_pipe_is_refused(tmp_path: Path) -> None:
