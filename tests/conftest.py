@@ -10,11 +10,21 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start, beside the other worker's
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from altup.core.hardware import make_bf16_safe
+
+with contextlib.suppress(ImportError):  # on a machine that only runs the tests of its GPU
+    from hypothesis import HealthCheck, settings
+
+    # The same examples every time, and no limit of time for one, which a busy machine would exceed.
+    settings.register_profile(
+        "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("steady")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 _BF16 = pytest.StashKey[str | None]()

@@ -18,6 +18,7 @@ from tests.studies.samples import TEXT
 from tests.training.compare import assert_same_bits, records, weights
 
 FULL = Path("/dev/full")
+ENDLESS = ["--steps", "100000", "--save-every", "100000"]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_a_console_that_ends_stops_no_training(trained: Path, data: Path, tmp_pa
 
 
 def test_a_run_that_is_stopped_still_says_75(data: Path, tmp_path: Path) -> None:
-    arguments = ["--data", data, "--out", tmp_path / "run", *with_options(SMALL, "--steps", "100000")]
+    arguments = ["--data", data, "--out", tmp_path / "run", *with_options(SMALL, *ENDLESS)]
     running = _start((None, FULL, FULL), ("pretrain", *arguments), {})
     wait_for_records(tmp_path / "run")
     running.signal(signal.SIGTERM)
@@ -141,9 +142,7 @@ def test_a_closed_terminal_and_a_scheduler_stop_and_save(
     data: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     out = tmp_path / "run"
-    running = start(
-        tmp_path / "log", "pretrain", "--data", data, "--out", out, *with_options(SMALL, "--steps", "100000")
-    )
+    running = start(tmp_path / "log", "pretrain", "--data", data, "--out", out, *with_options(SMALL, *ENDLESS))
     wait_for_records(out)
     running.signal(number)
     assert running.wait() == 75, running.text

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 import yaml
 
 from altup.core.sealed_folders import damage
-from tests.processes import altup, prepare_text, run, with_options
+from tests.processes import PATIENCE, altup, prepare_text, run, wait_until, with_options
 from tests.torchrun import COMMAND, environment, torchrun
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
 
@@ -284,7 +283,7 @@ def test_torchrun_trains_together(trained: Path, data: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_signal_to_torchrun_stops_and_saves(data: Path, tmp_path: Path) -> None:
-    run, endless = tmp_path / "run", ["--steps", "100000", "--log-every", "1"]
+    run, endless = tmp_path / "run", ["--steps", "100000", "--log-every", "1", "--save-every", "100000"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
             [*COMMAND, "-m", "altup", "pretrain", "--data", data, "--out", run, *with_options(SMALL, *endless)],
@@ -292,11 +291,9 @@ def test_a_signal_to_torchrun_stops_and_saves(data: Path, tmp_path: Path) -> Non
             stdout=log,
             stderr=log,
         )
-        end = time.monotonic() + 90
-        while not records(run) and time.monotonic() < end:
-            time.sleep(0.1)
+        wait_until(lambda: (run / "metrics.jsonl").exists() and records(run))
         process.terminate()
-        process.wait(60)
+        process.wait(PATIENCE)
     text = (tmp_path / "log").read_text()
     (saved,) = (run / "checkpoints").iterdir()
     assert damage(saved) is None

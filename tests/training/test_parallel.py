@@ -23,7 +23,7 @@ from tests.training.tiny import build, run, tiny_loop
 
 # At a higher lr this small model amplifies rounding: at 0.02 the losses part by 2e-5 after 30 steps.
 LONG = {
-    **{"steps": 50, "lr": 0.005, "save_every": 50, "eval_every": 25, "log_every": 1},
+    **{"steps": 20, "lr": 0.005, "save_every": 20, "eval_every": 10, "log_every": 1},
     "model": {"dropout_rate": 0.0},
 }
 KINDS = ("ddp", "fsdp")
@@ -36,18 +36,18 @@ def train_cases(cases: list[dict[str, Any]], out: Path) -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """For each kind: `long`, `whole`, `cut` (stopped after 7 of 12 steps, resumed), `half` (stopped only), `one`
-    (by one process for twenty steps, by two for the others)."""
+    (by one process for eight steps, by two for the others)."""
     folder = tmp_path_factory.mktemp("parallel")
     cases: list[dict[str, Any]] = []
     for kind in KINDS:
-        run(folder / f"{kind}-one", **{**LONG, "parallel": kind, "stop_after": 20})
+        run(folder / f"{kind}-one", **{**LONG, "parallel": kind, "stop_after": 8})
         base = {"parallel": kind, "micro_batch": 4}
         cases += [
             {"out": f"{folder}/{kind}-long", "settings": {**LONG, "parallel": kind}},
             {"out": f"{folder}/{kind}-whole", "settings": base},
             {"out": f"{folder}/{kind}-cut", "settings": {**base, "stop_after": 14}},
             {"out": f"{folder}/{kind}-cut", "settings": base, "resume": True},
-            {"out": f"{folder}/{kind}-half", "settings": {**LONG, "parallel": kind, "stop_after": 20}},
+            {"out": f"{folder}/{kind}-half", "settings": {**LONG, "parallel": kind, "stop_after": 8}},
             {"out": f"{folder}/{kind}-one", "settings": {**LONG, "parallel": kind}, "resume": True},
         ]
     train_cases(cases, folder)
@@ -64,7 +64,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def assert_close(ours: Path, theirs: Path) -> None:
     one, two = records(ours), records(theirs)
     assert [(r["step"], r["split"]) for r in one] == [(r["step"], r["split"]) for r in two]
-    assert one[-1]["step"] == 50
+    assert one[-1]["step"] == LONG["steps"]
     for a, b in zip(one, two, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5), a["step"]
         assert b["accuracy"] == pytest.approx(a["accuracy"], abs=0.005)
@@ -107,7 +107,7 @@ def test_resume_with_two_processes_is_exact(runs: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_resume_with_another_number_of_processes(runs: Path, alone: Path, kind: str) -> None:
-    """Twenty steps with two processes, the other thirty with one."""
+    """Eight steps with two processes, the other twelve with one."""
     out = runs / f"{kind}-half"
     assert run(out, resume=True, **{**LONG, "parallel": kind}).finished
     assert_close(alone, out)

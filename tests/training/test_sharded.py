@@ -149,7 +149,7 @@ def test_no_process_holds_all_weights(tmp_path: Path) -> None:
 def test_two_ranks_then_three(tmp_path: Path) -> None:
     settings = {**LONG, "batch_size": 12}
     run(tmp_path / "alone", **settings)
-    for world, more in ((2, {"settings": {**settings, "parallel": "fsdp", "stop_after": 20}}),
+    for world, more in ((2, {"settings": {**settings, "parallel": "fsdp", "stop_after": 8}}),
                         (3, {"settings": {**settings, "parallel": "fsdp"}, "resume": True})):  # fmt: skip
         cases = [{"out": f"{tmp_path}/runs/changed", **more}]
         train_together(Path(__file__).parent / "tiny.py", json.dumps(cases), out=tmp_path / "runs", world=world)

@@ -93,9 +93,10 @@ def _strings(path: Path) -> Iterator[str]:
                 )
         return
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in sorted(
-        (n for n in ast.walk(tree) if isinstance(n, documented)), key=lambda n: getattr(n, "lineno", 0)
-    ):
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:  # expressions, most of a tree, hold no docstring
+        nodes += [one for one in ast.iter_child_nodes(node) if not isinstance(one, ast.expr)]
+    for node in sorted((n for n in nodes if isinstance(n, documented)), key=lambda n: getattr(n, "lineno", 0)):
         if text := ast.get_docstring(node):
             yield text
 

@@ -207,11 +207,13 @@ class StudyRun:
 
         def ready() -> list[Job]:
             """The runs that sweeps wait for, and those whose settings are known by now. Each sweep goes on, and is
-            followed by its model's runs, whatever the others do."""
+            followed by its model's runs, whatever the others do. Without sweeps all settings are known."""
             nonlocal plan
-            plan = self._plan_with_records()
+            if self.scale.tune:
+                plan = self._plan_with_records()
             return [*self._next_of_sweeps(plan), *self.todo(plan)]
 
+        plan = self._plan_with_records()
         queue.run(ready(), more=ready)
         if self.speed:
             queue.run(plan.speed, alone=True)

@@ -92,9 +92,10 @@ def draw_curves(records: list[dict[str, Any]], path: Path) -> bool:
     """Loss and accuracy over the steps, training and held-out, side by side; False if there is nothing to draw."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    figure = Figure(figsize=(9, 3.2))
+    margins = {"left": 0.06, "right": 0.97, "bottom": 0.15, "top": 0.91, "wspace": 0.15}
     drawn = False
-    for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
+    for axes, name in zip(figure.subplots(1, 2, gridspec_kw=margins), ("loss", "accuracy"), strict=True):
         for split, style in (("train", {"lw": 1, "alpha": 0.7}), ("validation", {"lw": 1.8, "marker": "."})):
             points = [(r["step"], r[name]) for r in records if r["split"] == split and r.get(name) is not None]
             if points:
