@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import altup
+from tests.processes import PATIENCE, server
 
 
 def python(code):
@@ -118,10 +119,18 @@ def test_no_module_imports_itself_in_a_circle():
     graphlib.TopologicalSorter(graph).prepare()  # CycleError names the circle
 
 
+def build_and_tell(results):
+    """In a process forked from one that has imported the package and nothing else."""
+    import torch
+
+    altup.AltUpT5ForConditionalGeneration(altup.AltUpT5Config.from_preset("tiny", vocab_size=50))
+    results.put(torch.cuda.is_initialized())
+
+
 def test_models_never_touch_cuda():
-    out = python(
-        "import altup.models, torch\n"
-        "altup.AltUpT5ForConditionalGeneration(altup.AltUpT5Config.from_preset('tiny', vocab_size=50))\n"
-        "print(torch.cuda.is_initialized())"
-    )
-    assert out.splitlines()[-1] == "False"
+    results = server.SimpleQueue()
+    process = server.Process(target=build_and_tell, args=(results,))
+    process.start()
+    process.join(PATIENCE)
+    assert process.exitcode == 0
+    assert results.get() is False
