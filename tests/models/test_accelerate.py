@@ -13,13 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import altup
 from altup.core.errors import UserError
 from altup.models import accelerate as module
-from tests.models.helpers import batch, tiny, tiny_t5
+from tests.models.helpers import VOCABULARY, batch, tiny, tiny_t5
 
 
 def widened():
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return altup.widen(LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=40)), "recycled", num_blocks=2)
+    return altup.widen(LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=VOCABULARY)), "recycled", num_blocks=2)
 
 
 def compiled_parts(model):

@@ -281,6 +281,15 @@ def test_a_model_that_contains_one():
     assert isinstance(model["inner"].config, Gemma3nTextConfig)
 
 
+def test_a_part_that_was_wrapped_is_not_unwrapped():
+    """FSDP mixes a class of its own into a part's."""
+    ours = accelerated(tiny_gemma(layers=2))
+    layer = ours.model.layers[0]
+    layer.__class__ = type("FSDPGemma3nTextDecoderLayer", (type(layer),), {})
+    with pytest.raises(altup.core.errors.UserError, match="was wrapped after"):
+        altup.decelerate(ours)
+
+
 def test_wrong_arguments():
     with pytest.raises(altup.core.errors.UserError, match="implementation='fast'"):
         altup.accelerate(tiny_gemma(layers=2), implementation="fast")

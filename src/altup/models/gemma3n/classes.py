@@ -16,6 +16,7 @@ from typing import Any, cast
 from torch import nn
 from transformers.models.gemma3n import modeling_gemma3n as theirs
 
+from altup.core.errors import UserError
 from altup.models.gemma3n.head import FusedHead, FusedMultimodalHead, FusedTextHead
 from altup.models.gemma3n.parts import Fused, FusedAltUp, FusedDecoderLayer
 from altup.models.gemma3n.text_model import FusedTextModel
@@ -123,7 +124,13 @@ def unfuse(model: nn.Module) -> None:
     """Give every fused part of `model` its own class back."""
     for part in model.modules():
         if isinstance(part, Fused):
-            _change_class(part, original_class(part))
+            own: Any = original_class(part)
+            if type(part) is not fused_class(own):
+                raise UserError(
+                    f"{type(part).__name__} was wrapped after altup.accelerate (by FSDP, say); unwrap it before "
+                    "altup.decelerate"
+                )
+            _change_class(part, own)
             for name in ("implementation", "fuses_head"):
                 vars(part).pop(name, None)
 
