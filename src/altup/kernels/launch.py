@@ -47,6 +47,15 @@ def can_launch(device: torch.device) -> bool:
     return runs_triton(device) or interprets_triton()
 
 
+def runs_fused(weight: Tensor, *others: Tensor) -> bool:
+    """Whether an optimizer's kernels can update a tensor; `others` are all else that they read and write."""
+    if weight.dtype not in FUSED_DTYPES or not can_launch(weight.device):
+        return False
+    from altup.kernels.multi_tensor import can_read
+
+    return can_read([weight, *others])
+
+
 class Config(NamedTuple):
     """A launch configuration: each thread holds `vectors` times 16 bytes of every array."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -43,6 +43,15 @@ def can_read(tensors: Sequence[Tensor]) -> bool:
     """Whether kernels can read these: not empty, contiguous, on one device, placed as PyTorch's allocators do."""
     device = tensors[0].device
     return all(t.numel() and t.is_contiguous() and t.device == device and t.data_ptr() % 16 == 0 for t in tensors)
+
+
+def step_scalars(lr: Tensor | float, skip: Tensor | None, device: torch.device) -> dict[str, Any]:
+    """`lr` and `skip` of an optimizer's step, where its kernels read them."""
+    known = isinstance(lr, Tensor) and lr.device == device
+    return {
+        "lr": lr if known else torch.full((), float(lr), device=device),
+        "skip": torch.zeros((), dtype=torch.bool, device=device) if skip is None else skip,
+    }
 
 
 @triton.jit

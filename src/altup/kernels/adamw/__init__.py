@@ -11,18 +11,9 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.adamw.reference import adamw_reference
-from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch
+from altup.kernels.launch import IMPLEMENTATIONS, runs_fused
 
 __all__ = ["adamw_reference", "adamw_update", "runs_fused"]
-
-
-def runs_fused(weight: Tensor, *others: Tensor) -> bool:
-    """Whether the kernels can update a tensor; `others` are all else that they read and write."""
-    if weight.dtype not in FUSED_DTYPES or not can_launch(weight.device):
-        return False
-    from altup.kernels.multi_tensor import can_read
-
-    return can_read([weight, *others])
 
 
 @torch.no_grad()
@@ -54,7 +45,7 @@ def adamw_update(
             _plain(*each, lr=lr, skip=skip, **options)
         return
     from altup.kernels.adamw.triton import update
-    from altup.kernels.multi_tensor import tensor_list
+    from altup.kernels.multi_tensor import step_scalars, tensor_list
 
     alike = defaultdict(list)  # shapes do not matter to the kernels
     for each in tensors:
@@ -62,8 +53,7 @@ def adamw_update(
     for (*_, device), group in alike.items():
         update(
             *(tensor_list(column) for column in zip(*group, strict=True)),
-            lr=lr if isinstance(lr, Tensor) and lr.device == device else torch.full((), float(lr), device=device),
-            skip=torch.zeros((), dtype=torch.bool, device=device) if skip is None else skip,
+            **step_scalars(lr, skip, device),
             **options,
         )
 

@@ -7,19 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from altup.kernels.launch import FUSED_DTYPES, can_launch
+from altup.kernels.launch import runs_fused
 from altup.kernels.muon.reference import muon_reference, orthogonalized, scale_of
 
 __all__ = ["muon_reference", "muon_update", "orthogonalized", "runs_fused", "scale_of"]
-
-
-def runs_fused(weight: Tensor, grad: Tensor, momentum: Tensor) -> bool:
-    """Whether the kernels can update a tensor: these are all that they read and write."""
-    if weight.dtype not in FUSED_DTYPES or not can_launch(weight.device):
-        return False
-    from altup.kernels.multi_tensor import can_read
-
-    return can_read([weight, grad, momentum])
 
 
 @torch.no_grad()
@@ -32,13 +23,10 @@ def muon_update(
     `largest` [n] bounds the sizes. Nothing changes where the bool scalar `skip`, on the weights' device, is true;
     the host never waits for it.
     """
-    from altup.kernels.multi_tensor import tensor_list
+    from altup.kernels.multi_tensor import step_scalars, tensor_list
     from altup.kernels.muon.triton import update
 
-    device = weights[0].device
     update(
         tensor_list(weights), tensor_list(grads), tensor_list(momenta), largest,
-        lr=lr if isinstance(lr, Tensor) and lr.device == device else torch.full((), float(lr), device=device),
-        skip=torch.zeros((), dtype=torch.bool, device=device) if skip is None else skip,
-        weight_decay=weight_decay, smallest=smallest,
+        **step_scalars(lr, skip, weights[0].device), weight_decay=weight_decay, smallest=smallest,
     )  # fmt: skip
