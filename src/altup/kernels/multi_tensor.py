@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -45,13 +45,11 @@ def can_read(tensors: Sequence[Tensor]) -> bool:
     return all(t.numel() and t.is_contiguous() and t.device == device and t.data_ptr() % 16 == 0 for t in tensors)
 
 
-def step_scalars(lr: Tensor | float, skip: Tensor | None, device: torch.device) -> dict[str, Any]:
+def step_scalars(lr: Tensor | float, skip: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
     """`lr` and `skip` of an optimizer's step, where its kernels read them."""
-    known = isinstance(lr, Tensor) and lr.device == device
-    return {
-        "lr": lr if known else torch.full((), float(lr), device=device),
-        "skip": torch.zeros((), dtype=torch.bool, device=device) if skip is None else skip,
-    }
+    if not isinstance(lr, Tensor) or lr.device != device:
+        lr = torch.full((), float(lr), device=device)
+    return lr, torch.zeros((), dtype=torch.bool, device=device) if skip is None else skip
 
 
 @triton.jit

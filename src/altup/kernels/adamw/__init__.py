@@ -51,11 +51,9 @@ def adamw_update(
     for each in tensors:
         alike[each[0].numel(), each[0].dtype, each[1].dtype, each[0].device].append(each)
     for (*_, device), group in alike.items():
-        update(
-            *(tensor_list(column) for column in zip(*group, strict=True)),
-            **step_scalars(lr, skip, device),
-            **options,
-        )
+        rate, skipped = step_scalars(lr, skip, device)
+        lists = [tensor_list(column) for column in zip(*group, strict=True)]
+        update(*lists, lr=rate, skip=skipped, **options)
 
 
 def _plain(

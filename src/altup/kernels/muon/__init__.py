@@ -26,7 +26,8 @@ def muon_update(
     from altup.kernels.multi_tensor import step_scalars, tensor_list
     from altup.kernels.muon.triton import update
 
+    lr, skip = step_scalars(lr, skip, weights[0].device)
     update(
         tensor_list(weights), tensor_list(grads), tensor_list(momenta), largest,
-        **step_scalars(lr, skip, weights[0].device), weight_decay=weight_decay, smallest=smallest,
+        lr=lr, skip=skip, weight_decay=weight_decay, smallest=smallest,
     )  # fmt: skip
