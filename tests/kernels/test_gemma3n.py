@@ -202,6 +202,22 @@ def test_frozen_weights_cost_nothing_and_change_nothing(poisoned):
 
 
 @runs_kernel
+def test_autocast_rounds_nothing():
+    blocks, *rest = problem(2, (1, 20))
+
+    def run():
+        made = layer(blocks, *rest, active=1, implementation="triton")
+        return [*made, *torch.autograd.grad(made[-1].square().sum(), [*blocks, *rest])]
+
+    want = run()
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        product = torch.ones(2, 2, device=DEVICE) @ torch.ones(2, 2, device=DEVICE)
+        got = run()
+    assert product.dtype == torch.bfloat16
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@runs_kernel
 def test_the_operators_are_what_pytorch_takes_them_for():
     blocks, y, branch, router, norm, A, C, scale, branch_norm = problem(2, (2, 5))
     library.opcheck(op.predict, (blocks, router, norm, EPS, A, 1, False))

@@ -248,6 +248,37 @@ def test_adapters(targets, first):
     assert all("lora" in name for name in trained)
 
 
+def test_under_trainer(tmp_path):
+    """With accumulation, where the loss is divided by the labels of all micro-batches; evaluation sees logits."""
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    ids = torch.randint(3, ROWS, (12, 6), generator=torch.Generator().manual_seed(3))
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=3,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-3,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    model = tiny_gemma(layers=2)
+    losses, predictions = [], []
+    for one in (model, accelerated(model)):
+        trainer = Trainer(one, arguments, train_dataset=rows, eval_dataset=rows[:4])
+        trainer.train()
+        losses.append([record["loss"] for record in trainer.state.log_history if "loss" in record])
+        predictions.append(torch.tensor(trainer.predict(rows[:4]).predictions))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert len(losses[0]) == 3
+    assert distance(predictions[1], predictions[0]) < 2e-2  # AdamW takes a step of one size for any gradient
+
+
 def test_code_that_is_not_known_is_left_alone(monkeypatch):
     """A later transformers may compute something else under the same name."""
     monkeypatch.setitem(classes.KNOWN, "Gemma3nTextDecoderLayer", {"another"})

@@ -423,6 +423,7 @@ def _router_gradients(
 def _outer_sum(a: Tensor, b: Tensor) -> Tensor:
     """Σ over tokens of a ⊗ b: [..., n], [..., m] → [n, m] in float32; a is rounded to b's dtype."""
     a, b = a.flatten(0, -2).t(), b.flatten(0, -2)
-    if b.is_cuda and b.dtype != torch.float32:
-        return torch.mm(a.to(b.dtype), b, out_dtype=torch.float32)
-    return a.float() @ b.float()
+    with torch.autocast(b.device.type, enabled=False):
+        if b.is_cuda and b.dtype != torch.float32:
+            return torch.mm(a.to(b.dtype), b, out_dtype=torch.float32)
+        return a.float() @ b.float()
