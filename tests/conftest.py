@@ -11,6 +11,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start, beside the other worker's
 
 import contextlib
+import gc
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Once, for all processes of the tests: bf16 on the CPU must not crash them."""
     if not hasattr(config, "workerinput"):
         config.stash[_BF16] = make_bf16_safe()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is there by now stays: the collector need not walk through it in every test."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

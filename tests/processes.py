@@ -32,6 +32,7 @@ server.set_forkserver_preload(
             for path in sorted(ROOT.rglob("*.py"))
             if path.stem not in ("__init__", "__main__")
         ),
+        "tests.frozen",
     ]
 )
 
