@@ -21,7 +21,8 @@ from tokenizers.models import WordLevel
 from altup.core.errors import UserError
 from altup.core.runs import list_checkpoints, newest_whole
 from altup.core.sealed_folders import MANIFEST, atomic_folder, damage, load_json, remove_leftovers, save_json
-from altup.training.checkpoints import load_tensors, prune, save_tensors
+from altup.training.checkpoints import prune, save_tensors
+from altup.training.tensor_files import TensorFiles
 
 
 def writer(content: str):
@@ -315,7 +316,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_whole(small_disk):
     assert names(folder) == ["step-1"]
     newest = newest_whole(folder)
     assert newest is not None
-    assert load_tensors(newest / "state.safetensors")["t0"][0] == 1
+    assert TensorFiles(newest, "state")["t0"][...][0] == 1
     save(2, 100_000)
     assert names(folder) == ["step-1", "step-2"]
 
@@ -330,11 +331,11 @@ def test_tensors_and_json_round_trip(tmp_path):
         "empty": torch.zeros(0, 3),
     }
     save_tensors(tmp_path / "t.safetensors", tensors)
-    found = load_tensors(tmp_path / "t.safetensors")
+    found = TensorFiles(tmp_path, "t")
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor)
+        assert torch.equal(found[name][...], tensor)
     value = {"step": 3, "loss": 0.1, "state": [3, [1, 2**31, 624], None], "text": "é"}
     save_json(tmp_path / "v.json", value)
     assert load_json(tmp_path / "v.json") == value
@@ -350,17 +351,17 @@ class Bomb:
 
 def test_a_pickle_is_refused_and_never_run(tmp_path):
     fuse = tmp_path / "it ran"
-    pickled = tmp_path / "pickled"
+    pickled = tmp_path / "pickled.safetensors"
     pickled.write_bytes(pickle.dumps(Bomb(fuse)))
-    torch.save({"weight": Bomb(fuse)}, tmp_path / "zipped")
-    for bomb in (pickled, tmp_path / "zipped"):
+    torch.save({"weight": Bomb(fuse)}, tmp_path / "zipped.safetensors")
+    for bomb in (pickled, tmp_path / "zipped.safetensors"):
         with pytest.raises(UserError, match="cannot be read as safetensors"):
-            load_tensors(bomb)
+            TensorFiles(tmp_path, bomb.stem)
         with pytest.raises(UserError, match="cannot be read as JSON"):
             load_json(bomb)
     assert not fuse.exists()
     with pytest.raises(UserError, match="cannot be read as safetensors"):
-        load_tensors(tmp_path / "not there")
+        TensorFiles(tmp_path, "not there")
     pickle.loads(pickled.read_bytes())
     assert fuse.exists(), "the bomb of this test is a dud"
 

@@ -20,9 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-
-from altup.core.errors import UserError, check_whole
+from altup.core.errors import check_whole
 from altup.core.runs import list_checkpoints, newest_whole
 from altup.core.sealed_folders import (
     MANIFEST,
@@ -263,13 +261,3 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file onto the CPU; anything else, a pickle above all, is refused."""
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read as safetensors: {error}") from error

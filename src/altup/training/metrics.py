@@ -19,9 +19,6 @@ from altup.core.text import number_of, shorten
 from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import IGNORED, label_name, share, to_tensors
 
-# Fields that differ between two runs that computed the same.
-TIMING_FIELDS = ("seconds", "steps_per_s", "seq_per_s", "tokens_per_s", "mfu")
-
 TEXTS = ("split", "error")  # fields of a record; all others are numbers
 # The split of a record: an evaluation, and one that failed, with its reason as `error`.
 VALIDATION, FAILED = "validation", "failed evaluation"

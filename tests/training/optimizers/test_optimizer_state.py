@@ -15,9 +15,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from altup.core.errors import UserError
-from altup.training.checkpoints import load_tensors, save_tensors
+from altup.training.checkpoints import save_tensors
 from altup.training.optimizers import OPTIMIZERS, build_optimizer, load_state_tensors, state_tensors
 from altup.training.parallel import leave
+from altup.training.tensor_files import TensorFiles
 
 
 class Model(nn.Module):
@@ -96,7 +97,7 @@ def test_training_goes_on_from_a_file_bit_for_bit(name, tmp_path):
     resumed = Model()
     resumed.load_state_dict(straight.state_dict())
     fresh = build_optimizer(name, resumed, lr=0.1)
-    load_state_tensors(fresh, resumed, load_tensors(tmp_path / "state.safetensors"))
+    load_state_tensors(fresh, resumed, TensorFiles(tmp_path, "state"))
     train(straight, optimizer, range(4, 7))
     train(resumed, fresh, range(4, 7))
     one, other = snapshot(straight, optimizer), snapshot(resumed, fresh)
@@ -168,9 +169,9 @@ def test_two_processes_with_fsdp2_equal_one(tmp_path):
         model = Model()
         optimizer = build_optimizer(name, model, lr=0.1)
         train(model, optimizer, range(8))
-        expected, found = snapshot(model, optimizer), load_tensors(tmp_path / f"{name}.safetensors")
+        expected, found = snapshot(model, optimizer), TensorFiles(tmp_path, name)
         assert expected.keys() == found.keys()
         for key, tensor in expected.items():
             # Muon's iterations magnify the rounding of small singular values.
             near = {"rtol": 1e-4, "atol": 1e-4} if name == "muon" else {"rtol": 2e-6, "atol": 1e-6}
-            torch.testing.assert_close(found[key], tensor, **near, msg=f"{name} {key}")
+            torch.testing.assert_close(found[key][...], tensor, **near, msg=f"{name} {key}")
