@@ -19,6 +19,7 @@ from torch import Tensor
 
 from altup.kernels.gemma3n import (
     Router,
+    coefficients_kernels,
     correct,
     correct_kernels,
     correction,
@@ -85,7 +86,7 @@ class Problem:
                 self.blocks,
             ),
             "correction": (
-                correct_kernels,
+                coefficients_kernels,
                 lambda kind: correction(
                     self.y, self.router, self.C, self.blocks[0], ACTIVE, self.scale, implementation=kind
                 )[1],

@@ -10,7 +10,7 @@ import torch
 from torch import library
 
 from altup.core.errors import UserError
-from altup.kernels.gemma3n import Router, correct, correction, match_magnitudes, op, predict
+from altup.kernels.gemma3n import Router, correct, correct_op, correction, match_magnitudes, op, predict
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, runs_kernel
 from tests.kernels.updates import SUM_TOLERANCE, TOLERANCE, distance
 from tests.models.gemma3n.tiny import accelerated, assert_same, batch, tiny_gemma
@@ -223,10 +223,10 @@ def test_the_operators_are_what_pytorch_takes_them_for():
     library.opcheck(op.predict, (blocks, router, norm, EPS, A, 1, False))
     library.opcheck(op.predict, ([torch.stack(blocks)], router, norm, EPS, A, 1, True), test_utils=CHEAP_CHECKS)
     g = torch.randn(2, 2, device=DEVICE, requires_grad=True)
-    library.opcheck(op.correction, (y, router, norm, EPS, C, blocks[0], scale, 0))
-    library.opcheck(op.correction, (y, router, norm, EPS, C, None, None, 0), test_utils=CHEAP_CHECKS)
-    library.opcheck(op.correct, (blocks, y, g, branch, branch_norm, 0, EPS))
-    library.opcheck(op.correct, ([torch.stack(blocks)], y, g, None, None, 1, EPS), test_utils=CHEAP_CHECKS)
+    library.opcheck(correct_op.correction, (y, router, norm, EPS, C, blocks[0], scale, 0))
+    library.opcheck(correct_op.correction, (y, router, norm, EPS, C, None, None, 0), test_utils=CHEAP_CHECKS)
+    library.opcheck(correct_op.correct, (blocks, y, g, branch, branch_norm, 0, EPS))
+    library.opcheck(correct_op.correct, ([torch.stack(blocks)], y, g, None, None, 1, EPS), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, False), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, True), test_utils=CHEAP_CHECKS)
 
@@ -279,10 +279,10 @@ def types(K, pointer="*bf16"):
     [
         ("predict", "_forward_kernel", 10, 4),  # x twice for the active block, router and norm; x̂
         ("predict", "_backward_kernel", 18, 4),
-        ("correct", "_coefficients_kernel", 9, 1),
-        ("correct", "_coefficients_backward_kernel", 12, 2),
-        ("correct", "_blocks_kernel", 8, 4),
-        ("correct", "_blocks_backward_kernel", 13, 3),
+        ("coefficients", "_forward_kernel", 9, 1),
+        ("coefficients", "_backward_kernel", 12, 2),
+        ("correct", "_forward_kernel", 8, 4),
+        ("correct", "_backward_kernel", 13, 3),
         ("ends", "_forward_kernel", 8, 4),
         ("ends", "_backward_kernel", 14, 4),
     ],
@@ -298,7 +298,7 @@ def test_kernels_move_16_bytes_at_a_time_and_spill_nothing(module, name, loads, 
         "WIDTH": 8,
         "MEAN": False,
     }
-    if module == "correct" and name != "_blocks_kernel":
+    if (module, name) != ("correct", "_forward_kernel"):
         given["predicted"] = "*bf16"  # the active block alone
     given = {argument: given[argument] for argument in kernel.arg_names}
     compiled = hopper.build(kernel, given, divisible=("d",), num_warps=config.warps)

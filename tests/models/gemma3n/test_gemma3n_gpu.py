@@ -31,7 +31,7 @@ def exact_products():
 @pytest.mark.parametrize(("K", "active"), [(2, 1), (4, 0), (8, 3)])
 def test_float32(K, active):
     model = tiny_gemma(K, active, altup_coef_clip=0.3).cuda()
-    assert_same(model, accelerated(model, "auto"), on_gpu(batch(3, 33)))
+    assert_same(model, accelerated(model, "auto"), on_gpu(batch(3, 33)), tolerance=3e-5)
 
 
 def wide_gemma():

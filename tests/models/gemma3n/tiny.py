@@ -80,7 +80,7 @@ def gradients(model: Any, data: dict[str, torch.Tensor]) -> tuple[torch.Tensor, 
 
 
 def assert_same(model: Any, ours: Any, data: dict[str, torch.Tensor], tolerance: float = 1e-5) -> None:
-    """Loss and every gradient. A gradient that is noise is compared with the size of all."""
+    """Loss and every gradient. A small one, in either mostly rounding, is compared with the largest one."""
     loss, want = gradients(model, data)
     our_loss, got = gradients(ours, data)
     assert distance(our_loss, loss) < tolerance
@@ -90,5 +90,5 @@ def assert_same(model: Any, ours: Any, data: dict[str, torch.Tensor], tolerance:
         if exact is None:
             assert got[name] is None, name
             continue
-        scale = max(exact.norm().item(), 1e-3 * largest)
+        scale = max(exact.norm().item(), 1e-2 * largest)
         assert (got[name].double() - exact.double()).norm().item() < tolerance * scale, name

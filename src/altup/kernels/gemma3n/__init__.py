@@ -22,7 +22,7 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.altup_update import FUSED_BLOCKS, State
-from altup.kernels.gemma3n import op
+from altup.kernels.gemma3n import correct_op, op
 from altup.kernels.gemma3n.reference import (
     Router,
     correct_reference,
@@ -76,7 +76,7 @@ def correction(
         )
     given = [y] if predicted is None else [y, predicted]
     if uses_kernels(implementation, K, *given):
-        g, corrected, _, _ = op.correction(y, *router, C, predicted, scale, active)
+        g, corrected, _, _ = correct_op.correction(y, *router, C, predicted, scale, active)
         return g, None if predicted is None else corrected
     with torch.autocast(y.device.type, enabled=False):
         g = correction_reference(y, router, C)
@@ -103,7 +103,7 @@ def correct(
         )
     parts = [predicted] if isinstance(predicted, Tensor) else list(predicted)
     if uses_kernels(implementation, K, y, *parts, *([] if branch is None else [branch])):
-        return op.correct(parts, y, g.float(), branch, norm, active, eps)[0]
+        return correct_op.correct(parts, y, g.float(), branch, norm, active, eps)[0]
     with torch.autocast(y.device.type, enabled=False):
         return correct_reference(list(predicted), y, g, active, branch, norm, eps)
 

@@ -22,8 +22,8 @@ import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.gemma3n.reference import SMALLEST
-from altup.kernels.gemma3n.tokens import load, load_numbers, store, tile, zeros
-from altup.kernels.launch import Config, flat, vector_width
+from altup.kernels.gemma3n.tokens import load, load_numbers, store, tile, tiles, zeros
+from altup.kernels.launch import Config, flat
 
 FORWARD = Config(warps=2, vectors=1)  # not timed yet
 BACKWARD = Config(warps=1, vectors=1)
@@ -118,7 +118,7 @@ def forward(outs: Sequence[Tensor], sizes: Tensor, h: Tensor, projected: Sequenc
         with torch.cuda.device_of(h):
             _forward_kernel[(tokens,)](
                 tuple(outs), sizes, h, projected, d, SMALLEST,
-                MEAN=mean, K=1 + len(projected), **_tiles(FORWARD, h, projected[0]),
+                MEAN=mean, K=1 + len(projected), **tiles(FORWARD, h, projected[0]),
             )  # fmt: skip
 
 
@@ -138,10 +138,5 @@ def backward(
         with torch.cuda.device_of(h):
             _backward_kernel[(tokens,)](
                 dh, tuple(d_projected), grads, sizes, h, projected, d, SMALLEST,
-                MEAN=mean, K=1 + len(projected), **_tiles(BACKWARD, h, projected[0]),
+                MEAN=mean, K=1 + len(projected), **tiles(BACKWARD, h, projected[0]),
             )  # fmt: skip
-
-
-def _tiles(config: Config, *tensors: Tensor) -> dict[str, int]:
-    width = vector_width(*tensors)
-    return {"BLOCK": width * 32 * config.warps * config.vectors, "WIDTH": width, "num_warps": config.warps}

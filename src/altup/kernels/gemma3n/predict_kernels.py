@@ -31,11 +31,12 @@ from altup.kernels.gemma3n.tokens import (
     store_numbers,
     tanh_of,
     tile,
+    tiles,
     times,
     transposed_times,
     zeros,
 )
-from altup.kernels.launch import Config, flat, vector_width
+from altup.kernels.launch import Config, flat
 
 # As for `altup_update_dynamic`, whose loops these are; not timed yet.
 FORWARD = Config(warps=2, vectors=1)
@@ -130,13 +131,11 @@ def forward(
 ) -> None:
     """Fill the predicted blocks `outs`, the router's numbers [..., K] and 1 / rms [...], all contiguous."""
     xs, (weight, norm, A) = flat(xs), flat((weight, norm, A))
-    width = vector_width(xs[0])
     if inverses.numel():
         with torch.cuda.device_of(routed):
             _forward_kernel[(inverses.numel(),)](
                 tuple(outs), routed, inverses, xs, weight, norm, A, xs[0].shape[-1], eps,
-                ACTIVE=active, K=len(xs), BLOCK=width * 32 * FORWARD.warps * FORWARD.vectors, WIDTH=width,
-                num_warps=FORWARD.warps,
+                ACTIVE=active, K=len(xs), **tiles(FORWARD, xs[0]),
             )  # fmt: skip
 
 
@@ -155,11 +154,9 @@ def backward(
 ) -> None:
     """Fill the blocks' gradients, and those of c: [..., K²] and of the router's numbers: [..., K]."""
     grads, xs, (weight, norm, A) = flat(grads), flat(xs), flat((weight, norm, A))
-    width = vector_width(xs[0])
     if inverses.numel():
         with torch.cuda.device_of(routed):
             _backward_kernel[(inverses.numel(),)](
                 tuple(dxs), dc, d_routed, grads, xs, weight, norm, A, routed, inverses, xs[0].shape[-1],
-                ACTIVE=active, K=len(xs), BLOCK=width * 32 * BACKWARD.warps * BACKWARD.vectors, WIDTH=width,
-                num_warps=BACKWARD.warps,
+                ACTIVE=active, K=len(xs), **tiles(BACKWARD, xs[0]),
             )  # fmt: skip

@@ -10,8 +10,16 @@ until the very end. Arithmetic is float32.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from altup.kernels.launch import Config, multiprocessors, vector_width
+
+COLUMNS = Config(
+    warps=1, vectors=1, programs_per_sm=8
+)  # of kernels that add up columns over tokens; not timed yet
 
 
 @triton.jit
@@ -135,3 +143,25 @@ def route_backward(value, d_routed, along, inverse, d, weight, norm, column, lan
     for k in tl.static_range(1, K):
         total += d_routed[k] * load(weight, k * d + column, lanes, mask)
     return (inverse / d) * (total * load(norm, column, lanes, mask) - (along * inverse) * value)
+
+
+def tiles(config: Config, *tensors: Tensor | None) -> dict[str, int]:
+    """The tile of a program, for a launch."""
+    width = vector_width(*tensors)
+    return {"BLOCK": width * 32 * config.warps * config.vectors, "WIDTH": width, "num_warps": config.warps}
+
+
+def columns_of(x: Tensor) -> int:
+    """Columns that a program adds up."""
+    return vector_width(x) * 32 * COLUMNS.warps * COLUMNS.vectors
+
+
+def column_sums(x: Tensor) -> tuple[Tensor, int, tuple[int, int] | None]:
+    """Room for the sums of each chunk of tokens, the tokens of a chunk, and the grid."""
+    d = x.shape[-1]
+    tokens, across = x.numel() // d, triton.cdiv(d, columns_of(x))
+    if not tokens:
+        return x.new_zeros(1, d, dtype=torch.float32), 0, None
+    rows = triton.cdiv(tokens * across, multiprocessors(x.device) * COLUMNS.programs_per_sm)
+    chunks = triton.cdiv(tokens, rows)
+    return x.new_empty(chunks, d, dtype=torch.float32), rows, (across, chunks)
