@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from altup.core.errors import UserError
 from altup.core.pretrained import load_config
-from altup.models.foreign import answer_in_sums, kind_of, load_language_model
+from altup.models.foreign import answer_in_sums, keeps_texts_apart, kind_of, load_language_model
 
 WIDTHS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 ROWS = {"vocab_size": 40, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
@@ -84,3 +84,20 @@ def test_a_causal_head_on_an_encoder_is_refused_unless_it_hides_what_comes_later
         kind_of(config, tmp_path)
     config.is_decoder = True
     assert kind_of(config, tmp_path) == "decoder"
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "GPT2", "Lfm2", "Bloom", "OPT"])
+def test_whether_packed_texts_are_kept_apart_is_found_by_trying(name: str) -> None:
+    """Lfm2's convolutions reach two tokens back, Bloom's and OPT's positions are those in the row."""
+    shape: dict[str, Any] = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+    shape |= {"intermediate_size": 64, "max_position_embeddings": 32, "word_embed_proj_dim": 32, "pad_token_id": 0}
+    more: dict[str, Any] = {
+        "Mistral": {"sliding_window": 3, "num_key_value_heads": 2},
+        "Lfm2": {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 2},
+    }
+    fields = {**shape, **more.get(name, {})}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**fields)
+    head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{name}{head}")(config)
+    assert keeps_texts_apart(answer_in_sums(model, 0.0)) == (name in ("Llama", "Mistral", "GPT2"))

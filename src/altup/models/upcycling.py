@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import BertForMaskedLM, LlamaForCausalLM, PreTrainedModel, T5ForConditionalGeneration
+from transformers import (
+    BertForMaskedLM,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    T5ForConditionalGeneration,
+)
 
 from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
 from altup.core.files import new_folder
@@ -114,6 +120,12 @@ def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
     config = load_config(place)
     if isinstance(config, AltUpConfig):
         refuse_too_large(config)
+    model: PreTrainedModel = load_model(find_class(config, place, only), place)
+    return model
+
+
+def find_class(config: PreTrainedConfig, place: str, only: tuple[Any, ...] = ()) -> Any:
+    """The class that loads a Hugging Face T5, BERT or Llama, or a model of ours; UserError for any other model."""
     classes: dict[str, Any] = {cls.config_class.model_type: cls for cls in only or (*CONVERTERS, *OURS)}
     if config.model_type not in classes:
         raise UserError(f"{place!r} holds a {config.model_type!r} model; give one of {', '.join(classes)}")
@@ -121,8 +133,7 @@ def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
         raise UserError(
             f"{place!r} was widened by altup.widen, and only altup.load_widened reads it; give the original"
         )
-    model: PreTrainedModel = load_model(classes[config.model_type], place)
-    return model
+    return classes[config.model_type]
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,7 @@ def test_a_task_is_learnt_by_heart_and_scored_again(folders: Any, task: Path, tm
     assert outcome.evaluation["pairs"] == 100, outcome.evaluation
     again = evaluate(str(tmp_path / "run"), [str(task)], config=EvaluateConfig(batch_size=3))
     assert [score.score for score in again.scores] == [100]
+    assert "pack: true" in (tmp_path / "run/config.yaml").read_text()
     card = (tmp_path / "run/README.md").read_text()
     assert ("load_widened" in card) == (name == "wide llama")
     assert "AutoModelForCausalLM" in card or name == "wide llama"

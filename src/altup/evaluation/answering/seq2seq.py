@@ -12,7 +12,7 @@ from torch import Tensor
 
 from altup.data.tasks.examples import Tokens, pad, tokenise
 from altup.data.tasks.task import Task
-from altup.models.upcycling import T5S, load_pretrained
+from altup.models.upcycling import T5S, find_class, load_pretrained
 
 BUCKET = 64  # inputs are padded to a multiple of this, so that there are few shapes
 
@@ -23,6 +23,10 @@ class Seq2SeqAnswering:
     config: Any = None
     place: str = ""
     kind = "t5"
+
+    def __post_init__(self) -> None:
+        if self.config is not None:
+            find_class(self.config, self.place, only=T5S)
 
     def load(self) -> Any:
         return load_pretrained(self.place, only=T5S)
