@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
 
 
-def torchrun(*arguments: object, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def torchrun(*arguments: object, timeout: float = 900) -> subprocess.CompletedProcess[str]:
     """`torchrun arguments…`, which must succeed."""
     done = subprocess.run(
         [*COMMAND, *map(str, arguments)], env=environment(), capture_output=True, text=True, timeout=timeout
@@ -39,7 +39,7 @@ def torchrun(*arguments: object, timeout: float = 300) -> subprocess.CompletedPr
     return done
 
 
-def train_together(*arguments: object, out: Path, timeout: float = 300, world: int = 2) -> None:
+def train_together(*arguments: object, out: Path, timeout: float = 900, world: int = 2) -> None:
     """`torchrun arguments…` with forked ranks, which have PyTorch already. They write to the folder `out` alone.
 
     A crash inside a library is no wrong result: what was written is removed, and all starts once more, with a
@@ -62,7 +62,7 @@ def last_words(text: str) -> str:
 
 
 def fork_ranks(
-    arguments: Sequence[object], timeout: float = 300, world: int = 2, before: Callable[[int], None] | None = None
+    arguments: Sequence[object], timeout: float = 900, world: int = 2, before: Callable[[int], None] | None = None
 ) -> tuple[list[int | None], str]:
     """Exit codes and everything that the ranks said. Where one fails, the others are ended, as torchrun does."""
     with tempfile.TemporaryDirectory() as folder:

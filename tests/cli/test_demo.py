@@ -23,7 +23,7 @@ from altup.cli.main import app
 from altup.core.errors import UserError
 from altup.data.embedded import documents
 from altup.studies.demo import Demo, to_its_end
-from tests.processes import altup
+from tests.processes import PATIENCE, altup
 from tests.training.compare import records, weights
 
 STEPS = 2
@@ -315,7 +315,7 @@ def test_a_real_browser_shows_it(done: tuple[Path, Any], report: str, tmp_path: 
     flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"]
     shown = subprocess.run(
         [browser, *flags, "--enable-logging=stderr", "--dump-dom", f"file://{copy}"],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert "Uncaught" not in shown.stderr
     tips = re.findall(r'<div class="tip"(.*?)>(.*?)</div></div>', shown.stdout)
@@ -330,7 +330,7 @@ def test_a_real_browser_shows_it(done: tuple[Path, Any], report: str, tmp_path: 
         subprocess.run(
             [browser, *flags, "--hide-scrollbars", f"--blink-settings=preferredColorScheme={scheme}",
              "--window-size=1200,2400", f"--screenshot={picture}", f"file://{copy}"],
-            capture_output=True, check=True, timeout=120,
+            capture_output=True, check=True, timeout=PATIENCE,
         )  # fmt: skip
         from matplotlib.image import imread
 

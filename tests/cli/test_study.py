@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from altup.cli.main import app
 from altup.studies import paper
 from tests.cli.test_demo import Balanced
-from tests.processes import altup
+from tests.processes import PATIENCE, altup
 
 NAMES = (
     *("parameters-and-speed", "varying-k", "dense-scaling", "recycled", "block-selection", "sequence", "experts"),
@@ -381,7 +381,7 @@ def look(page: Path, tmp_path: Path, *flags: str) -> subprocess.CompletedProcess
     quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     quiet += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"]
     command = [browser(), *quiet, "--enable-logging=stderr", *flags, f"file://{page}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def probe(report: Path, tmp_path: Path, width: int) -> dict[str, Any]:

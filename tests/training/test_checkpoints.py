@@ -23,6 +23,7 @@ from altup.core.runs import list_checkpoints, newest_whole
 from altup.core.sealed_folders import MANIFEST, atomic_folder, damage, load_json, remove_leftovers, save_json
 from altup.training.checkpoints import prune, save_tensors
 from altup.training.tensor_files import TensorFiles
+from tests.processes import PATIENCE
 
 
 def writer(content: str):
@@ -154,7 +155,7 @@ while not ended:
 
 def test_a_kill_at_every_file_operation(tmp_path):
     output = subprocess.run(
-        [sys.executable, "-c", SWEEP, tmp_path], check=True, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SWEEP, tmp_path], check=True, capture_output=True, text=True, timeout=PATIENCE
     ).stdout
     lives = [json.loads(line) for line in output.splitlines()]
     assert len(lives) > 60

@@ -95,7 +95,7 @@ def fail_on_one(rank: int, meeting: str, results: Any) -> None:
     import torch.distributed as dist
 
     dist.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60)
+        "gloo", init_method=meeting, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=600)
     )
     group = ProcessGroup(rank, 2, torch.device("cpu"))
     told = []
