@@ -9,11 +9,16 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from altup.models.stack import compile_layers, left_uncompiled
 from tests.models.helpers import ALL_METHODS, STACKS, batch, tiny, tiny_t5
 
-QUICK = [("bert", "altup+sequence-altup+moe"), ("bert", "recycled"), ("decoder", "altup")]
+# Methods combine without code of their own: these hold every part. Dense and AltUp alone are among BY_LAYER.
+QUICK = [("t5", f"altup+{other}") for other in ("sequence-altup+moe", "average-pooling")]
+QUICK += [("t5", method) for method in ("recycled+stride-and-skip", "sum")]
+QUICK += [("bert", "altup+sequence-altup+moe"), ("bert", "recycled"), ("decoder", "altup")]
 BY_LAYER = [("t5", "dense"), ("t5", "altup"), ("t5", "sequence-altup"), ("t5", "altup+moe")]
 BY_LAYER += [("bert", "altup"), ("decoder", "altup")]
-WHOLE = [("t5", method) for method in ALL_METHODS]
-WHOLE += [stack if stack in QUICK else pytest.param(*stack, marks=pytest.mark.slow) for stack in STACKS]
+WHOLE = [
+    stack if stack in QUICK else pytest.param(*stack, marks=pytest.mark.slow)
+    for stack in [*(("t5", method) for method in ALL_METHODS), *STACKS]
+]
 
 
 def build(family, method, layers, **fields):
