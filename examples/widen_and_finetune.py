@@ -45,6 +45,10 @@ def load(model_name: str | None) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config)
 
 
+class WideTrainer(altup.WideTrainerMixin, Trainer):
+    """A rate of their own for the coefficients, and no weight decay."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a causal language model on the hub or in a folder")
@@ -70,7 +74,7 @@ def main() -> None:
     )
     original = Trainer(model=model, args=arguments, eval_dataset=held_out).evaluate()["eval_loss"]
     wide = altup.widen(model, options.method, options.k)
-    trainer = Trainer(model=wide, args=arguments, train_dataset=training, eval_dataset=held_out)
+    trainer = WideTrainer(model=wide, args=arguments, train_dataset=training, eval_dataset=held_out)
     start = trainer.evaluate()["eval_loss"]
     trainer.train()
     end = trainer.evaluate()["eval_loss"]

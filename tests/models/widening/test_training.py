@@ -260,6 +260,8 @@ def test_coefficients_have_a_rate_of_their_own_and_no_decay():
         assert found.get(p) == (pytest.approx(expected) if p.requires_grad else None), name
     torch.optim.AdamW(groups).step()
     assert [group["lr"] for group in parameter_groups(build("llama"), lr=0.5)] == [0.5, 0.5]
+    for lr, rate in ((1e-5, 1e-3), (5e-4, 1e-2), (0.05, 0.05)):  # 0.01 at most, unless all else has more
+        assert parameter_groups(wide, lr=lr)[-1]["lr"] == pytest.approx(rate)
     with pytest.raises(UserError, match="coefficient_factor"):
         parameter_groups(wide, lr=1e-4, coefficient_factor=-1)
 

@@ -16,8 +16,13 @@ from altup.models.widening.card import write_card
 from altup.models.widening.parameters import WideningPlan
 from altup.nn import coefficient_names
 
-# At a fine-tuning rate of 5e-5 coefficients hardly move; 5e-3 was better (docs/widen.md).
-COEFFICIENT_FACTOR = 100.0
+COEFFICIENT_RATE = 0.01  # at 5e-5 coefficients hardly move, at 0.2 they harm: docs/widen.md
+LARGEST_FACTOR = 100.0
+
+
+def factor_for(lr: float) -> float:
+    """What brings the rate of the coefficients to 0.01: from 1, for an `lr` as high, to 100."""
+    return min(max(COEFFICIENT_RATE / lr, 1.0), LARGEST_FACTOR) if lr else 1.0
 
 
 def parameter_groups(
@@ -25,7 +30,7 @@ def parameter_groups(
     *,
     lr: float,
     weight_decay: float = 0.0,
-    coefficient_factor: float = COEFFICIENT_FACTOR,
+    coefficient_factor: float | None = None,
 ) -> list[dict[str, Any]]:
     """The parameters of a widened model (or any of ours) as groups for any optimizer of PyTorch.
 
@@ -36,7 +41,7 @@ def parameter_groups(
         model: A widened model; any other model has no group of coefficients.
         lr: The learning rate of everything else.
         weight_decay: Of matrices; vectors (norms, biases) and coefficients have none.
-        coefficient_factor: The rate of the coefficients over `lr`.
+        coefficient_factor: The rate of the coefficients over `lr`; by default from 1 to 100, as brings it to 0.01.
 
     Returns:
         Groups with `params`, `lr` and `weight_decay`, of parameters that ask for gradients.
@@ -52,7 +57,8 @@ def parameter_groups(
     """
     check_range("lr", lr, 0, float("inf"))
     check_range("weight_decay", weight_decay, 0, float("inf"))
-    check_range("coefficient_factor", coefficient_factor, 0, float("inf"))
+    factor = factor_for(lr) if coefficient_factor is None else coefficient_factor
+    check_range("coefficient_factor", factor, 0, float("inf"))
     coefficients = coefficient_names(model)
     kinds: dict[str, list[nn.Parameter]] = {"matrices": [], "vectors": [], "coefficients": []}
     for name, p in model.named_parameters():
@@ -62,7 +68,7 @@ def parameter_groups(
     settings = {
         "matrices": (lr, weight_decay),
         "vectors": (lr, 0.0),
-        "coefficients": (lr * coefficient_factor, 0.0),
+        "coefficients": (lr * factor, 0.0),
     }
     return [
         {"params": kinds[kind], "lr": rate, "weight_decay": decay}
@@ -75,17 +81,16 @@ class WideTrainerMixin:
     """Gives the coefficients a rate of their own under `transformers.Trainer`, and no decay.
 
     Everything else is as `Trainer` has it, with any of its optimizers and schedules. Set `coefficient_factor` on
-    the class for another rate.
+    the class for another rate than that of `parameter_groups`.
 
     Examples:
         >>> import altup
         >>> from transformers import Trainer
         >>> class WideTrainer(altup.WideTrainerMixin, Trainer): ...
-        >>> WideTrainer.coefficient_factor
-        100.0
+        >>> WideTrainer.coefficient_factor = 10
     """
 
-    coefficient_factor = COEFFICIENT_FACTOR
+    coefficient_factor: float | None = None
 
     def create_optimizer(self, *args: Any, **options: Any) -> torch.optim.Optimizer:
         made = getattr(self, "optimizer", None) is None
@@ -103,7 +108,7 @@ class WideTrainerMixin:
             write_card(trainer.model, folder, trainer.hub_model_id or "")
 
 
-def _separate_coefficients(optimizer: torch.optim.Optimizer, model: nn.Module, factor: float) -> None:
+def _separate_coefficients(optimizer: torch.optim.Optimizer, model: nn.Module, factor: float | None) -> None:
     """Move them into groups of their own; the optimizer has made no step yet."""
     names = coefficient_names(model)
     theirs = {p for name, p in model.named_parameters() if name in names}
@@ -112,7 +117,8 @@ def _separate_coefficients(optimizer: torch.optim.Optimizer, model: nn.Module, f
         if moved:
             group["params"] = [p for p in group["params"] if p not in theirs]
             own = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
-            optimizer.add_param_group({**own, "params": moved, "lr": group["lr"] * factor, "weight_decay": 0.0})
+            rate = group["lr"] * (factor_for(group["lr"]) if factor is None else factor)
+            optimizer.add_param_group({**own, "params": moved, "lr": rate, "weight_decay": 0.0})
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
 
 
