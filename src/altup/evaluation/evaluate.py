@@ -80,14 +80,14 @@ def evaluate(
     source, bad_input = open_tasks(config.data), BadInput(config.on_error)
     present = choose_tasks(tasks, suites, lambda task: has_held_out(task, source))
     found = find_model_place(model)
-    answering = answering_of(found.place)
-    lengths = config.inputs_length or found.inputs_length, config.targets_length or found.targets_length
-    for task in present:
-        answering.check(task, *task.lengths(*lengths))
     held_out = load_held_out(present, source, bad_input, config.limit)
     out = out or found.scores
     written = [predictions_file(out, held.task, split) for held in held_out for split in held.splits]
     refuse_foreign_results(out, written)
+    answering = answering_of(found.place)
+    lengths = config.inputs_length or found.inputs_length, config.targets_length or found.targets_length
+    for task in present:
+        answering.check(task, *task.lengths(*lengths))
     out.mkdir(parents=True, exist_ok=True)  # fail before hours of decoding, if at all
     loaded = load_to_answer(answering, config.precision)
     weights = weights_identity(found.place, loaded.model)

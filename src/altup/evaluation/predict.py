@@ -73,14 +73,14 @@ def predict_model(
         for part in _present(task, split, source) or _parts(task, split)[:1]  # reading what is not there says so
     }
     found = find_model_place(model)
-    answering = answering_of(found.place)
-    longest = config.inputs_length or found.inputs_length, config.targets_length or found.targets_length
-    for task in chosen:
-        answering.check(task, *task.lengths(*longest))
     folder = (out or found.scores) / "predictions"
     by_name = {task.name: task for task in chosen}
     for name, part in asked:
         refuse_foreign(predictions_file(folder, by_name[name], part), are_predictions, "of an evaluation")
+    answering = answering_of(found.place)
+    longest = config.inputs_length or found.inputs_length, config.targets_length or found.targets_length
+    for task in chosen:
+        answering.check(task, *task.lengths(*longest))
     folder.mkdir(parents=True, exist_ok=True)
     loaded = load_to_answer(answering, config.precision)
     count = counter(progress, sum(map(len, asked.values())))
