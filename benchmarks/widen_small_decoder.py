@@ -27,7 +27,7 @@ RESULTS = Path(__file__).parent / "results" / "widen_small_decoder.csv"
 PRETRAINED = Path("build/widen_small_decoder.pt")
 LENGTH, BATCH, WARMUP = 64, 16, 20
 UNTIED = "original, head untied"  # which AltUp does as well, so that it may be what helps
-# The model, the rate of its weights, and its steps: 230 of the original take the time of 200 of AltUp.
+# The model, the rate of its weights, and its steps: 230 of the original take about the time of 200 of AltUp.
 PLAN = [
     ("original", 2e-3, 200),
     ("altup, factor 1", 2e-3, 200),
