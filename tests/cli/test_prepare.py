@@ -34,8 +34,8 @@ def run(*arguments: str | Path) -> Result:
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("corpus") / "prose.jsonl"
-    lines = [json.dumps({"body": text}) for text in documents()[:1500]]
-    path.write_text("\n".join([*lines[:700], "{broken", '{"body": ""}', *lines[700:]]))
+    lines = [json.dumps({"body": text}) for text in documents()[:500]]
+    path.write_text("\n".join([*lines[:200], "{broken", '{"body": ""}', *lines[200:]]))
     return path
 
 
@@ -78,7 +78,7 @@ def test_in_parts(out: Path, options: list[str], tmp_path: Path) -> None:
     assert f"Once all 2 are: altup prepare --merge --out {folder}" in first
     with pytest.raises(UserError, match="2/2 is missing"):
         run("--merge", "--out", folder)
-    assert "Part 2/2 is done: 1,500 documents" in run(*options, "--out", folder, "--part", "2/2").output
+    assert "Part 2/2 is done: 500 documents" in run(*options, "--out", folder, "--part", "2/2").output
     assert "Next: altup pretrain" in run("--merge", "--out", folder).output
     names = sorted(path.relative_to(out) for path in out.rglob("*"))
     assert names == sorted(path.relative_to(folder) for path in folder.rglob("*"))
@@ -150,7 +150,7 @@ def test_other_settings_are_refused(out: Path, options: list[str]) -> None:
 
 
 def test_stop_names_the_line(corpus: Path, options: list[str], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"prose\.jsonl, line 701: broken JSON"):
+    with pytest.raises(UserError, match=r"prose\.jsonl, line 201: broken JSON"):
         run(*options, "--out", tmp_path / "data", "--on-error", "stop")
 
 

@@ -151,10 +151,10 @@ def run_sharded(rank: int, folder: Path) -> None:
         # As where coefficients are kept out of FSDP: an ordinary tensor among the sharded ones.
         fully_shard(model, mesh=mesh, ignored_params={model.rule_P})
         optimizer = build_optimizer(name, model, lr=torch.tensor(0.1))
-        train(model, optimizer, range(4))
+        train(model, optimizer, range(2))
         fresh = build_optimizer(name, model, lr=torch.tensor(0.1))
         load_state_tensors(fresh, model, state_tensors(optimizer, model))
-        train(model, fresh, range(4, 8))
+        train(model, fresh, range(2, 4))
         result = snapshot(model, fresh)
         assert state_tensors(fresh, model, keep=False) == {}
         if rank == 0:
@@ -168,7 +168,7 @@ def test_two_processes_with_fsdp2_equal_one(tmp_path):
     for name in OPTIMIZERS:
         model = Model()
         optimizer = build_optimizer(name, model, lr=0.1)
-        train(model, optimizer, range(8))
+        train(model, optimizer, range(4))
         expected, found = snapshot(model, optimizer), TensorFiles(tmp_path, name)
         assert expected.keys() == found.keys()
         for key, tensor in expected.items():
