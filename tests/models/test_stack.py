@@ -99,7 +99,7 @@ def test_packed_batches_compile_behind_others():
     first(input_ids=ids, labels=labels).loss.backward()
     shapes = [(6, 32, 8), (7, 32, 16), (5, 64, 8)]
     wants = [second(**packed(*shape)).loss for shape in shapes]
-    compile_layers(second, backend="aot_eager", fullgraph=True, dynamic=None)
+    compile_layers(second, backend="eager", fullgraph=True, dynamic=None)  # what may fail is the tracing
     for shape, want in zip(shapes, wants, strict=True):
         torch.testing.assert_close(second(**packed(*shape)).loss, want)
 
