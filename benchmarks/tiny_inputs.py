@@ -118,9 +118,12 @@ class Inputs:
             first, last = int(places[0]), int(places[-1])
             row = torch.cat([ids[0, :first], torch.full((count,), mark), ids[0, last + 1 :]])
             return given | {"input_ids": row[None]} | self.kinds(row[None])
-        missing = re.search(r"missing \d+ required positional arguments?: '(\w+)'", message)
-        if missing and (value := self.extra(missing[1], given)) is not None:
-            return given | {missing[1]: value}
+        missing = re.search(
+            r"missing \d+ required positional arguments?: '(\w+)'|`(\w+)` cannot be `None`", message
+        )
+        name = missing and (missing[1] or missing[2])
+        if name and name not in given and (value := self.extra(name)) is not None:
+            return given | {name: value}
         return None
 
     # Texts
@@ -199,7 +202,7 @@ class Inputs:
                 "aspect_ratio_ids", "aspect_ratio_mask", "cross_attention_mask"
             )
             frames = self.look("num_frames", "frames_per_clip", default=4)
-            yield {name: self.noise(1, frames, channels, height, width)}
+            yield {name: self.noise(1, frames, channels, height, width)} | extra
         if "flattened_patches" in self.arguments:
             for width in (768, self.look("patch_embed_hidden_size", default=768)):
                 row_and_column = torch.ones(1, 16, 2)
@@ -293,10 +296,10 @@ class Inputs:
 
     def named(self, *names: str) -> dict[str, Any]:
         """Those of the named arguments that the model has."""
-        made = {name: self.extra(name, {}) for name in names if name in self.arguments}
+        made = {name: self.extra(name) for name in names if name in self.arguments}
         return {name: value for name, value in made.items() if value is not None}
 
-    def extra(self, name: str, given: dict[str, Any]) -> Any:
+    def extra(self, name: str) -> Any:
         height, width = self.size()
         if name == "bbox":
             return torch.tensor([[[1, 2, 9, 8]] * 12])

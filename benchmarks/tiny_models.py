@@ -56,6 +56,9 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "gemma3": {"mm_tokens_per_image": 16},
     "bamba": {"attn_layer_indices": [1, 3]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
 }
 
 BASE = PreTrainedConfig().to_dict() | {"_name_or_path": "", "id2label": None, "label2id": None}
@@ -153,9 +156,16 @@ def _shrunk(name: str, value: Any, factor: int, tokens: dict[int, int], depths: 
         return min(value, LAYERS)
     if "experts" in name and "_per_" not in name and "shared" not in name:
         return min(value, EXPERTS)
-    if name in ("n_group", "topk_group", "first_k_dense_replace", "num_kv_shared_layers", "num_dense_layers"):
+    if name in (
+        "n_group",
+        "num_expert_group",
+        "topk_group",
+        "first_k_dense_replace",
+        "num_kv_shared_layers",
+        "num_dense_layers",
+    ):
         return min(value, 1)
-    if re.search(r"experts_per|top_?k$|topk|moe_k$", name):
+    if re.search(r"experts_per|top_?k$|topk|moe_k$", name) and not name.startswith("index"):
         return min(value, 2)
     if "intermediate" in name and value % (8 * factor):  # fits whatever reads it
         return 8 * math.ceil(value / factor / 8)
