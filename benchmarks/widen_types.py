@@ -58,7 +58,7 @@ REASONS = {
     "hands on its state before|does not hand the widened": "its state is read or replaced between its layers",
     "AltUp of its own": "it has AltUp already",
     "computes something else": "widened, it would compute something else",
-    "widened it fails": "something reads the wide state that is not made wide",
+    "widened it fails|does not fit the layer": "something reads the wide state that is not made wide",
     "returns no numbers": "it returns nothing to compare",
     "does not run with the example": "it does not run with the inputs found",
     "layerdrop": "it skips layers at random",
