@@ -29,6 +29,7 @@ def command(
     labels or the score of its tasks; the others learn text to text.
 
     The defaults are the paper's recipe: Adafactor at a constant 0.001, dropout 0.1, batch 256, 50,000 steps.
+    Causal models and encoders have AdamW at a constant 0.0001 instead.
     """
     from altup.core.console import outlive_stdout
     from altup.data.tasks.registry import check_suite

@@ -1,9 +1,9 @@
-"""Settings of a fine-tuning run; the defaults are the paper's recipe."""
+"""Settings of a fine-tuning run; the defaults are the paper's recipe, which is T5's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from altup.core.errors import MOST_EXAMPLES, UserError
 from altup.core.schema import setting
@@ -11,11 +11,15 @@ from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.evaluation.config import TaskSettings
 from altup.training.config import TrainConfig
 
+# What the command line begins with for causal models and encoders, which T5's rate spoils (docs/finetuning.md).
+NOT_T5 = {"optimizer": "adamw", "lr": 1e-4}
+
 
 @dataclass(kw_only=True)
 class FinetuneConfig(TaskSettings, TrainConfig):
     """A model, tasks, their data, and how to train: Adafactor at a constant 1e-3, dropout 0.1, batch 256.
 
+    These are T5's. For other models give `optimizer="adamw", lr=1e-4`, as `altup finetune` does by itself.
     `model` is a run, a model folder or a name on the hub. `tasks` holds names of tasks or suites, or a user's own
     files, each with a weight (`squad=2`) or none of them. `data` is a folder of task files; None is the hub.
     `pack` puts several examples into a row; models that would mix them pad.
@@ -38,7 +42,10 @@ class FinetuneConfig(TaskSettings, TrainConfig):
     data: str | None = setting(None, panel="Run", may_change=True)
     steps: int = 50_000
     batch_size: int = 256
-    lr: float | None = 1e-3
+    optimizer: str | None = setting("adafactor", "{choices}; encoders and causal models: adamw.")
+    lr: float | None = setting(
+        1e-3, "Learning rate; for rsqrt its numerator. Encoders and causal models with adamw: 0.0001."
+    )
     schedule: str | None = "constant"
     decay_fraction: float | None = 0.0
     dropout: float = setting(0.1, "Dropout.", panel="Model", at_least=0, below=1)
@@ -74,9 +81,25 @@ class FinetuneConfig(TaskSettings, TrainConfig):
             raise UserError("tasks is not set; give names: --task squad, --suite glue, --task my.jsonl")
         self.weighted_names()
 
+    @classmethod
+    def of_values(cls, values: dict[str, Any]) -> Self:
+        """Encoders and causal models have their own optimizer, unless one is given, and with it their own rate."""
+        if {"lr", "optimizer"} <= values.keys() or values.get("optimizer", "adamw") != NOT_T5["optimizer"]:
+            return cls(**values)
+        other = cls(**{**NOT_T5, **values})  # says what is wrong before the model is looked for
+        return cls(**values) if _kind_of_model(other.model) == "t5" else other
+
     def weighted_names(self) -> list[tuple[str, float | None]]:
         """`["squad=2", "glue"]` → [("squad", 2.0), ("glue", None)]."""
         return [_read_weight(entry) for entry in self.tasks]
+
+
+def _kind_of_model(name: str) -> str:
+    """Imported when it is used: the command line's help is made from the config above, and needs no torch."""
+    from altup.core.runs import find_model
+    from altup.evaluation.answering import kind_at
+
+    return kind_at(find_model(name))
 
 
 def _read_weight(entry: str) -> tuple[str, float | None]:

@@ -171,7 +171,7 @@ def _introduction(config: FinetuneConfig, mixture: Any) -> list[str]:
     lines = [
         f"{config.model}: {number_of(config.steps, 'step')} of {number_of(config.batch_size, 'example')}, "
         f"{epochs:,.2f} epochs of {mixture.sequences_per_epoch:,}{', packed' if config.pack else ''}; "
-        f"{parts}; {config.precision}",
+        f"{parts}; {config.optimizer} at {config.lr:g}, {config.precision}",
         *warn_of_epochs(epochs),
     ]
     assert config.save_every is not None

@@ -200,6 +200,11 @@ class TrainConfig(Settings):
             values = cls.merge(values, source)
         values.pop("batches", None)  # the data's description, read again at every start
         values.setdefault("trackers", ["tensorboard"] if find_spec("tensorboard") else [])
+        return cls.of_values(values)
+
+    @classmethod
+    def of_values(cls, values: dict[str, Any]) -> Self:
+        """The config of these settings; a subclass may have defaults that depend on the model."""
         return cls(**values)
 
     @classmethod

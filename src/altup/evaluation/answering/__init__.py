@@ -58,9 +58,14 @@ ANSWERING: dict[str, Any] = {"t5": Seq2SeqAnswering, "decoder": CausalAnswering,
 def answering_of(place: str) -> Answering:
     """How the model in a folder or on the hub answers; its weights are not read yet."""
     place = find_pretrained(place)
-    config = load_config(place)
-    kind = "bert" if is_encoder(config) else kind_of(config, place)
+    kind = kind_at(place)
     if lacks_tokenizer(place):
         raise UserError(f"{place} has no tokenizer; save it beside the model (tokenizer.save_pretrained)")
-    answering: Answering = ANSWERING[kind](load_tokenizer(place), config, place)
+    answering: Answering = ANSWERING[kind](load_tokenizer(place), load_config(place), place)
     return answering
+
+
+def kind_at(place: str) -> str:
+    """`t5`, `decoder` or `bert`: as which of them the model in a folder or on the hub reads and answers."""
+    config = load_config(place)
+    return "bert" if is_encoder(config) else kind_of(config, place)

@@ -1,0 +1,64 @@
+"""How a run learns unless told otherwise: T5s by the paper's recipe, other models by one of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from altup.cli.main import app
+from altup.core.errors import UserError
+from altup.finetuning.config import FinetuneConfig
+from tests.evaluation.tiny import save_tiny
+from tests.evaluation.tiny_models import save_bert, save_llama
+
+
+def recipe(config: FinetuneConfig) -> tuple[Any, ...]:
+    return config.optimizer, config.lr, config.schedule, config.weight_decay
+
+
+@pytest.mark.parametrize(
+    ("save", "flags", "expected"),
+    [
+        (save_tiny, {}, ("adafactor", 1e-3, "constant", 0)),
+        (save_tiny, {"optimizer": "adamw"}, ("adamw", 1e-3, "constant", 0.01)),
+        (save_tiny, {"lr": 2e-3}, ("adafactor", 2e-3, "constant", 0)),
+        (save_llama, {}, ("adamw", 1e-4, "constant", 0.01)),
+        (save_llama, {"lr": 2e-3, "beta2": 0.98}, ("adamw", 2e-3, "constant", 0.01)),
+        (save_bert, {}, ("adamw", 1e-4, "constant", 0.01)),
+        (save_bert, {"optimizer": "adamw"}, ("adamw", 1e-4, "constant", 0.01)),
+        (save_bert, {"optimizer": "adafactor"}, ("adafactor", 1e-3, "constant", 0)),
+    ],
+)
+def test_the_recipe_is_by_kind_of_model_and_flags_win(
+    save: Any, flags: dict[str, Any], expected: tuple[Any, ...], tmp_path: Path
+) -> None:
+    save(tmp_path)
+    found = FinetuneConfig.resolve({}, None, {"model": str(tmp_path), "tasks": ["sst2"], **flags})
+    assert recipe(found) == expected
+
+
+def test_a_run_that_goes_on_keeps_its_recipe_and_does_not_ask_for_its_model() -> None:
+    """As one of an older version, which trained every model as a T5."""
+    saved = yaml.safe_load(FinetuneConfig(model="that is gone", tasks=["sst2"]).to_yaml())
+    assert recipe(FinetuneConfig.resolve(saved, None, {"steps": 9})) == ("adafactor", 1e-3, "constant", 0)
+
+
+def test_t5s_are_refused_what_adafactor_has_not(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    with pytest.raises(UserError, match=r"beta1=0\.9 is for 'adamw'"):
+        FinetuneConfig.resolve({}, None, {"model": str(tmp_path), "tasks": ["sst2"], "beta1": 0.9})
+
+
+def test_a_run_says_and_saves_its_recipe(tmp_path: Path) -> None:
+    model, own, out = save_llama(tmp_path / "model"), tmp_path / "own.jsonl", tmp_path / "run"
+    own.write_text('{"input": "a", "target": "b"}\n')
+    arguments = ["finetune", str(model), "--task", str(own), "--out", str(out), "--batch-size", "1"]
+    lengths = ["--inputs-length", "32", "--targets-length", "8", "--track", "none"]
+    done = CliRunner().invoke(app, [*arguments, *lengths, "--steps", "1"])
+    assert done.exit_code == 0, done.output
+    assert "adamw at 0.0001, " in done.output
+    assert yaml.safe_load((out / "config.yaml").read_text())["lr"] == 1e-4
