@@ -49,6 +49,12 @@ def test_what_can_only_be_a_path_is_not_asked_of_the_hub(home: Path, name: str) 
     assert ("did you mean" in str(told.value)) == ("smal" in name and "fina" not in name)
 
 
+def test_an_empty_name_is_not_the_folder_that_one_is_in(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home / "runs" / "small")
+    with pytest.raises(UserError, match="the name '' is empty; give a run or a model folder"):
+        find_pretrained("")
+
+
 @pytest.mark.parametrize("name", ["runs/smal", "flan-t5", "google/t5-v1_1-small", "no model!"])
 def test_other_names_tell_of_the_hub_too(home: Path, name: str) -> None:
     with pytest.raises(UserError, match=f"{name}': no such folder, and .* hub"):

@@ -30,6 +30,7 @@ def recipe(config: FinetuneConfig) -> tuple[Any, ...]:
         (save_llama, {"lr": 2e-3, "beta2": 0.98}, ("adamw", 2e-3, "constant", 0.01)),
         (save_bert, {}, ("adamw", 1e-4, "constant", 0.01)),
         (save_bert, {"optimizer": "adamw"}, ("adamw", 1e-4, "constant", 0.01)),
+        (save_bert, {"optimizer": None, "lr": None}, ("adamw", 1e-4, "constant", 0.01)),
         (save_bert, {"optimizer": "adafactor"}, ("adafactor", 1e-3, "constant", 0)),
     ],
 )

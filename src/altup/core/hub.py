@@ -71,6 +71,8 @@ def hub_problem(name: str, kind: str = "model") -> str:
 
 def _path(name: str, remedy: str) -> Path:
     """A name that can only be a path must exist; it is not looked up on the hub."""
+    if not name:  # as a path it would be this folder
+        raise UserError(f"the name '' is empty; {remedy}")
     path = Path(name).expanduser()
     if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise missing_folder(path, remedy=remedy)

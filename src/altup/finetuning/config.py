@@ -84,9 +84,10 @@ class FinetuneConfig(TaskSettings, TrainConfig):
     @classmethod
     def of_values(cls, values: dict[str, Any]) -> Self:
         """Encoders and causal models have their own optimizer, unless one is given, and with it their own rate."""
-        if {"lr", "optimizer"} <= values.keys() or values.get("optimizer", "adamw") != NOT_T5["optimizer"]:
+        own = {name: value for name, value in NOT_T5.items() if values.get(name) is None}
+        if not own or values.get("optimizer") not in (None, NOT_T5["optimizer"]):
             return cls(**values)
-        other = cls(**{**NOT_T5, **values})  # says what is wrong before the model is looked for
+        other = cls(**{**values, **own})  # says what is wrong before the model is looked for
         return cls(**values) if _kind_of_model(other.model) == "t5" else other
 
     def weighted_names(self) -> list[tuple[str, float | None]]:

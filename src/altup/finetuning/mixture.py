@@ -195,7 +195,8 @@ def load_data(
         scored += [task for task in found if _can_be_scored(task, source, say)]
     for task in scored:  # before anything is loaded, which may take long
         check_metrics(task)
-    learning.prepare([*known.values()])
+    trained = [task for _, present in chosen for task in present]
+    learning.prepare([task for task in known.values() if task in trained or task in scored])
     groups: list[tuple[float | None, list[int]]] = []
     training: list[TrainingTask] = []
     for weight, present in chosen:

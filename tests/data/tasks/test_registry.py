@@ -24,6 +24,7 @@ def test_names_and_suites() -> None:
         ("squat", "'squad'"),
         ("what", "tasks list"),
         ("no.jsonl", "no such file"),
+        ("", "task '' is not known"),
     ],
 )
 def test_unknown_names_are_explained(name: str, words: str) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, BertModel
 
 from altup.core.errors import UserError
 from altup.data.tasks import find_task
@@ -155,6 +157,21 @@ def test_a_head_for_other_labels_is_replaced_and_the_body_kept(folders: Any, dat
     torch.testing.assert_close(after[name], before[name], rtol=1e-4, atol=1e-6)
 
 
+def test_a_suite_is_its_tasks_that_are_in_the_data(folders: Any, data: Path, tmp_path: Path) -> None:
+    """STS-B, which is not there, asks for no head; when another label comes, a run keeps the head that it has."""
+    for name in ("sst2", "cola"):
+        shutil.copytree(data / "glue" / name, tmp_path / "data" / "glue" / name)
+    run = config(folders("bert"), tmp_path / "data", "glue", steps=1, eval_every=1)
+    finetune(run, tmp_path / "run")
+    names = AutoConfig.from_pretrained(tmp_path / "run" / "final").id2label.values()
+    assert set(names) == {*find_task("sst2").labels, *find_task("cola").labels}
+    rte = tmp_path / "data" / "glue" / "rte"
+    rte.mkdir()
+    (rte / "validation.jsonl").write_text('{"sentence1": "a", "sentence2": "b", "label": 0}\n')
+    with pytest.raises(UserError, match="has other labels than the tasks of the data now"):
+        finetune(replace(run, steps=2), tmp_path / "run", resume=True)
+
+
 def test_what_an_encoder_cannot_do_is_refused(folders: Any, data: Path, tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").write_text('{"input": "a", "target": "b"}\n')
     folder = folders("bert")
@@ -164,6 +181,8 @@ def test_what_an_encoder_cannot_do_is_refused(folders: Any, data: Path, tmp_path
     ):
         with pytest.raises(UserError, match=words):
             finetune(config(folder, data, *tasks), tmp_path / "run")
+    with pytest.raises(UserError, match="data='' is empty; give a folder"):
+        finetune(replace(config(folder, data), data=""), tmp_path / "run")
     with pytest.raises(UserError, match="inputs_length=300 is more than the 256 positions"):
         finetune(config(folder, data, inputs_length=300), tmp_path / "run")
     with pytest.raises(UserError, match="is an encoder without a head for tasks; fine-tune it first"):

@@ -110,7 +110,8 @@ def test_weights_of_the_original_load_back():
     [
         ({"layers": [0, 2]}, r"layers=\[0, 2\] of model.layers, which has 4 layers, must be one run"),
         ({"layers": slice(None, None, 2)}, "one run of layers without a gap"),
-        ({"layers": []}, "one run of layers"),
+        ({"layers": []}, "holds none of the 4 layers of model.layers"),
+        ({"layers": slice(4, None)}, "layers='4:' holds none of the 4 layers"),
         ({"layers": [3, 4]}, r"layers=\[3, 4\] are no layers of model.layers, which has 4"),
         ({"layers": "2:4"}, "are no layers of"),
         (

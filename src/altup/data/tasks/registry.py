@@ -59,7 +59,7 @@ def find_task(name: str) -> Task:
     if match := re.fullmatch(r"(.+\.py)(?::(.+))?", name):
         return _task_of_file(Path(match[1]), match[2])
     path = Path(name)
-    if path.exists() or ".jsonl" in path.suffixes:
+    if name and (path.exists() or ".jsonl" in path.suffixes):
         return own_task(path)
     known = [*TASKS, *(task.short_name for task in TASKS.values())]
     hint = did_you_mean(name, known) or "`altup tasks list` shows them."

@@ -83,11 +83,16 @@ class EncoderLearning:
         return inputs, Tokens.of(answers), {"inputs": inputs.cut, "targets": 0}
 
     def build(self, checkpoint: Path | None) -> torch.nn.Module:
-        """A head for other labels is replaced by a new one."""
+        """A head for other labels is replaced by a new one, but not within a run."""
         logging.disable_progress_bar()
         place = str(checkpoint or self.answering.place)
         config = load_config(place)
         new_head = not is_classifier(config) or labels_of(config) != self.labels
+        if new_head and checkpoint is not None:
+            raise UserError(
+                f"the head of {checkpoint} has other labels than the tasks of the data now; restore the data, or "
+                "begin a new run"
+            )
         if new_head:
             set_labels(config, self.labels)
         set_dropout(config, self.config.dropout)

@@ -107,6 +107,13 @@ class WideningPlan:
         return rule
 
 
+def _as_typed(chosen: Layers) -> Any:
+    """`2:6` for slice(2, 6), as the command line has it."""
+    if not isinstance(chosen, slice):
+        return chosen
+    return ":".join("" if bound is None else str(bound) for bound in (chosen.start, chosen.stop))
+
+
 def _consecutive(chosen: Layers, number: int, stack: str) -> range:
     """The layers from the first to the last chosen one, which are all chosen."""
     if isinstance(chosen, slice):
@@ -117,7 +124,9 @@ def _consecutive(chosen: Layers, number: int, stack: str) -> range:
         raise UserError(
             f"layers={chosen!r} are no layers of {stack}, which has {number}; give slice(2, 6) or [2, 3, 4, 5]"
         )
-    if not picked or picked != list(range(picked[0], picked[-1] + 1)):
+    if not picked:
+        raise UserError(f"layers={_as_typed(chosen)!r} holds none of the {number} layers of {stack}; give others")
+    if picked != list(range(picked[0], picked[-1] + 1)):
         raise UserError(
             f"layers={chosen!r} of {stack}, which has {number} layers, must be one run of layers without a gap: "
             "the state is wide from the first to the last of them"
