@@ -26,11 +26,12 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train dense, AltUp and Recycled-AltUp side by side on this machine (a few minutes, CPU)
 	$(BIN)/altup demo
 
-# mypy and the kernels in Triton's interpreter run beside the other tests, and are told after them.
+# mypy and the kernels in Triton's interpreter run beside the other tests, and are told after them. A shell's background
+# processes do not hear Ctrl-C, so they are ended with all that `make test` has started.
 test: $(READY)  ## lint, type check and the default test suite
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@(failed=0; $(BIN)/mypy || failed=1; \
+	@trap 'kill 0' INT; (failed=0; $(BIN)/mypy || failed=1; \
 	TRITON_INTERPRET=1 $(PYTEST) $(ENDED) -n 0 -m interpreter tests/kernels || failed=1; \
 	exit $$failed) >$(VENV)/beside.log 2>&1 & beside=$$!; failed=0; \
 	$(PYTEST) $(ENDED) -n $(JOBS) --dist worksteal || failed=1; \
