@@ -80,7 +80,7 @@ def test_what_cannot_be_done_is_told_and_leaves_nothing_behind(llama, tmp_path):
         (("widen", llama, "--out", out, "--k", 1), "--k 1"),
         (("widen", llama, "--out", out, "--method", "sum"), "--method sum"),
         (("widen", llama, "--out", out, "--layers", "2-3"), "--layers 2-3 is no run"),
-        (("widen", llama, "--out", out, "--layers", "4:"), "one run of layers"),
+        (("widen", llama, "--out", out, "--layers", "4:"), "--layers 4: holds none of the 4 layers"),
         (("widen", tmp_path / "wide", "--out", out), "widened already"),
         (("narrow", llama, "--out", out), "was not widened"),
         (("narrow", tmp_path / "wide", "--out", taken), "is not empty"),
