@@ -266,6 +266,8 @@ def test_a_downloaded_model_is_read_and_checked_alike(
     ("file", "values", "words"),
     [
         ("generation_config.json", {"pad_token_id": [[]]}, "no model that can be built"),
+        ("generation_config.json", {"decoder_start_token_id": ""}, "decoder_start_token_id='' of its"),
+        ("generation_config.json", {"eos_token_id": [1, "x"]}, "is no token's number"),
         ("tokenizer_config.json", {"model_max_length": "x"}, "no tokenizer that can be read"),
     ],
 )

@@ -100,6 +100,8 @@ def test_yaml_1e_minus_3_is_a_number() -> None:
         ({"trackers": ["stars"]}, "trackers='stars' is not known"),
         ({"data": ""}, "data is not set; .*altup prepare"),
         ({"size": "huge"}, "size='huge' is not known"),
+        ({"size": ""}, "size='' is not known"),
+        ({"method": ""}, "method='' is not known"),
         ({"method": "altup", "k": 0}, "k=0 makes no sense"),
         ({"method": "dense", "k": 3}, "k=3 does not fit method='dense'"),
         ({"model_overrides": {"d_fff": 3}}, "model_overrides='d_fff' is not known"),

@@ -118,9 +118,19 @@ def load_model(
             f"{str(place)!r} is not whole: {len(lost)} weights are missing or misshapen, first {lost[0]}"
         )
     generation = getattr(model, "generation_config", None)
-    if generation is not None and generation.decoder_start_token_id is None:
-        generation.decoder_start_token_id = getattr(model.config, "decoder_start_token_id", None)
+    if generation is not None:
+        if generation.decoder_start_token_id is None:
+            generation.decoder_start_token_id = getattr(model.config, "decoder_start_token_id", None)
+        _check_tokens(str(place), generation)
     return model
+
+
+def _check_tokens(place: str, generation: Any) -> None:
+    """UserError where a special token of generation is no whole number, nor a list of them."""
+    for name, token in vars(generation).items():
+        several = token if isinstance(token, list) else [token]
+        if name.endswith("_token_id") and not all(one is None or type(one) is int for one in several):
+            raise UserError(f"{place!r}: {name}={token!r} of its generation_config.json is no token's number")
 
 
 @contextlib.contextmanager

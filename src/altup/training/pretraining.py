@@ -96,9 +96,10 @@ class PretrainConfig(TrainConfig):
         if self.from_model is not None:
             self._refuse_names()
             return
-        self.model, self.method = self.model or "t5", self.method or "dense"
+        self.model = "t5" if self.model is None else self.model
+        self.method = "dense" if self.method is None else self.method
         self.dropout = 0.0 if self.dropout is None else self.dropout
-        self.size = self.size or _family(self.model).default_size
+        self.size = _family(self.model).default_size if self.size is None else self.size
         self._check_model()
 
     def default_lr(self) -> float:
