@@ -275,10 +275,10 @@ def test_signals_during_the_save_are_answered_once(data: Path, tmp_path: Path) -
 
 @pytest.fixture
 def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
-    """Four megabytes of disk."""
+    """Eight megabytes of disk: four checkpoints, of which one is being written, and as much again."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True)
     if made.returncode:
         pytest.skip(f"cannot mount a tmpfs: {made.stderr.decode().strip()}")
     yield folder
