@@ -44,12 +44,6 @@ class AltUpBertForSequenceClassification(AltUpBertPreTrainedModel):
         self.classifier = nn.Linear(config.output_width, int(config.num_labels or 1))
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.bert.embeddings.words
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.bert.embeddings.words = value  # type: ignore[assignment]
-
     def forward(
         self,
         input_ids: Tensor | None = None,
