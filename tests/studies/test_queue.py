@@ -62,6 +62,21 @@ def test_jobs_of_one_device_take_turns_and_ctrl_c_loses_nothing(scale: Scale, da
     assert saved[1] >= 20
 
 
+def test_jobs_of_one_device_train_at_once_where_asked(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """Another run has the turn all the while, and they do not wait for it."""
+    jobs = plan([TWO], scale, data).training()
+    queue = Queue(
+        tmp_path, lambda text: None, lambda job: None, width=2, devices=["0"], isolated=True, at_once=True,
+        start=fork_workers(),
+    )  # fmt: skip
+    (tmp_path / "turns").mkdir()
+    turn = Lock(tmp_path / "turns" / "0")
+    assert turn.acquire()
+    queue.run(jobs)
+    turn.release()
+    assert (len(jobs), queue.left, queue.failed) == (2, [], [])
+
+
 def test_what_waits_on_one_device_is_counted_by_the_time_limit(scale: Scale, data: Path, tmp_path: Path) -> None:
     """Each is thought to take 1000 s of the 2500 there are, so the third begins when others have ended sooner."""
     jobs = plan([TWO], scale, data, seeds=[0, 1]).training()[:3]

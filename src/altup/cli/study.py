@@ -110,6 +110,9 @@ def run_studies(
     set_: RunSettings = None,
     minutes: Minutes = None,
     jobs: Jobs = None,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="Train the --jobs of a GPU at once, not in turns; best under MPS.")
+    ] = False,
     time_limit: Annotated[
         float | None, typer.Option(help="Seconds after which nothing more is begun.", show_default="none")
     ] = None,
@@ -151,7 +154,7 @@ def run_studies(
             _show_plan(studies, device, price)
     else:
         raise_on_interrupt()
-        _tell(studies, studies.run(_say, jobs, time_limit))
+        _tell(studies, studies.run(_say, jobs, time_limit, at_once))
 
 
 def _check_numbers(jobs: int | None, time_limit: float | None, price: float | None) -> None:

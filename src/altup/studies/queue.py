@@ -119,7 +119,7 @@ def _speed(job: Job, out: Path) -> bool:
 class Queue:
     """Where jobs run. `isolated` jobs have a process each, on the devices in turn; the others run here.
 
-    Jobs that share a device start and compile at the same time, and train one after the other.
+    Jobs that share a device start and compile at the same time, and train one after the other, or `at_once`.
 
     A job is not started if `estimate` says that it would end after `until` (a time of `time.monotonic`). Processes
     that still run then are asked to save and stop. `done` is called with every job that finished. `ended` are the
@@ -133,6 +133,7 @@ class Queue:
     width: int = 1
     devices: Sequence[str] = ()
     isolated: bool = False
+    at_once: bool = False
     until: float = float("inf")
     start: Callable[[list[str], dict[str, str], IO[bytes]], Process] = start_process
     failed: list[str] = field(default_factory=list)
@@ -314,7 +315,9 @@ class Queue:
         write_json(described, asdict(job))
         environment = dict(os.environ)
         if device is not None:
-            environment |= {"CUDA_VISIBLE_DEVICES": device, GPU_LOCK: str(self.out / "turns" / device)}
+            environment["CUDA_VISIBLE_DEVICES"] = device
+            if not self.at_once:
+                environment[GPU_LOCK] = str(self.out / "turns" / device)
         with self.log(job).open("ab") as log:
             return self.start(["study", "work", str(described), "--out", str(self.out)], environment, log)
 

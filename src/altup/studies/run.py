@@ -179,7 +179,11 @@ class StudyRun:
         return "begun" if begun else "new"
 
     def run(
-        self, say: Callable[[str], None], jobs: int | None = None, time_limit: float | None = None
+        self,
+        say: Callable[[str], None],
+        jobs: int | None = None,
+        time_limit: float | None = None,
+        at_once: bool = False,
     ) -> StudyOutcome:
         """Run everything that is not done: speeds that equal-time runs wait for, sweeps, training, the other
         speeds."""
@@ -201,7 +205,8 @@ class StudyRun:
 
         queue = Queue(
             self.out, say, done, self.estimate(self.device), width, _devices(gpus),
-            isolated=gpus > 0 or width > 1, until=begun + time_limit if time_limit else float("inf"),
+            isolated=gpus > 0 or width > 1, at_once=at_once,
+            until=begun + time_limit if time_limit else float("inf"),
         )  # fmt: skip
         queue.run(plan.speed_first(), alone=True)
 
