@@ -87,7 +87,6 @@ def finetune(
                 auto_class=learning.auto_class, widened=is_widened(learning.answering.config),
             )  # fmt: skip
 
-        # The loop is not kept: DDP must be gone before its process group is, or their ends wait for each other.
         outcome = Loop(
             config=config,
             folder=folder,

@@ -18,15 +18,20 @@ from altup.core.errors import UserError
 from altup.core.hardware import ensure_bf16
 from altup.models.stack import compile_layers
 from altup.training.config import TrainConfig
+from altup.training.flat_gradients import FlatGradients, share_buffers
 from altup.training.graphs import Graphs
 from altup.training.metrics import Meter, output_sums
 from altup.training.optimizers import build_optimizer, set_rate
-from altup.training.parallel import ProcessGroup, distribute, full_tensor, gradient_sync, unwrap
+from altup.training.parallel import ProcessGroup, distribute, full_tensor, gradient_sync, shards_weights
 from altup.training.prefetch import StepBatch
 
 
 class Engine:
     """A model distributed over the ranks, its optimizer, and the step that joins them.
+
+    A step is its passes (forward and backward of every micro-batch), the sum of the gradients over the ranks, and
+    the update. Where nothing forbids it, passes and update are replayed as CUDA graphs, and ranks exchange
+    gradients between the two.
 
     The loss of a step is Σ loss_sum / (labels that count in the whole global batch), so that neither the
     number of ranks nor that of micro-batches changes the update.
@@ -38,8 +43,10 @@ class Engine:
         config: TrainConfig,
         process_group: ProcessGroup,
         fill: Callable[[nn.Module], None] | None = None,
+        exchanges: bool | None = None,
     ) -> None:
-        """`fill` gives a model that was built without weights its own, once it is sharded."""
+        """`fill` gives a model that was built without weights its own, once it is sharded. `exchanges` tells
+        whether gradients go through flat buffers: by default where several ranks hold all weights each."""
         self.config, self.process_group = config, process_group
         if config.activation_checkpointing:
             if not getattr(model, "supports_gradient_checkpointing", True):
@@ -53,14 +60,17 @@ class Engine:
         if self.compiles:
             # Code for any size is made once two have been seen, so what a step runs depends on the steps before.
             compile_layers(model, dynamic=None if config.SHAPES_VARY and not config.deterministic else False)
-        self.model = distribute(model, config.parallel, config.precision == "bf16", process_group)
-        self.plain = unwrap(self.model)
+        self.plain = distribute(model, config.parallel, config.precision == "bf16", process_group)
         if fill:
             fill(self.plain)
-        # Exchanges between processes and recomputed layers do not go into a graph.
-        alone = self.compiles and process_group.world_size == 1 and not config.activation_checkpointing
-        alone = alone and getattr(self.plain, "records_graphs", True)
-        self._graphs = Graphs(self.plain, self._forward_backward, self._update) if alone else None
+        sharded = shards_weights(config.parallel, process_group)
+        if exchanges is None:
+            exchanges = process_group.world_size > 1 and not sharded
+        self._flat = FlatGradients(self.plain) if exchanges else None
+        # Sharded and recomputed layers do not go into a graph.
+        records = self.compiles and not sharded and not config.activation_checkpointing
+        records = records and getattr(self.plain, "records_graphs", True)
+        self._graphs = Graphs(self.plain, self._forward_backward, self._update, self._flat) if records else None
         self.optimizer = build_optimizer(
             str(config.optimizer),
             self.plain,
@@ -84,7 +94,11 @@ class Engine:
         sums = torch.zeros(4, dtype=torch.float64, device=self.process_group.device)
         last = len(batch.micro) - 1
         set_rate(self.optimizer, self.schedule(step))
-        scale = torch.full((), self.process_group.world_size / tokens, device=self.process_group.device)
+        # FSDP gives the mean over ranks, flat buffers the sum.
+        ranks = self.process_group.world_size if self._flat is None else 1
+        scale = torch.full((), ranks / tokens, device=self.process_group.device)
+        if self._flat is not None:
+            share_buffers(self.plain, self.process_group)
         replays = self._graphs is not None and len({_shapes(micro) for micro in batch.micro}) == 1
         keeps = last > 0 or not self.config.SHAPES_VARY
         for i, micro in enumerate(batch.micro):
@@ -93,8 +107,13 @@ class Engine:
                 sums += self._graphs(micro, scale, add=i > 0, keep=keeps)  # type: ignore[misc]
             else:
                 inputs = {name: t.to(self.process_group.device, non_blocking=True) for name, t in micro.items()}
-                with gradient_sync(self.model, i == last):
+                with gradient_sync(self.plain, i == last):
                     sums += self._forward_backward(inputs, scale)
+        if self._flat is not None:
+            if not replays:
+                self._flat.take()
+            self._flat.exchange()
+            self._flat.give()
         norm, skip = self._graphs.update() if replays else self._update()  # type: ignore[union-attr]
         # Graphs keep their gradients in places of their own: left here, a launched step would add to them.
         self.optimizer.zero_grad(set_to_none=True)
@@ -115,7 +134,7 @@ class Engine:
     def _forward_backward(self, inputs: dict[str, torch.Tensor], scale: torch.Tensor) -> torch.Tensor:
         """Add the gradient of scale · loss_sum to the parameters'; gives the sums of the output."""
         with self.autocast():
-            out = self.model(**inputs, return_logits=False)
+            out = self.plain(**inputs, return_logits=False)
         (out.loss_sum * scale).backward()
         return output_sums(out)
 

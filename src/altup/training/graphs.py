@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from altup.kernels.cuda_graph import Replay, record, warm_up
+from altup.training.flat_gradients import FlatGradients
 
 Run = Callable[[dict[str, Tensor], Tensor], Tensor]
 Update = Callable[[Tensor], tuple[Tensor, ...]]
@@ -36,6 +37,9 @@ class Graphs:
     last call of the same shapes left there. Gradients must not be replaced in between. With `keep=False` nothing
     but `update` may follow, and `p.grad` is None: graphs of other shapes use the same memory for their gradients.
 
+    With `flat`, gradients go there instead, `p.grad` is None, and `update` takes them from there; graphs of any
+    shape may follow each other in a step.
+
     All graphs share one pool of memory, as they never run at once. A small one finds room in what a large one has
     used, but not the other way round, so a graph larger than all before it replaces them: they are recorded again,
     when they are wanted, in its memory.
@@ -44,10 +48,13 @@ class Graphs:
     everything as it is, so that it can be tried before it is recorded.
     """
 
-    def __init__(self, model: nn.Module, run: Run, update: Update | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, run: Run, update: Update | None = None, flat: FlatGradients | None = None
+    ) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._run = run
         self._update = update
+        self._flat = flat
         self._recorded: dict[tuple, Recorded] = {}
         self._latest: Recorded | None = None  # the pass that began the step
         self._pool: Any = None
@@ -91,11 +98,14 @@ class Graphs:
         random = torch.cuda.get_rng_state(device)  # which the runs below use up
 
         def run() -> Tensor:
-            return self._run(inputs, scale)
+            result = self._run(inputs, scale)
+            if self._flat is not None:
+                self._flat.take(add)
+            return result
 
         def run_fresh() -> None:
             self._set_gradients(None)
-            run()
+            self._run(inputs, scale)
 
         warm_up(run_fresh, device)
         self._set_gradients(before if add else None)
@@ -105,6 +115,8 @@ class Graphs:
         if self._update is not None and not add:
             # These gradients hold no results yet, so the update may overwrite them.
             update, frozen = self._update, torch.ones((), dtype=torch.bool, device=device)
+            if self._flat is not None:
+                self._flat.give()
             warm_up(lambda: update(frozen), device)
             recorded = recorded._replace(update=record(lambda: update(frozen), self._pool))
             frozen.fill_(False)

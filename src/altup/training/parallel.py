@@ -1,4 +1,4 @@
-"""Several processes: the process group with its sums over ranks, and a model distributed by DDP or FSDP2.
+"""Several processes: the process group with its sums over ranks, and a model copied to them or sharded by FSDP2.
 
 Started by `torchrun`, which sets RANK, LOCAL_RANK and WORLD_SIZE; without it there is one process and
 nothing here communicates.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -42,6 +43,14 @@ class ProcessGroup:
         if self.world_size > 1:
             dist.all_reduce(numbers)
         return numbers
+
+    @torch.no_grad()
+    def share(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give every rank the values of rank 0."""
+        for tensor in tensors if self.world_size > 1 else ():
+            whole = tensor.detach().contiguous()
+            dist.broadcast(whole, src=0)
+            tensor.copy_(whole)
 
     def broadcast(self, text: str | None) -> str | None:
         """Rank 0's `text`, on every rank."""
@@ -161,17 +170,12 @@ def shards_weights(parallel: str, process_group: ProcessGroup) -> bool:
 
 
 def distribute(model: nn.Module, parallel: str, low_precision: bool, process_group: ProcessGroup) -> nn.Module:
-    """`model` on this process's device, wrapped for several processes.
-
-    Both kinds average gradients over ranks, so the loop multiplies its loss by their number.
-    """
-    if process_group.world_size == 1:
-        return model.to(process_group.device)
-    if parallel == "fsdp":
+    """`model` on this process's device: sharded, or a whole one with the weights of rank 0."""
+    if shards_weights(parallel, process_group):
         return _shard(model, low_precision, process_group)
     model.to(process_group.device)
-    ids = [process_group.device.index] if process_group.device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+    process_group.share(itertools.chain(model.parameters(), model.buffers()))
+    return model
 
 
 def _shard(model: nn.Module, low_precision: bool, process_group: ProcessGroup) -> nn.Module:
@@ -205,18 +209,10 @@ def _shard(model: nn.Module, low_precision: bool, process_group: ProcessGroup) -
 
 @contextlib.contextmanager
 def gradient_sync(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Gradients are exchanged only in the last micro-batch of a step."""
-    if isinstance(model, nn.parallel.DistributedDataParallel) and not wanted:
-        with model.no_sync():
-            yield
-        return
+    """FSDP exchanges gradients only in the last micro-batch of a step."""
     if hasattr(model, "set_requires_gradient_sync"):
         model.set_requires_gradient_sync(wanted)  # type: ignore[operator]
     yield
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
