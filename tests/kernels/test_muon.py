@@ -45,7 +45,7 @@ def test_steps_equal_the_definition(shape, dtype, poisoned):
         before = [p.detach().float().clone() for p in weights]
         optimizer.step()
         for p, old, (weight, momentum) in zip(weights, before, expected, strict=True):
-            torch.testing.assert_close(optimizer.state[p]["momentum"], momentum, rtol=1e-5, atol=1e-8)
+            torch.testing.assert_close(optimizer.state[p]["momentum"], momentum, rtol=1e-5, atol=1e-7)
             rounding = torch.finfo(dtype).eps * weight.norm() if dtype == torch.bfloat16 else 0
             assert (p.float() - weight).norm() <= NEAR * (weight - old).norm() + rounding
     assert [optimizer.state[p]["step"].item() for p in weights] == [3] * 3

@@ -72,7 +72,10 @@ class Muon(RelativeAdamW):
             lr=group["lr"], skip=skip, weight_decay=group.get("weight_decay", 0.0), smallest=SMALLEST_RMS,
         )  # fmt: skip
         steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1 if skip is None else (~skip).to(steps[0].dtype))
+        if skip is None:
+            torch._foreach_add_(steps, 1)
+        else:  # one for each: of a single number on the device the host would ask for its value
+            torch._foreach_add_(steps, [(~skip).to(steps[0].dtype)] * len(steps))
 
     def _runs_matrix_kernels(self, p: Tensor) -> bool:
         grad, momentum = p.grad, self.state[p]["momentum"]
