@@ -103,7 +103,7 @@ def run(path: Path) -> None:
     done = {tuple(row[field] for field in shared.KEY) for row in shared.read(RESULTS)}
     for name, rate, steps in PLAN:
         for seed in (1, 2, 3):
-            key = ("text", name, f"{rate:g}", str(steps), str(seed))
+            key = ("text", name, f"{rate:g}", str(steps), str(seed), "report")
             if key not in done:
                 chosen = shared.MODELS.get(name, shared.Model())
                 model = copy.deepcopy(original)
