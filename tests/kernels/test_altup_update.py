@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import library
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from altup.core.errors import UserError
 from altup.kernels import altup_update, altup_update_reference
@@ -273,6 +274,28 @@ def test_sums_run_in_float32_and_are_rounded_once():
         )
     for got, want in zip(new, exact, strict=True):
         assert (got == want.bfloat16()).float().mean() > 0.99
+
+
+@runs_kernel
+def test_without_gradients_it_is_launched_at_once():
+    """The same numbers as those of the operator, which a mode that watches operators still meets."""
+    blocks, y, residual, P, g = problem(3, (2, 1, 24))
+    want = update(blocks, y, residual, P, g, 1)
+    with torch.no_grad():
+        assert all(map(torch.equal, fused(blocks, y, residual, P, g, 1), want))
+        with Watching() as watching:
+            fused(blocks, y, residual, P, g, 1)
+    assert "altup.update.default" in watching.operators
+
+
+class Watching(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.operators = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operators.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 @runs_kernel

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
-from altup.kernels.altup_update.op import update
+from altup.kernels.altup_update.op import launch, needs_operator, update
 from altup.kernels.altup_update.reference import altup_update_reference
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
@@ -49,7 +49,8 @@ def altup_update(
     if implementation == "triton":
         check_triton(fits, parts[0], y)
     if implementation == "triton" or (implementation == "auto" and fits and runs_triton(y.device)):
-        new = update(parts, y, residual, P.float(), g.float(), active)
+        fused = update if needs_operator(y) else launch
+        new = fused(parts, y, residual, P.float(), g.float(), active)
         return new[0] if isinstance(x, Tensor) else tuple(new)
     return _plain(x, y, P, g, active, residual)
 

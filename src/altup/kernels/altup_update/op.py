@@ -11,15 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, library
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from altup.kernels.launch import on_its_device
 
 _GIVEN = "Tensor[] state, Tensor y, Tensor? residual, Tensor P, Tensor g, int active"
 
 
-@library.custom_op("altup::update", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
-@on_its_device
-def update(
+def launch(
     state: Sequence[Tensor], y: Tensor, residual: Tensor | None, P: Tensor, g: Tensor, active: int
 ) -> list[Tensor]:
     """state: K tensors [..., d] or one [K, ..., d]; y, residual: [..., d]; P: [K, K], g: [K], float32."""
@@ -28,6 +27,27 @@ def update(
     new = like(state)
     kernels.forward(blocks(new, y.dim()), blocks(state, y.dim()), y, residual, P, g, active)
     return new
+
+
+@library.custom_op("altup::update", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
+@on_its_device
+def update(
+    state: Sequence[Tensor], y: Tensor, residual: Tensor | None, P: Tensor, g: Tensor, active: int
+) -> list[Tensor]:
+    return launch(state, y, residual, P, g, active)
+
+
+def needs_operator(y: Tensor) -> bool:
+    """Whether autograd, a compiler, a mode or a class of tensors has to see the update.
+
+    Otherwise, as when text is generated, the operator's detour takes the host longer than the kernel runs.
+    """
+    return (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or type(y) is not Tensor
+        or _get_current_dispatch_mode() is not None
+    )
 
 
 @library.custom_op("altup::update_backward", mutates_args=(), schema=f"(Tensor[] grads, {_GIVEN}) -> Tensor[]")
