@@ -33,6 +33,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "decoder": {"model_type": "gpt2", "add_cross_attention": True},
     },
     "vision-text-dual-encoder": {"vision_config": {"model_type": "vit"}, "text_config": BERT},
+    "rag": {"question_encoder": {"model_type": "dpr"}, "generator": {"model_type": "bart"}},
     "musicgen": {
         "text_encoder": {"model_type": "t5"},
         "audio_encoder": {"model_type": "encodec"},
@@ -47,6 +48,13 @@ PARTS: dict[str, dict[str, Any]] = {
 RESNET = {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1]}
 RESNET["out_features"] = ["stage2", "stage3", "stage4"]
 SERIES = {"prediction_length": 8, "context_length": 16}
+BY_LAYER = {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+GEMMA_EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
+ZAMBA = {
+    "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "autoformer": SERIES,
     "informer": SERIES,
@@ -59,20 +67,46 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "chameleon": {"vocabulary_map": {"<image>": 512} | {f"IMGIMGA{c}Z": 513 + i for i, c in enumerate("ABCD")}},
+    "cohere_compass": {"text_config": {"rope_parameters": BY_LAYER}},
+    "cohere_compass_text": {"rope_parameters": BY_LAYER},
+    "dbrx": {"attn_config": {"rope_theta": 10_000.0, "kv_n_heads": 1}},
+    "deepseek_ocr2": {"text_config": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense"] + 3 * ["sparse"]}},
+    "deepseek_ocr2_text": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense"] + 3 * ["sparse"]},
+    "diffusion_gemma": {"text_config": GEMMA_EXPERTS},
+    "diffusion_gemma_text": GEMMA_EXPERTS,
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "glm5_next": {"text_config": {"index_topk": 2048}},
+    "hrm_text": {"num_layers_per_stack": 2, "num_hidden_layers": 16},
+    "moonshine_streaming": {"num_key_value_heads": 8},
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    "splinter": {"question_token_id": 5},
+    "step3p5": {"sliding_window": 16},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
+    "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
+    "wav2vec2-bert": {"vocab_size": 32},
+    "wav2vec2-conformer": {"vocab_size": 32},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": ZAMBA
+    | {"hidden_size": 64, "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_dt_rank": 4},
+    "zamba2": ZAMBA
+    | {"hidden_size": 64, "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_headdim": 16},
 }
 
 BASE = PreTrainedConfig().to_dict() | {"_name_or_path": "", "id2label": None, "label2id": None}
 WIDTH = re.compile(
     r"hidden_size|hidden_dim|(^|_)dims?$|d_model|d_ff|d_kv|d_inner|n_embd|n_inner|embedding_size|intermediate|ffn|"
     r"_units$|channels|lora_rank|proj_size|width$|embed_dim|projection_size|mlp_dim|_out_size|in_features|"
-    r"coordinate_size|shape_size|num_filters|lru|mlp_size|pos_feats|backbone_feature|layer_norm_dim|head_dim|d_head|head_size|d_ssm|d_state|upsample_groups"
+    r"coordinate_size|shape_size|num_filters|lru|mlp_size|pos_feats|backbone_feature|layer_norm_dim|head_dim|d_head|head_size|d_ssm|d_state|upsample_groups|bottleneck_size"
 )
 NO_WIDTH = re.compile(r"num_channels|audio_channels|mask_in_channels|vocab|rope_theta|position")
 DEPTH = re.compile(r"(^|_)(layers?|depth|blocks)$")
 NO_DEPTH = re.compile(
     r"feat_extract|max_window|residual_layers|shared_layers|nextn|vision_feature|conv|look|iou_head"
 )
-TOKEN = re.compile(r"token(_id|_index|_idx)?s?$|_id$")
+TOKEN = re.compile(r"(?<!_per_)token(_id|_index|_idx)?s?$|_id$")
 
 
 def shrink(fields: dict[str, Any], factor: int, tokens: dict[int, int]) -> dict[str, Any]:
@@ -207,7 +241,8 @@ def tiny_config(model_type: str, factor: int) -> PreTrainedConfig:
     for name in ("image_token_id", "image_token_index"):
         if name in fields and fields[name] is None:
             fields[name] = VOCABULARY // 2
-    fields |= EXCEPTIONS.get(model_type, {})
+    _fit_heads(fields)
+    _merge(fields, EXCEPTIONS.get(model_type, {}))
     fields.pop("model_type", None)
     return type(made)(**fields)
 
@@ -227,6 +262,27 @@ def _fit_features(fields: dict[str, Any]) -> None:
                 part[name] = width
         if width and {"embed_dim", "hidden_size", "spatial_merge_size"} <= part.keys():  # Qwen 2 VL
             part["hidden_size"] = width
+
+
+def _fit_heads(fields: dict[str, Any]) -> None:
+    """Widths of heads that a model wants to be told, or that are sums of others."""
+    for part in [value for value in fields.values() if isinstance(value, dict)]:
+        _fit_heads(part)
+    width, heads = fields.get("hidden_size"), fields.get("num_attention_heads")
+    if type(width) is int and type(heads) is int and heads:
+        for name, value in (("head_dim", width // heads), ("num_key_value_heads", heads)):
+            if fields.get(name, value) is None:
+                fields[name] = value
+    if {"qk_head_dim", "qk_nope_head_dim", "qk_rope_head_dim"} <= fields.keys():
+        fields["qk_head_dim"] = fields["qk_nope_head_dim"] + fields["qk_rope_head_dim"]
+
+
+def _merge(fields: dict[str, Any], others: dict[str, Any]) -> None:
+    for name, value in others.items():
+        if name.endswith("_config") and isinstance(fields.get(name), dict):
+            _merge(fields[name], value)
+        else:
+            fields[name] = value
 
 
 def _parts(model_type: str) -> dict[str, Any]:

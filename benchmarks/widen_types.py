@@ -70,30 +70,13 @@ def results(model_type: str) -> Iterator[dict[str, Any]]:
     """One row for each method."""
     start = time.process_time()
     row: dict[str, Any] = {"type": model_type, "class": "", "inputs": "", "asked": ""}
-    sweep = None
-    for factor in (16, 8, 4, 2, 1):
-        try:
-            cls = next(iter(classes_of(model_type)), None)
-            if cls is None:
-                row |= {"why": "no model has this config"}
-                break
-            row["class"] = cls.__name__
-            model = build(cls, tiny_config(model_type, factor))
-        except Exception as error:
-            row.setdefault("why", told(error))
-            continue
-        try:
-            sweep = Sweep(model)
-            break
-        except Exception as error:
-            row.setdefault("why", f"no inputs: {told(error)}")
-            if factor < 16:
-                break
+    sweep, why = first_that_runs(model_type)
     if sweep is None:
         for method in METHODS:
-            yield row | {"method": method, "outcome": "not built", "seconds": time.process_time() - start}
+            seconds = time.process_time() - start
+            yield row | {"method": method, "outcome": "not built", "why": why, "seconds": seconds}
         return
-    row |= {"inputs": "+".join(sweep.inputs), "why": ""}
+    row |= {"class": type(sweep.model).__name__, "inputs": "+".join(sweep.inputs)}
     for method in METHODS:
         outcome, why = "same", ""
         try:
@@ -119,6 +102,23 @@ def results(model_type: str) -> Iterator[dict[str, Any]]:
             "seconds": time.process_time() - start,
         }
         start = time.process_time()
+
+
+def first_that_runs(model_type: str) -> tuple[Sweep | None, str]:
+    """The richest class of a type that can be built and run at some size, or what the first attempt said."""
+    errors: list[str] = []
+    for cls in list(classes_of(model_type))[:4]:
+        for factor in (16, 8, 4, 2, 1):
+            try:
+                model = build(cls, tiny_config(model_type, factor))
+            except Exception as error:
+                errors.append(f"{cls.__name__}: {told(error)}")
+                continue
+            try:
+                return Sweep(model), ""
+            except Exception as error:
+                errors.append(f"{cls.__name__}: no inputs: {told(error)}")
+    return None, errors[0] if errors else "no model has this config"
 
 
 def told(error: BaseException) -> str:

@@ -86,3 +86,17 @@ def test_a_matrix_that_reads_wide_and_narrow_is_refused_before_it_breaks():
         altup.widen(model, "altup")
     assert torch.equal(logits(model), before)
     altup.widen(model, "recycled")
+
+
+def test_a_second_state_that_only_generation_shows():
+    """XLNet writes text with a second stream through its layers: narrow it fits, wide it would fail later."""
+    torch.manual_seed(0)
+    config = hf.XLNetConfig(vocab_size=60, d_model=32, n_layer=3, n_head=4, d_inner=48)
+    model = hf.XLNetLMHeadModel(config).eval()
+    ids = torch.tensor([[7, 8, 9, 10]])
+    asked = {"max_new_tokens": 4, "do_sample": False}
+    text = model.generate(ids, **asked)
+    with pytest.raises(UserError, match="recycled"):
+        altup.widen(model, "altup")
+    wide = altup.widen(copy.deepcopy(model), "recycled")
+    assert torch.equal(wide.generate(ids, **asked), text) and torch.equal(model.generate(ids, **asked), text)

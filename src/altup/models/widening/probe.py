@@ -60,6 +60,25 @@ def run(model: PreTrainedModel, example: dict[str, Any]) -> dict[str, Tensor]:
         return dict(_numbers(model(**inputs)))
 
 
+def as_generate_asks(model: PreTrainedModel, example: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments that `generate` would give the model for `example`, if it adds any and the model takes them.
+
+    XLNet then has a second state, which no other example shows.
+    """
+    if not model.can_generate() or "input_ids" not in example:
+        return None
+    try:
+        ids = example["input_ids"].to(model.device)
+        asked = model.prepare_inputs_for_generation(**(example | {"input_ids": ids}))
+        added = {name: value for name, value in asked.items() if value is not None}
+        if not added.keys() - example.keys():
+            return None
+        run(model, example | added)
+        return example | added
+    except Exception:  # a model may need more than this to begin with
+        return None
+
+
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         if value.is_floating_point():

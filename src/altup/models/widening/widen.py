@@ -36,7 +36,7 @@ from altup.models.widening.parameters import (
     untie,
     widen_parameter,
 )
-from altup.models.widening.probe import configs_of, difference, run
+from altup.models.widening.probe import as_generate_asks, configs_of, difference, run
 from altup.models.widening.structure import (
     Entries,
     find_entries,
@@ -108,12 +108,16 @@ def widen(
     _tell_what_is_not_run(model, plan, parts_not_run(model, found, order))
     entries = Entries({}, {}) if plan.recycled else find_entries(model, structure, found, order)
     widths = {stack.width for stack in found}
+    inputs = structure.example or {}
+    checks = [(inputs, before)]
+    if not plan.recycled and (asked := as_generate_asks(model, inputs)):
+        checks.append((asked, run(model, asked)))
     try:
-        _try(model, plan, entries.tables, widths, structure.example or {}, before)
+        _try(model, plan, entries.tables, widths, checks)
     except UserError:
         if not entries.features:
             raise
-        _try(model, plan, entries.tables | entries.features, widths, structure.example or {}, before)
+        _try(model, plan, entries.tables | entries.features, widths, checks)
     plan.save(model)
     finish(model)
     return model
@@ -148,18 +152,21 @@ def _try(
     plan: WideningPlan,
     entries: dict[str, int],
     widths: set[int],
-    example: dict[str, Any],
-    before: dict[str, Tensor],
+    checks: list[tuple[dict[str, Any], dict[str, Tensor]]],
 ) -> None:
-    """Widen `entries`, the layers and all that reads them, or refuse and leave the model as it was."""
+    """Widen `entries`, the layers and all that reads them, or refuse and leave the model as it was.
+
+    `checks` are examples with what the model made of them; the first runs through all that is widened.
+    """
     plan.repeated, plan.shared, plan.untied = {}, {}, {}
     try:
         _widen_entries(model, plan, entries)
         widen_layers(model, plan)
         with widening_readers(model, plan, widths):
-            run(model, example)
+            run(model, checks[0][0])
         # Once more: a matrix widened in the middle of a run may have read a narrow tensor before.
-        _compare(model, plan, before, run(model, example))
+        for example, before in checks:
+            _compare(model, plan, before, run(model, example))
     except Exception as error:
         _undo(model, plan)
         if isinstance(error, UnfitError):
