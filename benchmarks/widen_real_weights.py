@@ -34,7 +34,7 @@ import altup
 RESULTS = Path(__file__).parent / "results" / "widen_real_weights.csv"
 TOKENS, BATCH, STEPS, WARMUP = 64, 16, 200, 0.1
 LONGER = 220  # the steps that the original makes in the time of a widened one, and more than that for Recycled
-RATES, HIGHER_RATES = (5e-5, 1e-4, 2e-4), (4e-4, 8e-4)
+RATES = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
 LEFT_OUT, HELD_OUT = 512, 1500  # examples to choose a rate by; at most so many to report
 CHOOSING_SEED = 10
 KEY = ("task", "model", "rate", "steps", "seed", "part")
@@ -122,13 +122,8 @@ class Run:
 def plan() -> Iterator[Run]:
     """What is compared, the most important first. Each model's rate is chosen before it is reported."""
     for task in ("stsb", "sst2", "qqp"):
-        for rate in RATES:
-            for model in PLAIN:
-                yield Run(task, model, rate, CHOOSING_SEED, part="choose")
-        for rate in HIGHER_RATES:
-            for model in PLAIN:
-                if 2 * chosen_rate(task, model) == rate:  # the highest so far was the best
-                    yield Run(task, model, rate, CHOOSING_SEED, part="choose")
+        for model in PLAIN:
+            yield from sweep(task, model)
         for seed in range(3):
             for model in PLAIN:
                 yield Run(task, model, chosen_rate(task, model), seed)
@@ -137,6 +132,20 @@ def plan() -> Iterator[Run]:
             for model in IDEAS:
                 like = next(name for name in PLAIN if name[:5] == model.replace("same", "alt")[:5])
                 yield Run(task, model, chosen_rate(task, like), CHOOSING_SEED, part="choose")
+
+
+def sweep(task: str, model: str) -> Iterator[Run]:
+    """Two rates, and further ones beyond the best for as long as that is the highest or the lowest."""
+    tried = {1e-4, 2e-4}
+    while True:
+        for rate in sorted(tried):
+            yield Run(task, model, rate, CHOOSING_SEED, part="choose")
+        best = chosen_rate(task, model)
+        beyond = {RATES[RATES.index(best) + 1]} if best == max(tried) < RATES[-1] else set()
+        beyond |= {RATES[RATES.index(best) - 1]} if best == min(tried) > RATES[0] else set()
+        if not beyond:
+            return
+        tried |= beyond
 
 
 def chosen_rate(task: str, model: str) -> float:
