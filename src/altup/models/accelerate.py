@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.launch import IMPLEMENTATIONS, runs_triton
+from altup.models.recorded_calls import RecordedCalls
 from altup.models.stack import compile_layers, uncompile_layers
 from altup.models.widening.parameters import WideningPlan
 
@@ -19,15 +21,21 @@ _TOLD: set[str] = set()
 
 
 def accelerate(
-    model: Model, *, implementation: str = "auto", head: bool = True, compile: bool | None = None
+    model: Model,
+    *,
+    implementation: str = "auto",
+    head: bool = True,
+    compile: bool | None = None,
+    record: bool | None = None,
 ) -> Model:
     """Give a model our fast code, in place, for training and inference in a loop of your own.
 
     - **Gemma 3n of Hugging Face** (text alone or with vision and audio, under PEFT too): AltUp's prediction and
       correction, the per-layer input's norm and addition, the projections before the first layer and behind the
       last, and the head with its loss, on Triton kernels.
-    - **Models of this library, and models widened by it**: layers compiled by `torch.compile`, as `altup pretrain`
-      compiles them.
+    - **Models of this library**: layers compiled by `torch.compile`, as `altup pretrain` compiles them, and passes
+      replayed as CUDA graphs: one for the forward pass, one for the backward pass, for each shape of batch.
+    - **Models widened by it**: compiled layers.
 
     Weights, their names, config, `save_pretrained`, `generate`, caches, PEFT, `Trainer` and gradient checkpointing
     stay as they are. The fast code runs on CUDA GPUs that Triton supports; elsewhere the model computes exactly
@@ -37,10 +45,12 @@ def accelerate(
         model: A model of one of these kinds, or one that contains it.
         implementation: Of Gemma 3n's parts: `auto` takes the kernels where they can run and the original code
             elsewhere, `triton` requires the kernels, `plain` takes our formulas in plain PyTorch.
-        head: Whether Gemma 3n's loss in training is computed without holding the logits. The output's `logits` is
-            then None in training, where labels are given.
+        head: Whether the loss in training is computed without holding the logits, of Gemma 3n and of our models.
+            The output's `logits` is then None in training, where labels are given.
         compile: Whether layers are compiled. By default those of our models and of widened ones are, on a GPU, and
             those of Gemma 3n are not.
+        record: Whether passes are replayed as CUDA graphs. By default those of our models are, on a GPU. Calls
+            that cannot be are launched: with a cache, with hooks, with gradient checkpointing, under FSDP.
 
     Returns:
         The model itself.
@@ -80,6 +90,13 @@ def accelerate(
     if wanted and not getattr(model, COMPILED, False):
         compile_layers(model, ends=False, dynamic=None)
         setattr(model, COMPILED, True)
+    recorded = isinstance(model._compiled_call_impl, RecordedCalls)
+    if record if record is not None else device.type == "cuda" and _is_one_of_ours(model):
+        if not recorded:
+            has_option = "return_logits" in inspect.signature(type(model).forward).parameters
+            model._compiled_call_impl = RecordedCalls(model, skips_logits=head and has_option)
+    elif recorded:
+        model._compiled_call_impl = None
     return model
 
 
@@ -105,6 +122,8 @@ def decelerate(model: Model) -> Model:
         from altup.models.gemma3n import classes
 
         classes.unfuse(model)
+    if isinstance(model._compiled_call_impl, RecordedCalls):
+        model._compiled_call_impl = None
     if vars(model).pop(COMPILED, False):
         uncompile_layers(model)
     return model
@@ -113,6 +132,12 @@ def decelerate(model: Model) -> Model:
 def _has_gemma3n(model: nn.Module) -> bool:
     """By name first, so that other models do not load Gemma 3n's code."""
     return any(type(part).__name__ == "Gemma3nTextAltUp" for part in model.modules())
+
+
+def _is_one_of_ours(model: nn.Module) -> bool:
+    from altup.models.base import AltUpPreTrainedModel
+
+    return isinstance(model, AltUpPreTrainedModel)
 
 
 def _is_ours(model: nn.Module) -> bool:

@@ -1,0 +1,147 @@
+"""Recorded calls compute what the model does: here made again, in `test_recorded_calls_gpu.py` replayed."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import altup
+from altup.models.recorded_calls import LAUNCHED, RecordedCalls
+from tests.models.helpers import VOCABULARY, tiny, tiny_t5
+
+
+def batches(number, rows=(2,)):
+    generator = torch.Generator().manual_seed(0)
+    for i in range(number):
+        shape = (rows[i % len(rows)], 6)
+        ids, labels = (torch.randint(3, VOCABULARY, shape, generator=generator) for _ in range(2))
+        yield {"input_ids": ids, "labels": labels}
+
+
+def recorded(model):
+    return altup.accelerate(model, record=True)
+
+
+def recordings(model):
+    return model._compiled_call_impl._recorded
+
+
+@pytest.fixture
+def pair(recwarn):
+    model = tiny_t5("altup", dropout_rate=0.0).train()
+    return model, recorded(copy.deepcopy(model))
+
+
+def test_a_loop_with_accumulation_and_two_shapes_trains_to_the_same_bits(pair):
+    for model in pair:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for number, inputs in enumerate(batches(16, rows=(2, 3))):
+            (model(**inputs).loss / 2).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    plain, ours = pair
+    assert len(recordings(ours)) == 2
+    for one, other in zip(plain.parameters(), ours.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_results_outlive_the_next_call(pair):
+    _, model = pair
+    kept = [model(**inputs).loss for inputs in batches(LAUNCHED + 3)]
+    for loss in kept:
+        loss.backward()
+    again = [model(**inputs).loss for inputs in batches(LAUNCHED + 3)]
+    assert [float(loss) for loss in kept] == [float(loss) for loss in again]
+
+
+def test_two_forward_passes_before_their_backward_passes(pair):
+    """The second one is launched: the graph holds one pass's activations."""
+    for model in pair:
+        for inputs in batches(LAUNCHED + 1):
+            model(**inputs).loss.backward()
+        model.zero_grad()
+        first, second = (model(**inputs).loss for inputs in batches(2))
+        second.backward()
+        (3 * first).backward()
+    assert recordings(pair[1])
+    for one, other in zip(*(model.parameters() for model in pair), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_every_output_has_its_gradient(pair):
+    for model in pair:
+        for inputs in batches(LAUNCHED + 2):
+            model.zero_grad()
+            output = model(**inputs)
+            (output.loss + output.encoder_last_hidden_state.square().mean()).backward()
+    for one, other in zip(*(model.parameters() for model in pair), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_a_second_backward_pass_is_refused(pair):
+    _, model = pair
+    for inputs in batches(LAUNCHED + 1):
+        loss = model(**inputs).loss
+        loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="record=False"):
+        loss.backward()
+
+
+def test_frozen_and_replaced_weights_are_recorded_anew(pair):
+    for model in pair:
+        for inputs in batches(LAUNCHED + 1):
+            model(**inputs).loss.backward()
+        model.zero_grad()
+        model.lm_head.weight.requires_grad_(False)
+        model.encoder.embed_tokens.weight = torch.nn.Parameter(model.encoder.embed_tokens.weight * 2)
+        for inputs in batches(LAUNCHED + 1):
+            model(**inputs).loss.backward()
+    assert pair[1].lm_head.weight.grad is None
+    for one, other in zip(*(model.parameters() for model in pair), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        assert one.grad is None or torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("family", ["decoder", "bert"])
+def test_evaluation_and_calls_with_a_cache(family, recwarn):
+    model = tiny(family, "altup").eval()
+    want = [model(input_ids=inputs["input_ids"]) for inputs in batches(4)]
+    recorded(model)
+    with torch.no_grad():
+        got = [model(input_ids=inputs["input_ids"]) for inputs in batches(4)]
+    for one, other in zip(want, got, strict=True):
+        assert type(one) is type(other)
+        assert torch.equal(one.logits, other.logits)
+    caches = [output.get("past_key_values") for output in got]
+    assert bool(recordings(model)) == (family == "bert")
+    assert (caches[0] is None) == (family == "bert")
+
+
+def test_hooks_are_called_every_time(pair):
+    _, model = pair
+    calls = []
+    for inputs in batches(LAUNCHED + 1):
+        model(**inputs)
+    model.encoder.register_forward_hook(lambda *_: calls.append(1))
+    for inputs in batches(4):
+        model(**inputs)
+    assert len(calls) == 4
+
+
+def test_logits_are_left_out_in_training_only(pair):
+    plain, model = pair
+    inputs = next(batches(1))
+    assert model(**inputs).logits is None
+    assert model(**inputs, return_logits=True).logits is not None
+    assert model.eval()(**inputs).logits is not None
+    altup.decelerate(model)
+    assert model.train()(**inputs).logits is not None
+    assert plain(**inputs).logits is not None
+
+
+def test_a_copy_is_not_recorded(pair):
+    assert isinstance(pair[1]._compiled_call_impl, RecordedCalls)
+    assert copy.deepcopy(pair[1])._compiled_call_impl is None
