@@ -53,10 +53,11 @@ def test_a_model_of_others_from_widening_to_answers(
     altup("widen", "model", "--method", method, "--out", "wide")
     altup("prepare", "text.jsonl", "--tokenizer", "wide", "--out", "data", *PREPARE)
     altup("pretrain", "--from", "wide", "--data", "data", "--out", "pretrained", *TRAIN)
-    altup("finetune", "pretrained", *task, "--targets-length", "16", "--out", "tuned", *TRAIN)
+    told = altup("finetune", "pretrained", *task, "--targets-length", "16", "--out", "tuned", *TRAIN)
     table = altup("evaluate", "tuned", *task)
     written = altup("generate", "tuned" if save is not save_bert else "pretrained", "--prompt", prompt)
 
+    assert "adamw at 0.0001, coefficients at 0.01, " in told
     assert "glue/sst2" in table
     assert written.splitlines()[-1].startswith("dun")
     for run in ("pretrained", "tuned"):

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from altup.cli.main import app
 from altup.core.errors import UserError
 from altup.finetuning.config import FinetuneConfig
+from altup.models.widening.folders import widen_folder
 from tests.evaluation.tiny import save_tiny
 from tests.evaluation.tiny_models import save_bert, save_llama
 
@@ -46,6 +47,23 @@ def test_a_run_that_goes_on_keeps_its_recipe_and_does_not_ask_for_its_model() ->
     """As one of an older version, which trained every model as a T5."""
     saved = yaml.safe_load(FinetuneConfig(model="that is gone", tasks=["sst2"]).to_yaml())
     assert recipe(FinetuneConfig.resolve(saved, None, {"steps": 9})) == ("adafactor", 1e-3, "constant", 0)
+
+
+def test_coefficients_of_a_widened_model_have_the_rate_of_parameter_groups(tmp_path: Path) -> None:
+    place = save_llama(tmp_path / "model")
+    widen_folder(str(place), tmp_path / "wide", "recycled", 2, seed=0)
+
+    def factors(model: str, saved: dict[str, Any] | None = None, **flags: Any) -> dict[str, float]:
+        return FinetuneConfig.resolve(saved or {}, None, {"model": model, "tasks": ["sst2"], **flags}).lr_factors
+
+    wide = str(tmp_path / "wide")
+    assert factors(str(place)) == {}
+    assert factors(wide) == {"coefficients": 100}
+    assert factors(wide, lr=1e-3) == {"coefficients": pytest.approx(10)}
+    assert factors(wide, lr_factors={"head": 2.0}) == {"head": 2, "coefficients": 100}
+    assert factors(wide, lr_factors={"coefficients": 1.0}) == {"coefficients": 1}
+    older = yaml.safe_load(FinetuneConfig(model=wide, tasks=["sst2"]).to_yaml())
+    assert factors(wide, older) == {}
 
 
 def test_t5s_are_refused_what_adafactor_has_not(tmp_path: Path) -> None:

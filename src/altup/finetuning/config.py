@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from altup.core.errors import MOST_EXAMPLES, UserError
@@ -82,6 +83,15 @@ class FinetuneConfig(TaskSettings, TrainConfig):
         self.weighted_names()
 
     @classmethod
+    def resolve(cls, saved: dict[str, Any], file: Path | None, flags: dict[str, Any]) -> Self:
+        """A new run of a widened model gives the coefficients the rate that `altup.parameter_groups` does."""
+        config = super().resolve(saved, file, flags)
+        if saved or "coefficients" in config.lr_factors or not config.lr:
+            return config
+        factor = _coefficient_factor(config.model, config.lr)
+        return replace(config, lr_factors={**config.lr_factors, "coefficients": factor}) if factor else config
+
+    @classmethod
     def of_values(cls, values: dict[str, Any]) -> Self:
         """Encoders and causal models have their own optimizer, unless one is given, and with it their own rate."""
         own = {name: value for name, value in NOT_T5.items() if values.get(name) is None}
@@ -101,6 +111,16 @@ def _kind_of_model(name: str) -> str:
     from altup.evaluation.answering import kind_at
 
     return kind_at(find_model(name))
+
+
+def _coefficient_factor(model: str, lr: float) -> float | None:
+    """That of a model which `altup.widen` has widened."""
+    from altup.core.pretrained import load_config
+    from altup.core.runs import find_model
+    from altup.models.widening.training import factor_for
+    from altup.transformers_hooks import is_widened
+
+    return factor_for(lr) if is_widened(load_config(find_model(model))) else None
 
 
 def _read_weight(entry: str) -> tuple[str, float | None]:

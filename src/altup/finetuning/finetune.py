@@ -160,6 +160,13 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def _own_rates(config: FinetuneConfig) -> str:
+    """`, coefficients at 0.01`: the parts of the model whose rate differs."""
+    assert config.lr is not None
+    factors = {part: factor for part, factor in config.lr_factors.items() if factor != 1}
+    return "".join(f", {part} at {factor * config.lr:g}" for part, factor in factors.items())
+
+
 def _introduction(config: FinetuneConfig, mixture: Any) -> list[str]:
     """The run that is about to start, on one line, and what may not be meant."""
     parts = ", ".join(
@@ -170,7 +177,7 @@ def _introduction(config: FinetuneConfig, mixture: Any) -> list[str]:
     lines = [
         f"{config.model}: {number_of(config.steps, 'step')} of {number_of(config.batch_size, 'example')}, "
         f"{epochs:,.2f} epochs of {mixture.sequences_per_epoch:,}{', packed' if config.pack else ''}; "
-        f"{parts}; {config.optimizer} at {config.lr:g}, {config.precision}",
+        f"{parts}; {config.optimizer} at {config.lr:g}{_own_rates(config)}, {config.precision}",
         *warn_of_epochs(epochs),
     ]
     assert config.save_every is not None

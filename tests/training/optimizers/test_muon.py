@@ -178,3 +178,6 @@ def test_factors_that_make_no_sense_are_refused():
         build_optimizer("muon", tiny(), lr=0.1, lr_factors={"heads": 1.0})
     with pytest.raises(UserError, match="lr_factors: head=-1"):
         build_optimizer("muon", tiny(), lr=0.1, lr_factors={"head": -1.0})
+    with pytest.raises(UserError, match="coefficients=2: AltUpT5ForConditionalGeneration has no coefficients"):
+        build_optimizer("muon", tiny("dense"), lr=0.1, lr_factors={"coefficients": 2.0})
+    build_optimizer("muon", tiny("dense"), lr=0.1, lr_factors={"coefficients": 1.0})

@@ -78,6 +78,11 @@ def build_optimizer(
         )
     groups: dict[tuple, dict[str, Any]] = {}
     parts = parts_of(model)
+    if factors.get("coefficients", 1.0) != 1 and "coefficients" not in parts.values():
+        raise UserError(
+            f"lr_factors: coefficients={factors['coefficients']:g}: {type(model).__name__} has no coefficients of "
+            "AltUp, for its state is not wide; leave it out, or widen the model"
+        )
     for n, p in model.named_parameters():
         if not p.requires_grad:
             continue
