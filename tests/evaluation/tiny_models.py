@@ -147,6 +147,44 @@ def save_wide(folder: Path, original: Path, method: str = "altup") -> Path:
     return folder
 
 
+def save_bart(folder: Path) -> Path:
+    """Texts between <s> and </s>, learned positions, and a decoder that starts with </s>."""
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    tokenizer = byte_level(folder)
+    tokenizer.add_special_tokens({"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"})
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    tokenizer._tokenizer.post_processor = processors.TemplateProcessing(
+        "<s> $A </s>", special_tokens=[("<s>", start), ("</s>", end)]
+    )
+    tokenizer.save_pretrained(folder)
+    shape = {
+        f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in (("layers", 2), ("ffn_dim", 64))
+    }
+    shape |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "d_model": 32}
+    tokens = {"bos_token_id": start, "eos_token_id": end, "pad_token_id": tokenizer.pad_token_id}
+    tokens |= {"decoder_start_token_id": end, "forced_bos_token_id": start, "forced_eos_token_id": end}
+    torch.manual_seed(0)
+    config = BartConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **shape, **tokens)
+    BartForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+def save_t5(folder: Path, **fields: Any) -> Path:
+    """Hugging Face's, of the first version unless told otherwise, which is not converted to ours."""
+    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+    from tests.evaluation.tiny import save_tiny
+
+    tokenizer = AutoTokenizer.from_pretrained(save_tiny(folder / "ours"))
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    shape = {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2, "decoder_start_token_id": 0}
+    config = T5Config(vocab_size=len(tokenizer) + 8, **{**shape, **fields})
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
 def save_bert(folder: Path, **fields: Any) -> Path:
     from transformers import BertConfig, BertForMaskedLM
 

@@ -14,7 +14,7 @@ from altup.core.errors import UserError
 from altup.finetuning.config import FinetuneConfig
 from altup.models.widening.folders import widen_folder
 from tests.evaluation.tiny import save_tiny
-from tests.evaluation.tiny_models import save_bert, save_llama
+from tests.evaluation.tiny_models import save_bart, save_bert, save_llama, save_t5
 
 
 def recipe(config: FinetuneConfig) -> tuple[Any, ...]:
@@ -27,6 +27,8 @@ def recipe(config: FinetuneConfig) -> tuple[Any, ...]:
         (save_tiny, {}, ("adafactor", 1e-3, "constant", 0)),
         (save_tiny, {"optimizer": "adamw"}, ("adamw", 1e-3, "constant", 0.01)),
         (save_tiny, {"lr": 2e-3}, ("adafactor", 2e-3, "constant", 0)),
+        (save_t5, {}, ("adafactor", 1e-3, "constant", 0)),
+        (save_bart, {}, ("adamw", 1e-4, "constant", 0.01)),
         (save_llama, {}, ("adamw", 1e-4, "constant", 0.01)),
         (save_llama, {"lr": 2e-3, "beta2": 0.98}, ("adamw", 2e-3, "constant", 0.01)),
         (save_bert, {}, ("adamw", 1e-4, "constant", 0.01)),

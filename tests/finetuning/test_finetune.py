@@ -216,16 +216,6 @@ def test_a_folder_without_a_model_is_refused(data: Path, tmp_path: Path) -> None
         finetune(config(folder, data), tmp_path / "run")
 
 
-def test_an_encoder_and_decoder_that_is_no_t5_is_refused_before_data_is_read(model: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration
-
-    shape = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    BartForConditionalGeneration(BartConfig(vocab_size=640, **shape)).save_pretrained(tmp_path / "bart")
-    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "bart")
-    with pytest.raises(UserError, match="holds a 'bart' model; give one of t5, altup_t5"):
-        finetune(config(tmp_path / "bart", tmp_path / "no data"), tmp_path / "run")
-
-
 def test_a_checkpoint_is_enough_to_go_on(data: Path, tmp_path: Path) -> None:
     """The model a run began with may be gone by then."""
     model = save_tiny(tmp_path / "model")

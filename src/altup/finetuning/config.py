@@ -12,7 +12,8 @@ from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.evaluation.config import TaskSettings
 from altup.training.config import TrainConfig
 
-# What the command line begins with for causal models and encoders, which T5's rate spoils (docs/finetuning.md).
+# What the command line begins with for all models but T5s, whose rate spoils others (docs/finetuning.md).
+T5_TYPES = ("altup_t5", "t5", "mt5", "umt5", "longt5", "switch_transformers")
 NOT_T5 = {"optimizer": "adamw", "lr": 1e-4}
 
 
@@ -93,24 +94,26 @@ class FinetuneConfig(TaskSettings, TrainConfig):
 
     @classmethod
     def of_values(cls, values: dict[str, Any]) -> Self:
-        """Encoders and causal models have their own optimizer, unless one is given, and with it their own rate."""
+        """Models that are no T5s have their own optimizer, unless one is given, and with it their own rate."""
         own = {name: value for name, value in NOT_T5.items() if values.get(name) is None}
         if not own or values.get("optimizer") not in (None, NOT_T5["optimizer"]):
             return cls(**values)
         other = cls(**{**values, **own})  # says what is wrong before the model is looked for
-        return cls(**values) if _kind_of_model(other.model) == "t5" else other
+        return cls(**values) if _is_t5(other.model) else other
 
     def weighted_names(self) -> list[tuple[str, float | None]]:
         """`["squad=2", "glue"]` → [("squad", 2.0), ("glue", None)]."""
         return [_read_weight(entry) for entry in self.tasks]
 
 
-def _kind_of_model(name: str) -> str:
+def _is_t5(model: str) -> bool:
     """Imported when it is used: the command line's help is made from the config above, and needs no torch."""
+    from altup.core.pretrained import load_config
     from altup.core.runs import find_model
     from altup.evaluation.answering import kind_at
 
-    return kind_at(find_model(name))
+    place = find_model(model)
+    return kind_at(place) == "t5" and load_config(place).model_type in T5_TYPES
 
 
 def _coefficient_factor(model: str, lr: float) -> float | None:

@@ -74,7 +74,7 @@ class CausalLearning:
     def packing(self, device: torch.device, say: Callable[[str], None]) -> str | None:
         """Whether a model of others keeps texts apart is tried on it; it is not loaded twice for that."""
         place = self.answering.place
-        model = self._built[place] = self._load(place)
+        model = self._built[place] = load_to_learn(place, self.config)
         if isinstance(model, TokenSumsModel) and not keeps_texts_apart(model):
             name = type(model).__name__
             say(f"{name} does not tell the examples of a packed row apart: they are padded, not packed")
@@ -91,21 +91,23 @@ class CausalLearning:
 
     def build(self, checkpoint: Path | None) -> torch.nn.Module:
         place = str(checkpoint or self.answering.place)
-        return self._built.pop(place, None) or self._load(place)
-
-    def _load(self, place: str) -> Any:
-        logging.disable_progress_bar()
-        config = load_config(place)
-        set_dropout(config, self.config.dropout)
-        if isinstance(config, AltUpConfig):
-            config.z_loss = self.config.z_loss
-        model = load_language_model(place, config, dtype=torch.float32)
-        return model if isinstance(config, AltUpConfig) else answer_in_sums(model, self.config.z_loss)
+        return self._built.pop(place, None) or load_to_learn(place, self.config)
 
     def to_score(self, model: torch.nn.Module) -> Any:
         if isinstance(model, TokenSumsModel):
             return foreign_to_score(model)
         return copy_to_score(model, low_precision=self.config.precision == "bf16")
+
+
+def load_to_learn(place: str, config: FinetuneConfig) -> Any:
+    """The model at `place`, ours or of others, with float32 weights and the dropout and z-loss of `config`."""
+    logging.disable_progress_bar()
+    own = load_config(place)
+    set_dropout(own, config.dropout)
+    if isinstance(own, AltUpConfig):
+        own.z_loss = config.z_loss
+    model = load_language_model(place, own, dtype=torch.float32)
+    return model if isinstance(own, AltUpConfig) else answer_in_sums(model, config.z_loss)
 
 
 def one_row(prompt: np.ndarray, answer: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

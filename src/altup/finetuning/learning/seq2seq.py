@@ -1,4 +1,7 @@
-"""T5s: inputs go to the encoder and targets to the decoder, each in rows of their own."""
+"""Encoders with decoders: inputs go to the encoder and targets to the decoder, each in rows of their own.
+
+T5s are trained as our own. Other models are trained as transformers has them, with examples that are padded.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,12 @@ from altup.data.tasks.examples import Tokens, pad
 from altup.data.tasks.task import Example, Task
 from altup.evaluation.answering import Answering
 from altup.finetuning.config import FinetuneConfig
+from altup.finetuning.learning.causal import load_to_learn
 from altup.finetuning.packing import IGNORED, LAYOUTS, Usual, choose_width, mark_real, pack, round_up
-from altup.finetuning.scoring import copy_to_score
+from altup.finetuning.scoring import copy_to_score, foreign_to_score
 from altup.kernels.attention import WIDTHS
 from altup.kernels.launch import runs_triton
+from altup.models.foreign import TokenSumsModel
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.convert import from_hugging_face
 from altup.models.t5.model import AltUpT5ForConditionalGeneration
@@ -61,10 +66,18 @@ class Seq2SeqLearning:
     def pad(self) -> int:
         return int(self.answering.tokenizer.pad_token_id)
 
+    @property
+    def is_t5(self) -> bool:
+        return bool(self.answering.is_t5)  # type: ignore[attr-defined]
+
     def prepare(self, tasks: Sequence[Task]) -> None:
-        """Every task is text to text."""
+        for task in tasks:
+            self.answering.check(task, *task.lengths(self.config.inputs_length, self.config.targets_length))
 
     def packing(self, device: torch.device, say: Callable[[str], None]) -> str | None:
+        if not self.is_t5:
+            say("models with an encoder and a decoder other than T5s: examples are padded, not packed")
+            return None
         found = choose_packing(self.answering.place, self.config, device)
         if found is None:
             say("strided and pooled layers would mix the examples of a row: they are padded, not packed")
@@ -77,9 +90,13 @@ class Seq2SeqLearning:
         return inputs, targets, {"inputs": inputs.cut, "targets": targets.cut}
 
     def build(self, checkpoint: Path | None) -> torch.nn.Module:
+        if not self.is_t5:
+            return load_to_learn(str(checkpoint or self.answering.place), self.config)
         return build_model(self.config, self.answering.place, checkpoint)
 
     def to_score(self, model: torch.nn.Module) -> Any:
+        if isinstance(model, TokenSumsModel):
+            return foreign_to_score(model)
         return copy_to_score(model, low_precision=self.config.precision == "bf16")
 
 

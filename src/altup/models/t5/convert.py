@@ -64,11 +64,14 @@ def hugging_face_name(name: str) -> str:
     return name.replace("final_norm", "final_layer_norm")
 
 
+CONVERTED = "gated-gelu"  # the feed-forward of T5 1.1
+
+
 def from_hugging_face(model: T5ForConditionalGeneration) -> AltUpT5ForConditionalGeneration:
     """Our dense T5 with the weights of a Hugging Face T5 1.1 or Flan-T5."""
     refuse_widened_layers(model)
     theirs = model.config
-    if theirs.feed_forward_proj != "gated-gelu":
+    if theirs.feed_forward_proj != CONVERTED:
         raise UserError(
             f"feed_forward_proj={theirs.feed_forward_proj!r}: only T5 1.1 shapes (gated-gelu) can be converted; "
             "take a T5 1.1 or Flan-T5 checkpoint"

@@ -69,7 +69,7 @@ def as_generate_asks(model: PreTrainedModel, example: dict[str, Any]) -> dict[st
         return None
     try:
         ids = example["input_ids"].to(model.device)
-        asked = model.prepare_inputs_for_generation(**(example | {"input_ids": ids}))
+        asked = model.prepare_inputs_for_generation(**(example | {"input_ids": ids}))  # type: ignore[operator]
         added = {name: value for name, value in asked.items() if value is not None}
         if not added.keys() - example.keys():
             return None
