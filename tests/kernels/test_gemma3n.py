@@ -253,7 +253,7 @@ def test_a_whole_model():
     ours = accelerated(model, "triton")
     data = {name: value.to(DEVICE) for name, value in batch(1, 3).items()}
     data["labels"][0, 1:] = data["input_ids"][0, 1:]
-    assert_same(model, ours, data)
+    assert_same(model, ours, data, tolerance=1e-5 if DEVICE == "cpu" else 5e-5)  # a GPU's products differ too
 
 
 def types(K, pointer="*bf16"):

@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, StaticCache
 
 from altup import AltUpT5ForConditionalGeneration
+from altup.models.recorded_decoding import free_memory, is_hooked
 from altup.models.t5 import generation
 from tests.models.helpers import batch, tiny_t5
 
@@ -76,7 +77,7 @@ class Asked(AltUpT5ForConditionalGeneration):
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         plain = generation._is_greedy(generation_config, logits_processor, stopping_criteria, kwargs)
-        self.fast = plain and not generation._is_hooked(self)
+        self.fast = plain and not is_hooked(self)
         return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
 
 
@@ -158,7 +159,7 @@ def test_a_cache_that_would_fill_the_memory_is_not_made():
     model = tiny_t5("altup").cuda()
     rows = torch.ones(4096, 5, dtype=torch.long, device="cuda")
     torch.cuda.reset_peak_memory_stats()
-    free = generation.free_memory(rows.device)
+    free = free_memory(rows.device)
     ends = list(range(model.config.vocab_size))
     inputs = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
     found = model.generate(**inputs, max_new_tokens=2_000_000, eos_token_id=ends, do_sample=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import warnings
 from collections.abc import Iterable
 
 MOST_SEED = 2**63 - 1  # what every generator of random numbers takes
@@ -17,6 +18,16 @@ class UserError(ValueError):
 
 class DivergedError(UserError):
     """A run whose gradients are no longer finite."""
+
+
+TOLD: set[str] = set()  # what `warn_once` has said
+
+
+def warn_once(message: str) -> None:
+    """A warning, once a process."""
+    if message not in TOLD:
+        TOLD.add(message)
+        warnings.warn(message, stacklevel=3)
 
 
 def may_not_write(error: BaseException) -> bool:

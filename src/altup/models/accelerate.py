@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from altup.core.errors import UserError, check_choice
+from altup.core.errors import UserError, check_choice, warn_once
 from altup.kernels.launch import IMPLEMENTATIONS, runs_triton
 from altup.models.recorded_calls import RecordedCalls
 from altup.models.stack import compile_layers, uncompile_layers
@@ -17,7 +16,6 @@ from altup.models.widening.parameters import WideningPlan
 
 Model = TypeVar("Model", bound=nn.Module)
 COMPILED = "altup_compiled"  # set on a model whose layers `accelerate` has compiled
-_TOLD: set[str] = set()
 
 
 def accelerate(
@@ -68,24 +66,25 @@ def accelerate(
         torch.Size([1, 3, 20])
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
+    _check_model("accelerate", model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if _has_gemma3n(model):
         from altup.models.gemma3n import classes
 
         if unknown := classes.fuse(model, implementation, head):
-            _tell(
+            warn_once(
                 f"altup.accelerate: {', '.join(unknown)} of this version of transformers computes something that "
                 "altup does not know, so these parts keep their own code"
             )
         if implementation == "auto" and not runs_triton(device):
-            _tell(f"altup.accelerate: no GPU that Triton supports ({device}), so Gemma 3n's own code runs")
+            warn_once(f"altup.accelerate: no GPU that Triton supports ({device}), so Gemma 3n's own code runs")
     elif not _is_ours(model):
         raise UserError(
             f"{type(model).__name__} is neither a model of altup, nor widened by it, nor a Gemma 3n: there is "
             "nothing to accelerate; widen it first (altup.widen)"
         )
     elif device.type != "cuda":
-        _tell(f"altup.accelerate: layers are compiled on a CUDA GPU, not on {device}, so the plain code runs")
+        warn_once(f"altup.accelerate: layers are compiled on a CUDA GPU, not on {device}, so the plain code runs")
     wanted = compile if compile is not None else device.type == "cuda" and not _has_gemma3n(model)
     if wanted and not getattr(model, COMPILED, False):
         compile_layers(model, ends=False, dynamic=None)
@@ -118,6 +117,7 @@ def decelerate(model: Model) -> Model:
         >>> model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape
         torch.Size([1, 3, 20])
     """
+    _check_model("decelerate", model)
     if _has_gemma3n(model):
         from altup.models.gemma3n import classes
 
@@ -127,6 +127,11 @@ def decelerate(model: Model) -> Model:
     if vars(model).pop(COMPILED, False):
         uncompile_layers(model)
     return model
+
+
+def _check_model(verb: str, model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise UserError(f"altup.{verb} takes a model (a torch.nn.Module), not {model!r:.80}")
 
 
 def _has_gemma3n(model: nn.Module) -> bool:
@@ -144,10 +149,3 @@ def _is_ours(model: nn.Module) -> bool:
     from altup.models.base import AltUpPreTrainedModel
 
     return any(isinstance(part, AltUpPreTrainedModel) or WideningPlan.of(part) for part in model.modules())
-
-
-def _tell(message: str) -> None:
-    """A warning, once a process."""
-    if message not in _TOLD:
-        _TOLD.add(message)
-        warnings.warn(message, stacklevel=3)

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, Gemma3nForCausalLM, Gemma3nTextConfig
 
 import altup
-from altup.models import accelerate as module
+from altup.core import errors
 from altup.models.gemma3n import classes
 from altup.models.gemma3n.parts import Fused
 from tests.models.gemma3n.tiny import ROWS, accelerated, assert_same, batch, distance, gradients, tiny_gemma
@@ -202,7 +202,7 @@ def test_copies_and_pickles_are_accelerated_and_their_own():
 def test_on_a_cpu_it_is_the_original_bit_for_bit_and_says_so_once():
     model = tiny_gemma(layers=2)
     loss, want = gradients(model, batch())
-    module._TOLD.clear()
+    errors.TOLD.clear()
     with pytest.warns(UserWarning, match="no GPU that Triton supports"):
         ours = accelerated(model, "auto")
     with warnings.catch_warnings():
@@ -283,7 +283,7 @@ def test_code_that_is_not_known_is_left_alone(monkeypatch):
     """A later transformers may compute something else under the same name."""
     monkeypatch.setitem(classes.KNOWN, "Gemma3nTextDecoderLayer", {"another"})
     classes.is_known.cache_clear()
-    module._TOLD.clear()
+    errors.TOLD.clear()
     model = tiny_gemma(layers=2)
     with pytest.warns(UserWarning, match="Gemma3nTextDecoderLayer of this version"):
         ours = accelerated(model)
@@ -317,17 +317,20 @@ def test_a_part_that_was_wrapped_is_not_unwrapped():
     ours = accelerated(tiny_gemma(layers=2))
     layer = ours.model.layers[0]
     layer.__class__ = type("FSDPGemma3nTextDecoderLayer", (type(layer),), {})
-    with pytest.raises(altup.core.errors.UserError, match="was wrapped after"):
+    with pytest.raises(errors.UserError, match="was wrapped after"):
         altup.decelerate(ours)
 
 
 def test_wrong_arguments():
-    with pytest.raises(altup.core.errors.UserError, match="implementation='fast'"):
+    with pytest.raises(errors.UserError, match="implementation='fast'"):
         altup.accelerate(tiny_gemma(layers=2), implementation="fast")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(altup.core.errors.UserError, match="nothing to accelerate"):
+        with pytest.raises(errors.UserError, match="nothing to accelerate"):
             altup.accelerate(nn.Linear(2, 2))
+    for verb in (altup.accelerate, altup.decelerate):
+        with pytest.raises(errors.UserError, match=r"altup\.(ac|de)celerate takes a model .*, not None"):
+            verb(None)
 
 
 @pytest.mark.slow

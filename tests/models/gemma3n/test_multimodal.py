@@ -8,7 +8,7 @@ from transformers import AutoModel, Gemma3nConfig, Gemma3nForConditionalGenerati
 from transformers.models.gemma3n import modeling_gemma3n as theirs
 
 import altup
-from altup.models.gemma3n.parts import Fused
+from altup.models.gemma3n.parts import Fused, FusedNorm
 from tests.models.gemma3n.tiny import accelerated, assert_same, distance, stir, tiny_config
 
 VISION, AUDIO = 40, 48  # where the ids of the other senses begin
@@ -63,7 +63,9 @@ def test_loss_and_all_gradients(model):
     ours = accelerated(model)
     assert isinstance(ours, Fused)
     assert isinstance(ours.model.language_model, Fused)
-    assert not any(isinstance(part, Fused) for part in ours.model.audio_tower.modules())
+    heard = [part for part in ours.model.audio_tower.modules() if isinstance(part, Fused)]
+    assert heard
+    assert all(isinstance(part, FusedNorm) for part in heard)
     assert_same(model, ours, data)
     assert ours(**data).logits is None
     assert ours(**data).audio_hidden_states is not None

@@ -18,10 +18,12 @@ from transformers.models.gemma3n import modeling_gemma3n as theirs
 
 from altup.core.errors import UserError
 from altup.models.gemma3n.head import FusedHead, FusedMultimodalHead, FusedTextHead
-from altup.models.gemma3n.parts import Fused, FusedAltUp, FusedDecoderLayer
+from altup.models.gemma3n.parts import Fused, FusedAltUp, FusedDecoderLayer, FusedMLP, FusedNorm
 from altup.models.gemma3n.text_model import FusedTextModel
 
 MIXED_IN: dict[type[nn.Module], type[Fused]] = {
+    theirs.Gemma3nRMSNorm: FusedNorm,
+    theirs.Gemma3nTextMLP: FusedMLP,
     theirs.Gemma3nTextAltUp: FusedAltUp,
     theirs.Gemma3nTextDecoderLayer: FusedDecoderLayer,
     theirs.Gemma3nTextModel: FusedTextModel,
@@ -30,6 +32,8 @@ MIXED_IN: dict[type[nn.Module], type[Fused]] = {
 }
 # What a fused class repeats, and the digests of its code that are known (transformers 5.17).
 REPEATED: dict[Any, list[tuple[Any, tuple[str, ...]]]] = {
+    theirs.Gemma3nRMSNorm: [(theirs.Gemma3nRMSNorm, ("_norm", "forward"))],
+    theirs.Gemma3nTextMLP: [(theirs.Gemma3nTextMLP, ("_gaussian_topk",))],
     theirs.Gemma3nTextAltUp: [
         (theirs.Gemma3nTextAltUp, ("compute_router_modalities", "predict", "correct", "forward")),
         (theirs.Gemma3nRMSNorm, ("_norm", "forward")),
@@ -43,6 +47,8 @@ REPEATED: dict[Any, list[tuple[Any, tuple[str, ...]]]] = {
     theirs.Gemma3nForConditionalGeneration: [(theirs.Gemma3nForConditionalGeneration, ("forward",))],
 }
 KNOWN = {
+    "Gemma3nRMSNorm": {"99f8a2c2b053cd53"},
+    "Gemma3nTextMLP": {"415a99591b21bde8"},
     "Gemma3nTextAltUp": {"6d4b257b1582e7a1"},
     "Gemma3nTextDecoderLayer": {"3dbd0699101492ec"},
     "Gemma3nTextModel": {"670347dcc352d7e6"},

@@ -18,11 +18,13 @@ from transformers.models.gemma3n.modeling_gemma3n import Gemma3nCausalLMOutputWi
 from altup.kernels import head_sums
 from altup.kernels.cross_entropy import IGNORED
 from altup.kernels.gemma3n import uses_kernels
+from altup.models.gemma3n.fixed_cache import FixedCache
+from altup.models.gemma3n.generation import RecordedGeneration
 from altup.models.gemma3n.parts import Fused
 from altup.nn.layers import is_bare
 
 
-class FusedHead(Fused):
+class FusedHead(RecordedGeneration, Fused):
     """Mixed into a model with a head. `fuses_head` is the user's choice: `altup.accelerate(model, head=False)`."""
 
     fuses_head: bool
@@ -32,6 +34,8 @@ class FusedHead(Fused):
     def forward(self, *args: Any, **given: Any) -> Any:
         """The signature that others see is that of the class it is mixed into."""
         given |= dict(zip(self.names, args, strict=False))
+        if isinstance(cache := given.get("past_key_values"), FixedCache):
+            return cache.run(super().forward, given)
         if not self._skips_logits(given):
             return super().forward(**given)
         labels = given.pop("labels")

@@ -8,18 +8,22 @@ read, a part computes as its own class does, bit for bit.
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
 
 from altup.kernels import gemma3n as fused
+from altup.kernels.launch import FUSED_DTYPES, runs_triton
 from altup.nn.layers import is_bare, is_unhooked
 
 
 def is_bare_norm(norm: nn.Module) -> bool:
     """Whether a norm's weight and ε may be taken for the norm."""
-    return type(norm) is Gemma3nRMSNorm and is_unhooked(norm)
+    return type(norm).forward in (Gemma3nRMSNorm.forward, FusedNorm.forward) and is_unhooked(norm)
 
 
 class Fused(nn.Module):
@@ -27,6 +31,35 @@ class Fused(nn.Module):
 
     implementation: str
     config: Any
+
+
+class FusedNorm(Fused):
+    """`Gemma3nRMSNorm`, one kernel of PyTorch's instead of eight."""
+
+    eps: float
+    with_scale: bool
+    weight: Tensor
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        weight = self.weight if self.with_scale else None
+        fits = hidden_states.dtype in FUSED_DTYPES and (weight is None or weight.dtype == hidden_states.dtype)
+        if not (fits and (self.implementation == "plain" or runs_triton(hidden_states.device))):
+            return super().forward(hidden_states)
+        return F.rms_norm(hidden_states, hidden_states.shape[-1:], weight, self.eps)
+
+
+class FusedMLP(Fused):
+    """`Gemma3nTextMLP`, whose own code waits for the GPU to look whether the share of zeros is a probability."""
+
+    activation_sparsity: float
+
+    def _gaussian_topk(self, inputs: Tensor) -> Tensor:
+        """What lies above mean + z·std, with z of the share of numbers that are to be zero, were they normal."""
+        if not (self.implementation == "plain" or runs_triton(inputs.device)):
+            return super()._gaussian_topk(inputs)  # type: ignore[misc]
+        std = torch.std(inputs, dim=-1, keepdim=True, unbiased=False)
+        z = NormalDist().inv_cdf(self.activation_sparsity)
+        return F.relu(inputs - (inputs.mean(dim=-1, keepdim=True) + std * z))
 
 
 class FusedAltUp(Fused):

@@ -6,8 +6,6 @@ them. Everything a step reads or writes has a fixed place here: a static cache, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,22 +14,10 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from altup.kernels.cuda_graph import record
+from altup.models.recorded_decoding import eager_steps, fits_memory, free_memory, is_hooked, repeatable_attention
 
 EAGER_STEPS = 3  # steps that are run one by one: they warm up what a graph records, and short answers end here
-CACHE_SHARE = 0.25  # of the free memory, for a cache that has room for the longest text allowed
 CHECK_EVERY = 8  # replayed steps between two checks whether all rows have ended, for which the host waits
-
-
-@contextmanager
-def repeatable_attention() -> Iterator[None]:
-    """Without cuDNN's attention, which PyTorch prefers on Hopper: with masked keys it does not repeat itself to
-    the last bit."""
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
 class ReplayedGeneration:
@@ -47,7 +33,7 @@ class ReplayedGeneration:
         **kwargs: Any,
     ) -> Any:
         plain = _is_greedy(generation_config, logits_processor, stopping_criteria, kwargs)
-        fast = input_ids.is_cuda and plain and not _is_hooked(self)
+        fast = input_ids.is_cuda and plain and not is_hooked(self)
         if not (fast and fits(self, len(input_ids), stopping_criteria.max_length, free_memory(input_ids.device))):
             there: Any = super()
             return there._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
@@ -82,30 +68,14 @@ def _is_greedy(config: Any, logits_processor: Any, stopping_criteria: Any, kwarg
     )
 
 
-def _is_hooked(model: Any) -> bool:
-    """Whether someone waits for each call of a module, as accelerate does where a model is spread over devices: a
-    replayed step calls none."""
-    return any(
-        module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-        for module in model.modules()
-    )
-
-
 def fits(model: Any, batch: int, limit: int, free: int) -> bool:
     """Whether a static cache for `limit` tokens a row is a small part of `free` bytes.
 
     It has 2 · layers · batch · heads · d_kv · limit numbers, in the type that the model computes in.
     """
-    kind, config = model.device.type, model.config
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+    config = model.config
     numbers = 2 * config.num_decoder_layers * batch * config.num_heads * config.d_kv * limit
-    return numbers * dtype.itemsize <= CACHE_SHARE * free
-
-
-def free_memory(device: torch.device) -> int:
-    """Free bytes of a CUDA device, including those that PyTorch holds without using them."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
+    return fits_memory(numbers, model.dtype, model.device, free)
 
 
 @torch.no_grad()
@@ -146,14 +116,7 @@ def decode_greedily(
             ended.logical_or_((found[:, None] == eos).any(dim=1))
         return found[:, None]
 
-    # A model compiled for training would be compiled again; autocast's store of weights does not outlive a graph.
-    exact = torch.autocast(
-        device.type,
-        dtype=torch.get_autocast_dtype(device.type),
-        enabled=torch.is_autocast_enabled(device.type),
-        cache_enabled=False,
-    )
-    with torch.compiler.set_stance("force_eager"), exact:
+    with eager_steps(device):
         latest, done = input_ids, given
         while done < min(limit, given + EAGER_STEPS) and not bool(ended.all()):
             latest = step(latest)
