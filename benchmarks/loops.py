@@ -4,10 +4,10 @@
     torchrun --nproc-per-node 1 benchmarks/loops.py  # the exchange goes through NCCL
     python benchmarks/loops.py --quick               # a toy, on a CPU too
 
-Each way trains the same fresh weights on random tokens (512 in, 114 out) with AdamW in bf16 over float32 weights, and
-prints one line: sequences a second after the first steps, the share of the first way's, and the last loss (of Trainer
-the mean of all). All ways stack a batch from a list of tensors. Trainer is told not to wait for the GPU where it need
-not: no look at each loss (`logging_nan_inf_filter`), copies that do not block.
+Each way trains the same fresh weights on random tokens (512 in, 114 out) with AdamW in bf16 over float32 weights,
+and prints one line: sequences a second after the first steps, the share of the first way's, and the last loss (of
+Trainer the mean of all). All ways stack a batch from a list of tensors. Trainer is told not to wait for the GPU
+where it need not: no look at each loss (`logging_nan_inf_filter`), copies that do not block.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, StaticCache
 
+import altup
 from altup import AltUpT5ForConditionalGeneration
 from altup.models.recorded_decoding import free_memory, is_hooked
 from altup.models.t5 import generation
@@ -32,7 +33,7 @@ def hugging_face(model, inputs, **options):
         model.__class__._sample = inherited
 
 
-def decode(model, inputs, limit, eos, start=None):
+def decode(model, inputs, limit, eos, start=None, kept=None):
     mask = inputs["attention_mask"]
     if start is None:
         start = torch.zeros(len(mask), 1, dtype=torch.long, device=mask.device)
@@ -44,6 +45,7 @@ def decode(model, inputs, limit, eos, start=None):
         pad=0,
         encoder_outputs=model.encoder(**inputs),
         attention_mask=mask,
+        kept=kept,
     )
 
 
@@ -62,6 +64,22 @@ def test_tokens_are_those_of_hugging_faces_loop(method):
             want = hugging_face(model, inputs, max_length=limit, eos_token_id=eos)
             got = decode(model, inputs, limit, eos)
             assert torch.equal(got, want), (eos, limit)
+
+
+@pytest.mark.parametrize("method", ["dense", "altup", "average-pooling"])
+def test_what_is_kept_decodes_other_batches_of_the_same_shape(method):
+    """The first call is decoded as ever, the second makes what is kept, the others use it."""
+    model, kept = tiny_t5(method).eval(), {}
+    inputs = {name: tensor for name, tensor in batch().items() if name in ("input_ids", "attention_mask")}
+    ends = list(likely_ends(model, inputs))
+    for number in range(5):
+        rows = inputs["input_ids"].roll(number, dims=0).roll(number, dims=1)
+        mask = inputs["attention_mask"].roll(number, dims=0)
+        limit = 20 if number < 4 else 9
+        found = decode(model, {"input_ids": rows, "attention_mask": mask}, limit, ends, kept=kept)
+        want = decode(model, {"input_ids": rows, "attention_mask": mask}, limit, ends)
+        assert torch.equal(found, want), number
+    assert [decoding is None for decoding in kept.values()] == [False, True]
 
 
 def test_goes_on_behind_given_tokens():
@@ -179,3 +197,24 @@ def test_replayed_steps_give_the_tokens_of_hugging_faces_loop(method, autocast):
                 want = hugging_face(model, inputs, max_length=limit, eos_token_id=eos)
                 got = model.generate(**inputs, max_length=limit, eos_token_id=eos, do_sample=False)
                 assert torch.equal(got, want), (eos, limit)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["dense", "altup"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_an_accelerated_model_decodes_the_same_from_what_it_has_recorded(method, autocast):
+    model = tiny_t5(method).eval().cuda()
+    inputs = {name: tensor.cuda() for name, tensor in batch().items() if name in ("input_ids", "attention_mask")}
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+        ends = list(likely_ends(model, inputs))
+        for number in range(4):
+            rows = {name: tensor.roll(number, dims=0) for name, tensor in inputs.items()}
+            altup.decelerate(model)
+            want = model.generate(**rows, max_length=20, eos_token_id=ends, do_sample=False)
+            if number == 0:
+                altup.accelerate(model, compile=False)
+                calls = model._compiled_call_impl
+            model._compiled_call_impl = calls
+            got = model.generate(**rows, max_length=20, eos_token_id=ends, do_sample=False)
+            assert torch.equal(got, want), number
+    assert all(calls._decodings.values())

@@ -49,6 +49,7 @@ class RecordedCalls:
         self._recorded: dict[Any, _Recorded] = {}
         self._waiting: weakref.ref[_Pass] | None = None  # a forward pass whose backward pass may come
         self._pool: Any = None
+        self._decodings: dict[Any, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model: Any = self._model()
@@ -79,15 +80,25 @@ class RecordedCalls:
         self._seen[key] += key not in self._recorded
         return key in self._recorded or (self._seen[key] > LAUNCHED and len(self._recorded) < MOST)
 
-    def _key(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
-        """The kind of a call; None where it cannot be recorded."""
+    def decodings(self, model: nn.Module) -> dict[Any, Any]:
+        """A place for what a model has recorded to decode; empty once weights have moved."""
+        self._look_at_weights(model)
+        return self._decodings
+
+    def _look_at_weights(self, model: nn.Module) -> None:
+        """Forget all graphs where weights lie elsewhere."""
         if not self._parts or any(_members(module) != members for module, members in self._parts):
             self._parts = [(module, _members(module)) for module in model.modules()]
             self._parameters = list(model.parameters())
         weights: list[Any] = [(p.data_ptr(), p.requires_grad) for p in self._parameters]
         if weights != self._weights:
             self._recorded.clear()
+            self._decodings.clear()
             self._pool, self._weights = None, weights
+
+    def _key(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The kind of a call; None where it cannot be recorded."""
+        self._look_at_weights(model)
         device = self._parameters[0].device
         kind = device.type
         if any(p.device != device or isinstance(p, DTensor) for p in self._parameters):

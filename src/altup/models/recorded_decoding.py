@@ -25,16 +25,19 @@ def repeatable_attention() -> Iterator[None]:
 
 @contextmanager
 def eager_steps(device: torch.device) -> Iterator[None]:
-    """A model compiled for training would be compiled again; autocast's store of weights does not outlive a
-    graph."""
-    uncached = torch.autocast(
+    """A model compiled for training would be compiled again."""
+    with torch.compiler.set_stance("force_eager"), uncached_autocast(device):
+        yield
+
+
+def uncached_autocast(device: torch.device) -> torch.autocast:
+    """Autocast as it is, without its store of weights, which does not outlive a graph."""
+    return torch.autocast(
         device.type,
         dtype=torch.get_autocast_dtype(device.type),
         enabled=torch.is_autocast_enabled(device.type),
         cache_enabled=False,
     )
-    with torch.compiler.set_stance("force_eager"), uncached:
-        yield
 
 
 def is_hooked(model: Any) -> bool:

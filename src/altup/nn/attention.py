@@ -114,8 +114,7 @@ class Attention(nn.Module):
         elif isinstance(memory, Projected):
             k, v = self._heads(memory.keys), self._heads(memory.values)
         else:
-            source = x if memory is None else memory
-            k, v = self._heads(self.k(source)), self._heads(self.v(source))
+            k, v = self.project(x if memory is None else memory)
             if cache is not None:
                 k, v = cache.update(k, v, self.index)
         dropout = self.dropout if self.training else 0.0
@@ -133,6 +132,10 @@ class Attention(nn.Module):
             dropout=dropout,
         )
         return self.o(mixed.transpose(1, 2).flatten(2))
+
+    def project(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of what is attended to, each [batch, heads, tokens, d_kv]."""
+        return self._heads(self.k(source)), self._heads(self.v(source))
 
     def _heads(self, x: Tensor) -> Tensor:
         """[batch, tokens, heads·d_kv] → [batch, heads, tokens, d_kv]."""

@@ -21,6 +21,9 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
+        launched = x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if launched and x.dtype == self.weight.dtype:  # one kernel for eight
+            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
         return (wide * scale * self.weight).to(x.dtype)
