@@ -3,11 +3,14 @@ singular values in tests/training/optimizers/test_muon.py."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from altup.kernels import muon_reference
+from altup.kernels.muon.reference import iterate_newton_schulz
 from altup.training.optimizers.muon import Muon
 from tests.kernels.interpreter import DEVICE, INTERPRETED, fewer, needs_gpu, runs_kernel
 from tests.kernels.optimizer_steps import (
@@ -18,37 +21,98 @@ from tests.kernels.optimizer_steps import (
 )
 
 NEAR = 1e-4 if INTERPRETED else 0.03  # of an update: its matrices are multiplied in bf16 on a GPU
-SHAPES = {"wide": (5, 70), "tall": (70, 5), "of several programs": (70, 64), "a pile": (3, 6, 10), "one": (1, 1)}
+SHAPES = {
+    "wide": ((5, 70), None),
+    "tall": ((70, 5), None),
+    "of several programs": ((70, 64), None),
+    "a pile": ((3, 6, 10), None),
+    "one": ((1, 1), None),
+    "heads in rows": ((32, 70), (16, 70)),
+    "heads in columns": ((70, 36), (70, 12)),
+    "a grid of blocks": ((12, 20), (6, 5)),
+    "blocks that are not flat": ((66, 130), (66, 65)),
+}
+WIDE = {"several tiles": (150, 200), "whole tiles": (256, 768), "tall": (384, 256), "square": (256, 256)}
 
 
-def build(weights, lr=0.05):
-    return Muon([{"params": weights, "weight_decay": 0.1, "orthogonal": True}], lr=lr, betas=(0.9, 0.99), eps=1e-8)
+def build(weights, lr=0.05, block=None):
+    group = {"params": weights, "weight_decay": 0.1, "orthogonal": True, "block": block}
+    return Muon([group], lr=lr, betas=(0.9, 0.99), eps=1e-8)
 
 
 @runs_kernel
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", fewer([torch.float32], [torch.float32, torch.bfloat16]))
 def test_steps_equal_the_definition(shape, dtype, poisoned):
-    weights = parameters([SHAPES[shape]] * 3, dtype)
-    optimizer = build(weights, lr=torch.tensor(0.05, device=DEVICE))
+    whole, block = SHAPES[shape]
+    weights = parameters([whole] * 3, dtype)
+    optimizer = build(weights, lr=torch.tensor(0.05, device=DEVICE), block=block)
     for step in range(3):
         set_gradients(weights, step)
         assert all(optimizer._runs_matrix_kernels(p) for p in weights)
         states = [dict(optimizer.state[p]) for p in weights]
         expected = [
             muon_reference(
-                p.detach().float(), p.grad.float(), state["momentum"].float(), lr=0.05, weight_decay=0.1,
-                smallest=1e-3, largest=state["largest"],
+                *(t.detach().double().cpu() for t in (p, p.grad, state["momentum"])), lr=0.05, weight_decay=0.1,
+                smallest=1e-3, largest=state["largest"].double().cpu(), block=block,
             )
             for p, state in zip(weights, states, strict=True)
         ]  # fmt: skip
-        before = [p.detach().float().clone() for p in weights]
+        before = [p.detach().double().cpu() for p in weights]
         optimizer.step()
         for p, old, (weight, momentum) in zip(weights, before, expected, strict=True):
-            torch.testing.assert_close(optimizer.state[p]["momentum"], momentum, rtol=1e-5, atol=1e-7)
-            rounding = torch.finfo(dtype).eps * weight.norm() if dtype == torch.bfloat16 else 0
-            assert (p.float() - weight).norm() <= NEAR * (weight - old).norm() + rounding
+            found = optimizer.state[p]["momentum"].double().cpu()
+            torch.testing.assert_close(found, momentum, rtol=1e-5, atol=1e-7)
+            rounding = torch.finfo(dtype).eps * weight.norm()
+            assert (p.double().cpu() - weight).norm() <= NEAR * (weight - old).norm() + rounding
     assert [optimizer.state[p]["step"].item() for p in weights] == [3] * 3
+
+
+def unequal(shape, power=1.0):
+    """A matrix of norm 1 with singular values like 1, 2^-power, 3^-power, …; and orthogonalized, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    flat = min(shape)
+    left, right = (
+        torch.linalg.qr(torch.randn(size, flat, generator=generator, dtype=torch.float64))[0] for size in shape
+    )
+    values = torch.arange(1, flat + 1, dtype=torch.float64) ** -power
+    x = (left * values) @ right.mT
+    return x / x.norm(), iterate_newton_schulz(x / x.norm())
+
+
+@runs_kernel
+@pytest.mark.parametrize("shape", fewer(["several tiles"], WIDE))
+def test_unequal_singular_values_survive_float16(shape):
+    """Without a restart of the iterations the small ones are lost in the rounding of the large ones' squares."""
+    from altup.kernels.muon.gram import iterate_gram
+
+    x, expected = unequal(WIDE[shape])
+    found = iterate_gram(torch.stack([x, 0.5 * x]).to(DEVICE, torch.float16)).double().cpu()
+    assert (found[0] - expected).norm() < 0.01 * expected.norm()
+    again = iterate_newton_schulz(0.5 * x)
+    assert (found[1] - again).norm() < 0.01 * again.norm()
+
+
+@runs_kernel
+@pytest.mark.parametrize("tall", [False, True])
+def test_blocks_of_unequal_singular_values(tall):
+    """The weights move by the float64 definition's update, up to what the direction's own rounding changes."""
+    x, _ = unequal((64, 200), power=2.0)
+    x = x.to(torch.bfloat16)  # as kernels on a GPU round it
+    if tall:
+        x = x.mT.contiguous()
+    weights = parameters([x.shape])
+    optimizer = build(weights, lr=1.0, block=tuple(x.shape))
+    weights[0].grad = (20 * x.float()).to(DEVICE)  # with momentum 0.95 the direction is 1.95 times this
+    before = weights[0].detach().double().cpu()
+    optimizer.step()
+    state = torch.zeros_like(before)
+    largest = optimizer.state[weights[0]]["largest"].double().cpu()
+    expected, _ = muon_reference(
+        before, 20 * x.double(), state, lr=1.0, weight_decay=0.1, smallest=1e-3, largest=largest
+    )
+    moved = weights[0].detach().double().cpu() - before
+    assert (moved - (expected - before)).norm() < 0.01 * (expected - before).norm()
 
 
 @runs_kernel
@@ -66,9 +130,10 @@ def test_sizes_are_bounded():
 
 
 @runs_kernel
-def test_a_skipped_step_changes_no_bit_whatever_the_gradients_are():
+@pytest.mark.parametrize("block", [None, (3, 8)])
+def test_a_skipped_step_changes_no_bit_whatever_the_gradients_are(block):
     weights = parameters([(6, 8)] * 3)
-    skipped_steps_change_no_bit(weights, build(weights))
+    skipped_steps_change_no_bit(weights, build(weights, block=block))
 
 
 @runs_kernel
@@ -83,18 +148,40 @@ def test_what_the_kernels_cannot_read_takes_the_plain_path():
 
 
 @needs_gpu
-def test_replayed_steps_are_the_launched_ones_bit_for_bit_and_nothing_waits():
-    replayed_steps_are_the_launched_ones([(300, 301)] * 5, build)
+@pytest.mark.parametrize("block", [None, (60, 301)])
+def test_replayed_steps_are_the_launched_ones_bit_for_bit_and_nothing_waits(block):
+    replayed_steps_are_the_launched_ones([(300, 301)] * 5, partial(build, block=block))
 
 
-@pytest.mark.parametrize("name", ["_momentum_kernel", "_descend_kernel"])
+@pytest.mark.parametrize("tall", [False, True])
+def test_products_compile_for_hopper_without_spills(tall, hopper):
+    from altup.kernels.muon import blocks, gram
+
+    types = dict.fromkeys(("left", "right", "added", "out"), "*fp16") | dict.fromkeys("mk", "i32")
+    types |= dict.fromkeys(("alpha", "beta", "gamma"), "fp32") | {"TALL": tall, "ADDS": True, "EVEN": True}
+    types |= {"TILE": gram.TILE, "STEP": gram.STEP}
+    options = {"num_warps": gram.WARPS, "num_stages": gram.STAGES}
+    built = hopper.build(gram._symmetric_kernel, types, divisible="mk", **options)
+    assert hopper.stack_bytes(built) <= 16  # behind the loop
+    assert "wgmma" in built.asm["ptx"]
+
+    sizes = ("numel", "columns", "flat", "long", "along")
+    types = dict.fromkeys(blocks._blocks_kernel.arg_names, "*fp32") | dict.fromkeys(sizes, "i32")
+    types |= dict.fromkeys(("decay", "a", "b", "c"), "fp32") | {"skip": "*u8", "weights": "*i64"}
+    types |= {"directions": "*bf16", "ITERATIONS": 5, "TALL": tall, "FLAT": blocks.FLATTEST, "LONG": blocks.LONG}
+    built = hopper.build(blocks._blocks_kernel, types, divisible=sizes[:-1], num_warps=4)
+    assert not hopper.spills(built)
+    assert "wgmma" in built.asm["ptx"]
+
+
+@pytest.mark.parametrize("name", ["_momentum_kernel", "_normalize_kernel", "_descend_kernel"])
 def test_kernels_compile_for_hopper_without_spills(name, hopper):
     from altup.kernels.muon import triton as kernels
 
     kernel = getattr(kernels, name)
     types = dict.fromkeys(kernel.arg_names, "*fp32") | {"momentum": "fp32", "decay": "fp32", "numel": "i32"}
     types |= dict.fromkeys(("grads", "momenta", "weights"), "*i64") | {"skip": "*u8", "BLOCK": kernels.BLOCK}
-    types |= dict.fromkeys(("directions", "updates"), "*bf16")
+    types |= dict.fromkeys(("directions", "updates", "out"), "*bf16")
     types = {argument: types[argument] for argument in kernel.arg_names}
     built = hopper.build(kernel, types, divisible=("numel",))
     assert not hopper.spills(built)

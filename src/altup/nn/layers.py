@@ -52,6 +52,10 @@ class GatedFeedForward(nn.Module):
         for linear in (self.wi_0, self.wi_1, self.wo):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
 
+    def hidden_maps(self) -> tuple[list[nn.Linear], nn.Linear]:
+        """Those into the hidden layer, and the one out of it."""
+        return [self.wi_0, self.wi_1], self.wo
+
     def forward(self, x: Tensor) -> Tensor:
         hidden = F.gelu(self.wi_0(x), approximate="tanh") * self.wi_1(x)
         return self.wo(dropout(hidden, self.dropout, self.training))
@@ -65,6 +69,10 @@ class SwiGLU(nn.Module):
         self.gate = nn.Linear(width, hidden, bias=False)
         self.up = nn.Linear(width, hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
+
+    def hidden_maps(self) -> tuple[list[nn.Linear], nn.Linear]:
+        """Those into the hidden layer, and the one out of it."""
+        return [self.gate, self.up], self.down
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))

@@ -194,7 +194,8 @@ def model_key(config: Mapping[str, Any], start: Mapping[str, str]) -> str:
 
 
 def speed_key(config: PretrainConfig, vocabulary: int, machine: str) -> str:
-    return key_of({name: getattr(config, name) for name in SPEED_FIELDS}, vocabulary, machine)
+    own = {"muon_by": config.muon_by} if config.muon_by != "matrix" else {}  # later than the first keys
+    return key_of({name: getattr(config, name) for name in SPEED_FIELDS} | own, vocabulary, machine)
 
 
 def describe_model(config: PretrainConfig, changes: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from altup.core.schema import Settings, describe_settings, read_settings, refuse
 
 PARALLEL = ("ddp", "fsdp")
 PARTS = ("embeddings", "head", "coefficients")  # of a model whose rates may differ from that of the rest
+MUON_BY = ("matrix", "head", "block")
 SCHEDULES = ("rsqrt", "constant", "linear", "cosine")
 SPIKES = ("ignore", "skip")
 TRACKERS = ("tensorboard", "wandb", "trackio", "none")
@@ -86,6 +87,10 @@ class TrainConfig(Settings):
         {}, "Factor of the learning rate of {choices}: coefficients=0.1. Repeat it. [1; muon's embeddings: 4]",
         panel="Training", flag="--lr-factor", choices=PARTS, at_least=0,
     )  # fmt: skip
+    muon_by: str = setting(
+        "matrix", "What Muon orthogonalizes at a time: {choices} (of 64 hidden units, and heads).",
+        panel="Training", choices=MUON_BY,
+    )  # fmt: skip
     clip_norm: float | None = setting(
         None, "Bound of the gradient's norm.", shown="none", panel="Training", above=0
     )
@@ -144,6 +149,8 @@ class TrainConfig(Settings):
                 raise UserError(
                     f"{name}={beta} is for 'adamw', 'adamw-rms' and 'muon'; T5's Adafactor has no such number"
                 )
+        if self.muon_by != "matrix" and self.optimizer != "muon":
+            raise UserError(f"muon_by={self.muon_by!r} is for optimizer='muon', not for {self.optimizer!r}")
         if self.precision is None:
             self.precision = "bf16" if _has_gpu() else "fp32"
         self.trackers = [tracker for tracker in self.trackers if tracker != "none"]

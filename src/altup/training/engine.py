@@ -79,6 +79,7 @@ class Engine:
             beta1=config.beta1,
             beta2=config.beta2,
             lr_factors=config.lr_factors,
+            muon_by=config.muon_by,
         )
         self.schedule = config.rate()
         self.meter = Meter(process_group.device)

@@ -8,26 +8,25 @@ import torch
 from torch import Tensor
 
 from altup.kernels.launch import runs_fused
-from altup.kernels.muon.reference import muon_reference, orthogonalized, scale_of
+from altup.kernels.muon.reference import Block, muon_reference, orthogonalized, scale_of
 
 __all__ = ["muon_reference", "muon_update", "orthogonalized", "runs_fused", "scale_of"]
 
 
 @torch.no_grad()
 def muon_update(
-    weights: Sequence[Tensor], grads: Sequence[Tensor], momenta: Sequence[Tensor], largest: Tensor, *,
-    lr: Tensor | float, skip: Tensor | None = None, weight_decay: float, smallest: float,
+    weights: Sequence[Tensor], grads: Sequence[Tensor], momenta: Sequence[Tensor], steps: Sequence[Tensor],
+    largest: Sequence[Tensor], *, lr: Tensor | float, skip: Tensor | None = None, weight_decay: float,
+    smallest: float, block: Block | None = None,
 ) -> None:  # fmt: skip
     """`muon_reference` of n tensors of one shape, in place, by the Triton kernels (see `runs_fused`).
 
-    `largest` [n] bounds the sizes. Nothing changes where the bool scalar `skip`, on the weights' device, is true;
-    the host never waits for it.
+    `steps` are scalars that count updates, `largest` scalars that bound the sizes. Nothing changes where the bool
+    scalar `skip`, on the weights' device, is true; the host never waits for it.
     """
     from altup.kernels.multi_tensor import step_scalars, tensor_list
     from altup.kernels.muon.triton import update
 
     lr, skip = step_scalars(lr, skip, weights[0].device)
-    update(
-        tensor_list(weights), tensor_list(grads), tensor_list(momenta), largest,
-        lr=lr, skip=skip, weight_decay=weight_decay, smallest=smallest,
-    )  # fmt: skip
+    lists = [tensor_list(tensors) for tensors in (weights, grads, momenta, steps, largest)]
+    update(*lists, lr=lr, skip=skip, weight_decay=weight_decay, smallest=smallest, block=block)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+Block = tuple[int, int]  # rows and columns of the blocks that a matrix is cut into
 MOMENTUM = 0.95
 UPDATE_RMS = 0.2  # what AdamW's updates have, about, so that both take the same learning rates
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -15,7 +17,7 @@ ITERATIONS = 5
 
 def muon_reference(
     weight: Tensor, grad: Tensor, momentum: Tensor, *, lr: Tensor | float, weight_decay: float, smallest: float,
-    largest: Tensor,
+    largest: Tensor, block: Block | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The new weight w and momentum m of a matrix, or of a pile of matrices [..., rows, columns]:
 
@@ -23,27 +25,31 @@ def muon_reference(
         u = 0.2 · √max(rows, columns) · orthogonalized(0.95·m + 0.05·g)        [RMS about 0.2]
         w ← w - lr·weight_decay·w - lr · min(max(smallest, RMS(w)), largest) · u
 
-    Nothing is overwritten.
+    With `block`, a matrix is cut into blocks of this shape, and each has the u of a matrix. Nothing is
+    overwritten.
     """
     momentum = momentum.lerp(grad, 1 - MOMENTUM)
-    update = orthogonalized(grad.lerp(momentum, MOMENTUM)).to(weight.dtype)
+    update = orthogonalized(grad.lerp(momentum, MOMENTUM), block).to(weight.dtype)
     size = weight.square().mean().sqrt().clamp(min=smallest).minimum(largest)
-    return weight - lr * weight_decay * weight - lr * size * scale_of(weight.shape) * update, momentum
+    return weight - lr * weight_decay * weight - lr * size * scale_of(block or weight.shape) * update, momentum
 
 
-def scale_of(shape: torch.Size) -> float:
+def scale_of(shape: Sequence[int]) -> float:
     """What gives an orthogonalized matrix the RMS of an update."""
     return UPDATE_RMS * math.sqrt(max(shape[-2:]))
 
 
-def orthogonalized(matrices: Tensor) -> Tensor:
+def orthogonalized(matrices: Tensor, block: Block | None = None) -> Tensor:
     """U·Vᵀ, roughly, of each matrix U·S·Vᵀ of [..., rows, columns]: its singular values become about 1.
 
-    Newton-Schulz iterations, X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ. In bf16 on a GPU, which is enough: the
-    iteration brings singular values into [0.7, 1.2] and no nearer.
+    With `block`, of each block of this shape. Newton-Schulz iterations, X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ.
+    In bf16 on a GPU, which is enough: the iteration brings singular values into [0.7, 1.2] and no nearer.
     """
+    if block is not None:
+        blocks = matrices.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0])).transpose(-3, -2)
+        return orthogonalized(blocks).transpose(-3, -2).flatten(-4, -3).flatten(-2)
     x = matrices.bfloat16() if matrices.is_cuda else matrices
-    norms = x.norm(dim=(-2, -1), keepdim=True, dtype=torch.float32)
+    norms = x.norm(dim=(-2, -1), keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
     return iterate_newton_schulz(x / norms.clamp(min=1e-7).to(x.dtype))
 
 

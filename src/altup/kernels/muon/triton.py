@@ -1,8 +1,9 @@
-"""Triton kernels around Muon's matrix products, for many matrices of one shape at a time.
+"""Muon's update by Triton kernels, for many matrices of one shape at a time.
 
-Three passes: momentum and the matrices to orthogonalize, the weights' sizes, the step. What a program adds up it
-writes once, and the parts are added in a fixed order, so that results are the same bit for bit from run to run.
-Nothing waits for the host.
+One pass over gradients, momenta and weights makes the matrices to orthogonalize; one moves the weights. Between
+them are the matrix products, or they are part of the second (`blocks.py`). What a program adds up it writes once,
+and the parts are added in a fixed order, so that results are the same bit for bit from run to run. Nothing waits
+for the host.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.multi_tensor import TensorList, pointer
-from altup.kernels.muon.reference import MOMENTUM, iterate_newton_schulz, scale_of
+from altup.kernels.muon.blocks import FLATTEST, descend_by_blocks
+from altup.kernels.muon.gram import iterate_gram
+from altup.kernels.muon.reference import MOMENTUM, Block, scale_of
 
 BLOCK = 2048  # numbers of a tensor that a program works on
+PARTS = 1024  # sums that are added at a time
 
 
 @triton.jit
@@ -43,6 +47,37 @@ def _momentum_kernel(
 
 
 @triton.jit
+def _count_kernel(
+    steps, step_like, largest, largest_like, squares, factors, norms, skip, numel, count, scale, smallest,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """Of a tensor: the step, the norm of its direction, and scale · min(max(smallest, RMS(w)), largest)."""
+    n = tl.program_id(0)
+    step = tl.load(pointer(steps, step_like, n)) + 1  # by all threads, before the sum has them wait for each other
+    bound = tl.load(pointer(largest, largest_like, n))
+    of_directions, of_weights = tl.zeros([PARTS], tl.float32), tl.zeros([PARTS], tl.float32)
+    for start in range(0, count, PARTS):
+        j = start + tl.arange(0, PARTS)
+        at = squares + 2 * (n * count + j)
+        of_directions += tl.load(at, mask=j < count, other=0.0)
+        of_weights += tl.load(at + 1, mask=j < count, other=0.0)
+    tl.store(norms + n, tl.sqrt(tl.sum(of_directions)))
+    size = tl.minimum(tl.maximum(tl.sqrt(tl.sum(of_weights) / numel), smallest), bound)
+    tl.store(factors + n, scale * size)
+    if tl.load(skip) == 0:
+        tl.store(pointer(steps, step_like, n), step)
+
+
+@triton.jit
+def _normalize_kernel(directions, norms, out, numel, BLOCK: tl.constexpr):
+    n = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    d = tl.load(directions + n * numel + i, mask=i < numel, other=0.0).to(tl.float32)
+    d = d / tl.maximum(tl.load(norms + n), 1e-7)
+    tl.store(out + n * numel + i, d.to(out.dtype.element_ty), mask=i < numel)
+
+
+@triton.jit
 def _descend_kernel(weights, weight_like, updates, factors, lr, skip, numel, decay, BLOCK: tl.constexpr):
     if tl.load(skip) != 0:
         return
@@ -57,32 +92,49 @@ def _descend_kernel(weights, weight_like, updates, factors, lr, skip, numel, dec
 
 
 def update(
-    weights: TensorList, grads: TensorList, momenta: TensorList, largest: Tensor, *, lr: Tensor, skip: Tensor,
-    weight_decay: float, smallest: float,
+    weights: TensorList, grads: TensorList, momenta: TensorList, steps: TensorList, largest: TensorList, *,
+    lr: Tensor, skip: Tensor, weight_decay: float, smallest: float, block: Block | None = None,
 ) -> None:  # fmt: skip
-    """One step in place of n tensors of one shape, [..., rows, columns]; nothing where the bool scalar `skip` is
-    true.
+    """One step in place of n tensors of one shape, [..., rows, columns], counted in `steps`, which are scalars;
+    nothing where the bool scalar `skip` is true.
 
-    `largest` [n] bounds the sizes. `lr` and `skip` are on the weights' device.
+    `largest`, scalars too, bound the sizes. `lr` and `skip` are on the weights' device. With `block`, matrices are
+    cut into blocks of this shape.
     """
     n, shape, numel = len(weights.addresses), weights.like.shape, weights.like.numel()
     count = triton.cdiv(numel, BLOCK)
     dtype = torch.bfloat16 if weights.like.is_cuda else torch.float32
     directions = torch.empty(n, *shape, dtype=dtype, device=weights.like.device)
     squares = torch.empty(n, count, 2, dtype=torch.float32, device=directions.device)
+    factors, norms = squares.new_empty(2, n)
     skip = skip.view(torch.uint8)
     with torch.cuda.device_of(directions):
         _momentum_kernel[count, n](
             *grads, *momenta, *weights, directions, squares, skip, numel, MOMENTUM, BLOCK=BLOCK
         )
-    sizes = (squares[..., 1].sum(dim=1) / numel).sqrt().clamp(min=smallest).minimum(largest)
-    if len(shape) == 2:
-        norms = squares[..., 0].sum(dim=1).sqrt().view(n, 1, 1)
-    else:  # a pile of matrices, of which each has its own
-        norms = directions.norm(dim=(-2, -1), keepdim=True, dtype=torch.float32)
-    directions /= norms.clamp(min=1e-7).to(dtype)
-    updates = iterate_newton_schulz(directions).contiguous()
+        _count_kernel[n,](
+            *steps, *largest, squares, factors, norms, skip, numel, count, scale_of(block or shape), smallest,
+            PARTS=PARTS,
+        )  # fmt: skip
+    if block is not None and min(block) <= FLATTEST:
+        descend_by_blocks(weights, directions, block, factors, lr=lr, skip=skip, weight_decay=weight_decay)
+        return
+    updates = _orthogonalized(directions, norms, block)
     with torch.cuda.device_of(directions):
-        _descend_kernel[count, n](
-            *weights, updates, sizes * scale_of(shape), lr, skip, numel, weight_decay, BLOCK=BLOCK
-        )
+        _descend_kernel[count, n](*weights, updates, factors, lr, skip, numel, weight_decay, BLOCK=BLOCK)
+
+
+def _orthogonalized(directions: Tensor, norms: Tensor, block: Block | None) -> Tensor:
+    """Of [n, ..., rows, columns], whose norms [n] are those of the matrices if there are no more; contiguous."""
+    whole = directions.shape
+    if block is not None:
+        directions = directions.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0])).transpose(-3, -2)
+    matrices = directions.reshape(-1, *directions.shape[-2:])
+    if len(matrices) > len(norms):  # each has its own
+        norms = matrices.norm(dim=(-2, -1), dtype=torch.float32)
+    x = torch.empty_like(matrices, dtype=torch.float16 if matrices.is_cuda else torch.float32)
+    numel = matrices[0].numel()
+    with torch.cuda.device_of(x):
+        _normalize_kernel[triton.cdiv(numel, BLOCK), len(x)](matrices, norms, x, numel, BLOCK=BLOCK)
+    done = iterate_gram(x).view(directions.shape)
+    return (done if block is None else done.transpose(-3, -2)).reshape(whole)

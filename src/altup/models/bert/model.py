@@ -77,6 +77,10 @@ class BertFeedForward(nn.Module):
         self.wi = nn.Linear(width, hidden)
         self.wo = nn.Linear(hidden, width)
 
+    def hidden_maps(self) -> tuple[list[nn.Linear], nn.Linear]:
+        """Those into the hidden layer, and the one out of it."""
+        return [self.wi], self.wo
+
     def forward(self, x: Tensor) -> Tensor:
         return self.wo(F.gelu(self.wi(x)))
 

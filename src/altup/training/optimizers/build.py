@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from altup.core.errors import UserError, check_choice, check_range
-from altup.nn import RelativeBias, coefficient_names
-from altup.training.config import PARTS
+from altup.kernels.muon.reference import Block
+from altup.nn import Attention, GroupedAttention, RelativeBias, coefficient_names
+from altup.training.config import MUON_BY, PARTS
 from altup.training.optimizers.adafactor import Adafactor
 from altup.training.optimizers.adamw import AdamW, RelativeAdamW
 from altup.training.optimizers.muon import Muon
 from altup.training.optimizers.sharding import kind
 
+HIDDEN = range(64, 15, -1)  # units of a feed-forward's hidden layer in a block; a head usually has 64
 OPTIMIZERS = ("adafactor", "adamw", "adamw-rms", "muon")
 
 
@@ -47,6 +49,33 @@ def parts_of(model: nn.Module) -> dict[str, str]:
     return {name: part(name, parameter) for name, parameter in model.named_parameters()}
 
 
+def blocks_of(model: nn.Module, muon_by: str) -> dict[Tensor, Block]:
+    """The shapes of blocks that Muon orthogonalizes one by one; matrices that are not listed stay whole.
+
+    By `matrix` no matrix is cut. By `head` attention's projections are cut into heads, because no head knows of
+    another. By `block` the maps into and out of a feed-forward's hidden layer are cut too, into blocks of as many
+    hidden units as `HIDDEN` allows. Only the modules of our own models are known.
+    """
+    check_choice("muon_by", muon_by, MUON_BY)
+    found: dict[Tensor, Block] = {}
+
+    def cut(width: int, into: Iterable[nn.Module], out_of: nn.Module) -> None:
+        for linear in into:
+            if isinstance(linear, nn.Linear):  # and no adapter
+                found[linear.weight] = (width, linear.in_features)
+        if isinstance(out_of, nn.Linear):
+            found[out_of.weight] = (out_of.out_features, width)
+
+    for module in model.modules():
+        if muon_by != "matrix" and isinstance(module, Attention | GroupedAttention):
+            cut(module.d_kv, (module.q, module.k, module.v), module.o)
+        elif muon_by == "block" and hasattr(module, "hidden_maps"):
+            into, out_of = module.hidden_maps()
+            hidden = out_of.in_features
+            cut(next((units for units in HIDDEN if hidden % units == 0), hidden), into, out_of)
+    return {p: block for p, block in found.items() if tuple(p.shape) != block}
+
+
 def build_optimizer(
     name: str,
     model: nn.Module,
@@ -57,13 +86,14 @@ def build_optimizer(
     beta2: float | None = None,
     eps: float = 1e-8,
     lr_factors: Mapping[str, float] | None = None,
+    muon_by: str = "matrix",
 ) -> torch.optim.Optimizer:
     """The optimizer `name` over the parameters of `model` that ask for gradients.
 
-    `lr_factors` multiplies the rate of parts of the model (`PARTS`). `optimizer.step(skip=flag)` leaves every
-    weight and all state as they are where the bool tensor `flag`, on the parameters' device, is true; the host
-    never waits for it. `set_rate` sets the learning rate of a step. Shard the model (`fully_shard`) before this
-    call.
+    `lr_factors` multiplies the rate of parts of the model (`PARTS`). `muon_by` says what Muon orthogonalizes at a
+    time (`blocks_of`). `optimizer.step(skip=flag)` leaves every weight and all state as they are where the bool
+    tensor `flag`, on the parameters' device, is true; the host never waits for it. `set_rate` sets the learning
+    rate of a step. Shard the model (`fully_shard`) before this call.
     """
     check_choice("optimizer", name, OPTIMIZERS)
     check_range("weight_decay", weight_decay, 0, float("inf"))
@@ -77,7 +107,7 @@ def build_optimizer(
             "leave it at 0 or choose 'adamw'"
         )
     groups: dict[tuple, dict[str, Any]] = {}
-    parts = parts_of(model)
+    parts, blocks = parts_of(model), blocks_of(model, muon_by)
     if factors.get("coefficients", 1.0) != 1 and "coefficients" not in parts.values():
         raise UserError(
             f"lr_factors: coefficients={factors['coefficients']:g}: {type(model).__name__} has no coefficients of "
@@ -91,7 +121,7 @@ def build_optimizer(
             decays = p.ndim >= 2 and parts[n] != "coefficients"
             own |= {"weight_decay": weight_decay * decays, "sharding": kind(p).sharding}
         if name == "muon":
-            own["orthogonal"] = parts[n] == "matrix"
+            own |= {"orthogonal": parts[n] == "matrix", "block": blocks.get(p)}
         groups.setdefault(tuple(own.values()), {**own, "params": []})["params"].append(p)
     if not groups:
         raise UserError("the model has no parameter that asks for gradients; nothing to optimize")

@@ -15,11 +15,12 @@ from torch.distributed.tensor import DTensor
 
 from altup.core.errors import UserError
 from altup.kernels.muon import muon_update, orthogonalized, runs_fused, scale_of
-from altup.kernels.muon.reference import MOMENTUM
+from altup.kernels.muon.reference import MOMENTUM, Block
 from altup.training.optimizers.adamw import RelativeAdamW
-from altup.training.optimizers.relative import SMALLEST_RMS, RelativeOptimizer
-from altup.training.optimizers.sharding import Kind, local
+from altup.training.optimizers.relative import SMALLEST_RMS
+from altup.training.optimizers.sharding import STACK_ELEMENTS, Kind, local, stacks
 
+PILE_ELEMENTS = {**STACK_ELEMENTS, "cuda": 2**27}  # products of many matrices at once fill a GPU
 LARGEST_GROWTH = 10.0  # of the size that updates are measured by
 SIZE_OF_ZEROS = 0.02  # what a parameter that begins with zeros, as biases do, is taken to be like
 
@@ -31,8 +32,9 @@ class Muon(RelativeAdamW):
         U = 0.2 · √max(rows, columns) · orthogonalized(0.95·m + 0.05·G)        [RMS about 0.2]
         p ← (1 - lr·weight_decay)·p - lr · min(max(1e-3, RMS(p)), 10·RMS(p at the start)) · U
 
-    for the groups with `orthogonal=True`. A tensor of more dimensions is a pile of matrices. All other groups
-    have the U of `RelativeAdamW`. State of a matrix: `step`, `largest` and `momentum`.
+    for the groups with `orthogonal=True`. A tensor of more dimensions is a pile of matrices. The matrices of a
+    group with a `block` are cut into blocks of this shape, (rows, columns), and each block has the U of a matrix.
+    All other groups have the U of `RelativeAdamW`. State of a matrix: `step`, `largest` and `momentum`.
 
     Steps relative to the present size let weights grow by a factor in every step: at high rates a long run would
     end in infinities, so that size has a bound. (With the size of the start alone the plateau lasts longer.)
@@ -41,6 +43,7 @@ class Muon(RelativeAdamW):
     """
 
     KERNEL_STATE = (*RelativeAdamW.KERNEL_STATE, "largest")
+    MATRIX_STATE = ("momentum", "step", "largest")
 
     @torch.no_grad()
     def initial_state(self, p: Tensor, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
@@ -55,7 +58,9 @@ class Muon(RelativeAdamW):
 
     def _update_all(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         if group["orthogonal"]:
-            RelativeOptimizer._update_all(self, parameters, group, skip)
+            by_kernels = all(self._runs_matrix_kernels(p) for p in parameters if p.grad is not None)
+            for what, alike in stacks(parameters, PILE_ELEMENTS if by_kernels else STACK_ELEMENTS):
+                self._update(what, alike, group, skip)
         else:
             super()._update_all(parameters, group, skip)
 
@@ -64,22 +69,17 @@ class Muon(RelativeAdamW):
         if not group["orthogonal"] or not all(self._runs_matrix_kernels(p) for p in parameters):
             super()._update(what, parameters, group, skip)
             return
-        states = [self.state[p] for p in parameters]
         grads = [p.grad for p in parameters if p.grad is not None]
+        state = ([self.state[p][name] for p in parameters] for name in self.MATRIX_STATE)
         muon_update(
-            parameters, grads, [state["momentum"] for state in states],
-            torch.stack([state["largest"] for state in states]),
-            lr=group["lr"], skip=skip, weight_decay=group.get("weight_decay", 0.0), smallest=SMALLEST_RMS,
+            parameters, grads, *state, lr=group["lr"], skip=skip, weight_decay=group.get("weight_decay", 0.0),
+            smallest=SMALLEST_RMS, block=group.get("block"),
         )  # fmt: skip
-        steps = [state["step"] for state in states]
-        if skip is None:
-            torch._foreach_add_(steps, 1)
-        else:  # one for each: of a single number on the device the host would ask for its value
-            torch._foreach_add_(steps, [(~skip).to(steps[0].dtype)] * len(steps))
 
     def _runs_matrix_kernels(self, p: Tensor) -> bool:
-        grad, momentum = p.grad, self.state[p]["momentum"]
-        return grad is not None and not isinstance(p, DTensor) and runs_fused(p, grad, momentum)
+        if p.grad is None or isinstance(p, DTensor):
+            return False
+        return runs_fused(p, p.grad, *(self.state[p][name] for name in self.MATRIX_STATE))
 
     def direction(
         self, what: Kind, state: dict[str, Tensor], grad: Tensor, group: dict[str, Any]
@@ -87,15 +87,16 @@ class Muon(RelativeAdamW):
         if not group["orthogonal"]:
             return super().direction(what, state, grad, group)
         momentum = state["momentum"].lerp(grad, 1 - MOMENTUM)
-        update = orthogonalized_shards(what, grad.lerp(momentum, MOMENTUM)).to(grad.dtype)
-        return {"momentum": momentum}, update, torch.full_like(state["step"], scale_of(what.shape))
+        block = group.get("block")
+        update = orthogonalized_shards(what, grad.lerp(momentum, MOMENTUM), block).to(grad.dtype)
+        return {"momentum": momentum}, update, torch.full_like(state["step"], scale_of(block or what.shape))
 
 
-def orthogonalized_shards(what: Kind, pieces: Tensor) -> Tensor:
+def orthogonalized_shards(what: Kind, pieces: Tensor, block: Block | None = None) -> Tensor:
     """`orthogonalized` of n stacked matrices, of which `pieces` [n, rows here, columns] are local."""
     shards = [] if what.sharding is None else [i for i, one in enumerate(what.sharding[1]) if one.is_shard()]
     if not shards or len(what.shape) > 2:  # a pile of matrices is sharded between them
-        return orthogonalized(pieces)
+        return orthogonalized(pieces, block)
     if len(shards) > 1:
         raise UserError("optimizer='muon' knows parameters sharded over one dimension of the device mesh only")
     assert what.sharding is not None
@@ -104,12 +105,14 @@ def orthogonalized_shards(what: Kind, pieces: Tensor) -> Tensor:
     rows, columns = what.shape
     # Equal parts for all: so many whole matrices a process, so many rows of each from a process.
     each, share = -(-count // world), -(-rows // world)
+    if block is not None and block[1] == columns and share % block[0] == 0:  # every process has whole blocks
+        return orthogonalized(pieces, block) if pieces.numel() else pieces
     sent = pieces.new_zeros(world * each, share, columns)
     sent[:count, : pieces.shape[1]] = pieces
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)  # by [process of the rows, matrix, row]
     whole = received.view(world, each, share, columns).transpose(0, 1).reshape(each, world * share, columns)
-    done = orthogonalized(whole[:, :rows]).to(pieces.dtype)
+    done = orthogonalized(whole[:, :rows], block).to(pieces.dtype)
     sent = pieces.new_zeros(each, world * share, columns)
     sent[:, :rows] = done
     sent = sent.view(each, world, share, columns).transpose(0, 1).contiguous()

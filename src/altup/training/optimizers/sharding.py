@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -90,14 +90,16 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def stacks(parameters: Iterable[Tensor]) -> Iterator[tuple[Kind, list[Tensor]]]:
+def stacks(
+    parameters: Iterable[Tensor], most_elements: Mapping[str, int] = STACK_ELEMENTS
+) -> Iterator[tuple[Kind, list[Tensor]]]:
     """The parameters that have a gradient, in lists of one kind; the same lists on every process."""
     kinds = defaultdict(list)
     for parameter in parameters:
         if parameter.grad is not None:
             kinds[kind(parameter)].append(parameter)
     for what, alike in kinds.items():
-        elements = STACK_ELEMENTS.get(what.device.type, STACK_ELEMENTS["cuda"])
+        elements = most_elements.get(what.device.type, most_elements["cuda"])
         most = max(1, elements // max(1, what.shape.numel()))
         for start in range(0, len(alike), most):
             yield what, alike[start : start + most]
