@@ -43,6 +43,8 @@ EXPECTED = {
         "adamw",
         "adamw-rms",
         "muon",
+        "muon by head",
+        "muon by block",
         "hf adafactor",
         "torch adamw fused",
         "forward and backward",

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from altup.core.errors import UserError
-from altup.studies.jobs import Job, read_job
+from altup.studies.jobs import Job, deciding_fields, key_of, read_job, speed_key
+from altup.studies.scale import find_scale
+from altup.training.pretraining import PretrainConfig
 
 JOB = Job("finetune", "key", "title", {"config": {}, "of": "other"}, 5, 20, ("other",))
 
@@ -44,3 +46,14 @@ def test_a_run_without_its_card_is_not_done(tmp_path: Path) -> None:
     assert not JOB.is_done(tmp_path)
     (JOB.folder(tmp_path) / "README.md").write_text("")
     assert JOB.is_done(tmp_path)
+
+
+def test_a_later_setting_changes_the_keys_of_no_run_that_leaves_it_alone() -> None:
+    """These keys are of the time before `muon_by`: finished runs stay known."""
+    settings = {**find_scale("long").pretrain, "data": "data", "size": "tiny", "method": "altup", "k": 2}
+    usual = PretrainConfig(**settings)
+    assert key_of(deciding_fields(usual)) == "6905d7b3d24f"
+    assert speed_key(usual, 4000, "a machine") == "52934d7b1a0e"
+    by_head = PretrainConfig(**settings, muon_by="head")
+    assert key_of(deciding_fields(by_head)) != "6905d7b3d24f"
+    assert speed_key(by_head, 4000, "a machine") != "52934d7b1a0e"

@@ -27,17 +27,29 @@ def set_gradients(model: torch.nn.Module, step: int) -> None:
         p.grad = torch.randn(p.shape, generator=generator) * 10.0 ** (step % 3 - 1)
 
 
-def by_definition(p: np.ndarray, gradients: list[np.ndarray], lr: float) -> np.ndarray:
-    """The docstring's formula, with each singular value s taken through the polynomial a·s + b·s³ + c·s⁵."""
+def update_of(direction: np.ndarray) -> np.ndarray:
+    """U, with each singular value s taken through the polynomial a·s + b·s³ + c·s⁵."""
+    u, s, vt = np.linalg.svd(direction, full_matrices=False)
+    s = s / np.linalg.norm(s, axis=-1, keepdims=True)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return 0.2 * np.sqrt(max(direction.shape[-2:])) * (u * s[..., None, :]) @ vt
+
+
+def by_definition(
+    p: np.ndarray, gradients: list[np.ndarray], lr: float, block: tuple[int, int] | None = None
+) -> np.ndarray:
+    """The docstring's formula."""
     momentum, largest = np.zeros_like(p), 10 * max(1e-3, np.sqrt(np.mean(p**2)))
+    rows, columns = block or p.shape[-2:]
     for g in gradients:
         momentum = 0.95 * momentum + 0.05 * g
         direction = 0.95 * momentum + 0.05 * g
-        u, s, vt = np.linalg.svd(direction, full_matrices=False)
-        s = s / np.linalg.norm(s, axis=-1, keepdims=True)
-        for _ in range(5):
-            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-        update = 0.2 * np.sqrt(max(p.shape[-2:])) * (u * s[..., None, :]) @ vt
+        update = np.empty_like(p)
+        for i in range(0, p.shape[-2], rows):
+            for j in range(0, p.shape[-1], columns):
+                part = (..., slice(i, i + rows), slice(j, j + columns))
+                update[part] = update_of(direction[part])
         p = p - lr * min(max(1e-3, np.sqrt(np.mean(p**2))), largest) * update
     return p
 
@@ -77,6 +89,23 @@ def test_ten_steps_equal_the_definition():
             np.testing.assert_allclose(p.detach().numpy(), expected, rtol=1e-4, atol=1e-5, err_msg=n)
             compared["rest"] += 1
     assert compared == {"matrix": 2 * (7 + 3) + 2 * (11 + 3), "rest": len(start) - 48}
+
+
+def test_heads_and_blocks_equal_the_definition():
+    """By head, then by block too; all other matrices stay whole."""
+    heads = {"q": (8, 16), "k": (8, 16), "v": (8, 16), "o": (16, 8)}
+    hidden = {"wi_0": (48, 16), "wi_1": (48, 16), "wo": (16, 48)}
+    for muon_by, blocks in (("head", heads), ("block", heads | hidden)):
+        model = tiny("moe", experts=4, d_ff=96)  # of which 48 is the largest divisor up to 64
+        parts = parts_of(model)
+        start = {n: p.detach().double().numpy() for n, p in model.named_parameters()}
+        optimizer = build_optimizer("muon", model, lr=0.05, muon_by=muon_by)
+        set_gradients(model, 0)
+        optimizer.step()
+        for n, p in model.named_parameters():
+            if parts[n] == "matrix":
+                expected = by_definition(start[n], [p.grad.double().numpy()], 0.05, blocks.get(n.split(".")[-2]))
+                np.testing.assert_allclose(p.detach().numpy(), expected, rtol=1e-3, atol=1e-4, err_msg=n)
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (3, 9), (9, 3), (2, 6, 4), (2, 3, 4, 6)])

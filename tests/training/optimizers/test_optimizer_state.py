@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from altup.core.errors import UserError
+from altup.nn import Attention, GatedFeedForward
 from altup.training.checkpoints import save_tensors
 from altup.training.optimizers import OPTIMIZERS, build_optimizer, load_state_tensors, state_tensors
 from altup.training.parallel import leave
@@ -40,21 +41,25 @@ class Model(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=generator)))
 
     def set_gradients(self, step: int) -> None:
-        for i, p in enumerate(self.parameters()):
-            grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(100 * step + i))
-            grad[::2] *= step % 3  # now and then rows without gradient
-            if isinstance(p, DTensor):
-                grad = distribute_tensor(grad, p.device_mesh, p.placements, src_data_rank=None)
-            p.grad = grad
+        set_gradients(self, step)
 
 
-def train(model: Model, optimizer: torch.optim.Optimizer, steps: range) -> None:
+def set_gradients(model: nn.Module, step: int) -> None:
+    for i, p in enumerate(model.parameters()):
+        grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(100 * step + i))
+        grad[::2] *= step % 3  # now and then rows without gradient
+        if isinstance(p, DTensor):
+            grad = distribute_tensor(grad, p.device_mesh, p.placements, src_data_rank=None)
+        p.grad = grad
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
     for step in steps:
-        model.set_gradients(step)
+        set_gradients(model, step)
         optimizer.step(skip=torch.tensor(step == 2))
 
 
-def snapshot(model: Model, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     weights = {f"weight/{name}": p for name, p in model.named_parameters()}
     whole = {n: w.full_tensor() if isinstance(w, DTensor) else w for n, w in weights.items()}
     return {n: w.detach().clone() for n, w in whole.items()} | state_tensors(optimizer, model)
@@ -159,12 +164,32 @@ def run_sharded(rank: int, folder: Path) -> None:
         assert state_tensors(fresh, model, keep=False) == {}
         if rank == 0:
             save_tensors(folder / f"{name}.safetensors", result)
+    model, optimizer = build_by_block(torch.tensor(0.1))
+    train(model, optimizer, range(3))
+    result = snapshot(model, optimizer)
+    if rank == 0:
+        save_tensors(folder / "blocks.safetensors", result)
     dist.barrier()
     leave()
 
 
+def build_by_block(lr: torch.Tensor | float) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Heads of 8 rows, half of which each of two processes has, and blocks of 36 hidden units."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Attention(16, 4, 8), GatedFeedForward(16, 72))
+    if isinstance(lr, torch.Tensor):
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    return model, build_optimizer("muon", model, lr=lr, muon_by="block")
+
+
 def test_two_processes_with_fsdp2_equal_one(tmp_path):
     fork_two(run_sharded, tmp_path)
+    model, optimizer = build_by_block(0.1)
+    assert len({group["block"] for group in optimizer.param_groups}) == 4
+    train(model, optimizer, range(3))
+    found = TensorFiles(tmp_path, "blocks")
+    for key, tensor in snapshot(model, optimizer).items():
+        torch.testing.assert_close(found[key][...], tensor, rtol=1e-4, atol=1e-4, msg=key)
     for name in OPTIMIZERS:
         model = Model()
         optimizer = build_optimizer(name, model, lr=0.1)

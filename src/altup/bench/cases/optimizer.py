@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from altup.bench.cases import step
 from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work, distance
 from altup.core.hardware import ensure_bf16
 from altup.kernels.cuda_graph import record, warm_up
-from altup.training.optimizers import build_optimizer
+from altup.nn import Attention, GatedFeedForward
+from altup.training.optimizers import blocks_of, build_optimizer
 
 RATE = 1e-4
 Build = Callable[[nn.Module], Any]
@@ -33,8 +34,8 @@ def adamw_rms(model: nn.Module) -> Any:
     return build_optimizer("adamw-rms", model, lr=RATE)
 
 
-def muon(model: nn.Module) -> Any:
-    return build_optimizer("muon", model, lr=RATE)
+def muon(model: nn.Module, muon_by: str = "matrix") -> Any:
+    return build_optimizer("muon", model, lr=RATE, muon_by=muon_by)
 
 
 class RelativeReference:
@@ -52,12 +53,34 @@ class RelativeReference:
 
 
 class MuonReference(RelativeReference):
-    """`muon` over matrices alone, by torch's Muon, which computes in bf16 everywhere."""
+    """`muon` over matrices alone, by torch's Muon, which computes in bf16 everywhere.
 
-    def __init__(self, model: nn.Module) -> None:
+    It has copies of the blocks for parameters; their rates go by the size of the whole matrix.
+    """
+
+    def __init__(self, model: nn.Module, muon_by: str = "matrix") -> None:
         ensure_bf16(next(model.parameters()).device.type)
-        groups = [{"params": [p], "weight_decay": 0.0} for p in model.parameters()]
+        shapes = blocks_of(model, muon_by)
+        self.matrices = {p: shapes.get(p, tuple(p.shape)) for p in model.parameters()}
+        self.copies = {p: [nn.Parameter(part.clone()) for part in cut(p, b)] for p, b in self.matrices.items()}
+        groups = [{"params": copies, "weight_decay": 0.0} for copies in self.copies.values()]
         self.optimizer = torch.optim.Muon(groups, adjust_lr_fn="match_rms_adamw")
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for (p, block), group in zip(self.matrices.items(), self.optimizer.param_groups, strict=True):
+            assert p.grad is not None
+            group["lr"] = RATE * max(1e-3, float(p.square().mean().sqrt()))
+            for own, grad in zip(self.copies[p], cut(p.grad, block), strict=True):
+                own.grad = grad
+        self.optimizer.step()
+        for p, block in self.matrices.items():
+            for part, own in zip(cut(p.detach(), block), self.copies[p], strict=True):
+                part.copy_(own)
+
+
+def cut(matrix: Tensor, block: tuple[int, ...]) -> list[Tensor]:
+    return [part for rows in matrix.split(block[0]) for part in rows.split(block[1], dim=1)]
 
 
 def torch_adamw(model: nn.Module) -> Any:
@@ -81,7 +104,12 @@ def problems(setup: Setup) -> Iterator[Problem]:
             Provider("adafactor", partial(work, models, adafactor, hugging_face_adafactor)),
             Provider("adamw", partial(work, models, adamw, torch_adamw)),
             Provider("adamw-rms", partial(work, models, adamw_rms, RelativeReference)),
-            Provider("muon", partial(work, models, muon, MuonReference)),
+            *(
+                Provider(
+                    name, partial(work, models, partial(muon, muon_by=by), partial(MuonReference, muon_by=by))
+                )
+                for name, by in (("muon", "matrix"), ("muon by head", "head"), ("muon by block", "block"))
+            ),
             Provider("hf adafactor", partial(work, models, hugging_face_adafactor), "peer"),
             Provider("torch adamw fused", partial(work, models, torch_adamw), "peer"),
             Provider(STEP, partial(models.ours, "dense", compiled=setup.compiles), "floor", setup.compiles),
@@ -113,7 +141,7 @@ def work(models: step.Models, build: Build, reference: Build | None = None) -> W
 
     def compare() -> dict[str, float]:
         # Muon's matrices are orthogonalized in bf16, by torch too.
-        name = "orthogonal weights" if reference is MuonReference else "weights"
+        name = "orthogonal weights" if getattr(reference, "func", None) is MuonReference else "weights"
         return {} if reference is None else {name: agreement(build, reference, models.setup)}
 
     update = optimizer.step if reference is None else replayed(optimizer, models.setup.device)
@@ -131,17 +159,15 @@ def agreement(build: Build, reference: Build, setup: Setup) -> float:
     """How far `build` leads float32 weights in three steps from where `reference` leads float64 ones, relative to
     how far they went."""
     torch.manual_seed(0)
-    shapes = [(128, 130), (130, 256)]  # ours decays matrices alone, and factors those alone
-    start = [torch.randn(shape, dtype=torch.float64, device=setup.device) for shape in shapes]
-    bags = [
-        nn.ParameterList([nn.Parameter(t.to(dtype)) for t in start]) for dtype in (torch.float32, torch.float64)
-    ]
+    layer = nn.Sequential(Attention(130, 2, 64), GatedFeedForward(130, 256)).to(setup.device, torch.float64)
+    start = [p.detach().clone() for p in layer.parameters()]  # matrices: ours decays those alone
+    bags = [copy.deepcopy(layer).float(), layer]
     optimizers = [make(bag) for make, bag in zip((build, reference), bags, strict=True)]
     for _ in range(3):
         gradients = [torch.randn_like(t) for t in start]
         for bag, optimizer in zip(bags, optimizers, strict=True):
-            for parameter, gradient in zip(bag, gradients, strict=True):
+            for parameter, gradient in zip(bag.parameters(), gradients, strict=True):
                 parameter.grad = gradient.to(parameter.dtype)
             optimizer.step()
-    moved = [[p.detach() - t for p, t in zip(bag, start, strict=True)] for bag in bags]
+    moved = [[p.detach() - t for p, t in zip(bag.parameters(), start, strict=True)] for bag in bags]
     return distance(moved[0], moved[1])

@@ -20,7 +20,7 @@ LONG = 64  # places of the longer direction that a program holds at a time
 
 @triton.jit
 def _halves(x):
-    """float32 as the sum of two float16, 22 bits; numbers here are of about 1, and small ones need not be exact."""
+    """float32 as the sum of two float16, 22 bits: numbers here are about 1, and small ones need not be exact."""
     high = x.to(tl.float16)
     return high, (x - high.to(tl.float32)).to(tl.float16)
 

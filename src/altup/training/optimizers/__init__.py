@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from altup.training.optimizers.build import OPTIMIZERS, build_optimizer, parts_of, set_rate
+from altup.training.optimizers.build import OPTIMIZERS, blocks_of, build_optimizer, parts_of, set_rate
 from altup.training.optimizers.state import load_state_tensors, named_state, state_tensors
 
 __all__ = [
     "OPTIMIZERS",
+    "blocks_of",
     "build_optimizer",
     "load_state_tensors",
     "named_state",

@@ -67,10 +67,11 @@ def blocks_of(model: nn.Module, muon_by: str) -> dict[Tensor, Block]:
             found[out_of.weight] = (out_of.out_features, width)
 
     for module in model.modules():
+        hidden_maps = getattr(module, "hidden_maps", None)
         if muon_by != "matrix" and isinstance(module, Attention | GroupedAttention):
             cut(module.d_kv, (module.q, module.k, module.v), module.o)
-        elif muon_by == "block" and hasattr(module, "hidden_maps"):
-            into, out_of = module.hidden_maps()
+        elif muon_by == "block" and hidden_maps is not None:
+            into, out_of = hidden_maps()
             hidden = out_of.in_features
             cut(next((units for units in HIDDEN if hidden % units == 0), hidden), into, out_of)
     return {p: block for p, block in found.items() if tuple(p.shape) != block}
