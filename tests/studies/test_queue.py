@@ -77,13 +77,16 @@ def test_jobs_of_one_device_train_at_once_where_asked(scale: Scale, data: Path, 
     assert (len(jobs), queue.left, queue.failed) == (2, [], [])
 
 
-def test_what_waits_on_one_device_is_counted_by_the_time_limit(scale: Scale, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_waits_on_one_device_is_counted_by_the_time_limit(
+    scale: Scale, data: Path, tmp_path: Path, at_once: bool
+) -> None:
     """Each is thought to take 1000 s of the 2500 there are, so the third begins when others have ended sooner."""
     jobs = plan([TWO], scale, data, seeds=[0, 1]).training()[:3]
     events: list[str] = []
     queue = Queue(
         tmp_path, lambda text: events.append("begins"), lambda job: events.append("ends"), lambda job: 1000,
-        width=3, devices=["0"], isolated=True, until=time.monotonic() + 2500, start=fork_workers(),
+        width=3, devices=["0"], isolated=True, until=time.monotonic() + 2500, start=fork_workers(), at_once=at_once,
     )  # fmt: skip
     queue.run(jobs)
     assert events[:3] == ["begins", "begins", "ends"]

@@ -86,7 +86,7 @@ def tuned(scale: Scale) -> Scale:
     muon = {"optimizer": "muon", "lr": None, "schedule": None}
     return replace(
         scale, name="tuned", seeds=[1], pretrain={**scale.pretrain, **muon},
-        tune=Tuning(grid, steps=3, start={"lr": 0.01}),
+        tune=Tuning(grid, steps=3, start={"lr": 0.01, "lr_factors.embeddings": 4}),
     )  # fmt: skip
 
 
@@ -120,6 +120,7 @@ def test_each_model_is_tuned_and_then_run_with_what_was_chosen(done: tuple[Study
             assert (made["config"]["eval_part"], made["config"]["steps"]) == ("tuning", 3)
             assert "seed" not in made["config"]  # 0
             losses[tuple(point.values())] = loss
+        assert len(losses) == len(sweep["runs"])
         assert losses[tuple(chosen.values())] == min(losses.values())
         assert len(losses) <= most_runs(sweep["grid"])
     sweeps = list((run.results / "sweeps").glob("*.json"))
@@ -334,5 +335,5 @@ def test_the_long_scale_is_what_was_measured() -> None:
         assert value in scale.tune.grid[name][1:-1]
     assert scale.tune.steps >= config.steps / 2  # a shorter sweep chooses what ends the plateau first
     assert len(scale.seeds) >= 3
-    assert 0.15 * config.steps > 850  # where the plateau ends
+    assert 0.16 * config.steps >= 800  # where the plateau ends
     assert config.model_overrides == {"d_model": 256, "d_ff": 512, "d_kv": 32, "num_heads": 8, "num_layers": 4}

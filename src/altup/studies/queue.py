@@ -141,7 +141,8 @@ class Queue:
     ended: set[str] = field(default_factory=set)
     stopped: bool = False
     _number: int = 0
-    _since: dict[str, float] = field(default_factory=dict)
+    _since: dict[str, float] = field(default_factory=dict)  # the job that trains on a device does
+    _begun: dict[str, float] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)  # of jobs that wait for a process of others
 
     def run(self, jobs: Sequence[Job], alone: bool = False, more: Callable[[], list[Job]] | None = None) -> None:
@@ -264,6 +265,7 @@ class Queue:
                         device = free.pop(0)
                         if device is not None and not self._sharing(running, device):
                             self._since[device] = time.monotonic()
+                        self._begun[job.key] = time.monotonic()
                         running[self._start(job, device)] = job, device
                     if not running and not self._must_wait(waiting):
                         break
@@ -289,8 +291,7 @@ class Queue:
         busy = {job.key for job, _ in running.values()}
         ahead = 0.0
         if device is not None and (sharing := self._sharing(running, device)):
-            first, *others = [self.estimate(job) for job in sharing]
-            ahead = max(0.0, first - (time.monotonic() - self._since[device])) + sum(others)
+            ahead = self._left_on_device(sharing, device)
         for job in list(waiting):
             if busy.intersection(job.needs) or any(other.key in job.needs for other in waiting):
                 continue
@@ -309,6 +310,15 @@ class Queue:
     def _sharing(self, running: Running, device: str) -> list[Job]:
         """The jobs on a device. The first trains, since `_since`, and the others wait for their turns."""
         return [job for job, where in running.values() if where == device]
+
+    def _left_on_device(self, sharing: list[Job], device: str) -> float:
+        """Seconds until a device has done the jobs that run on it. At once, each has its share of the time."""
+        now = time.monotonic()
+        if self.at_once:
+            done = {job.key: (now - self._begun[job.key]) / len(sharing) for job in sharing}
+            return sum(max(0.0, self.estimate(job) - done[job.key]) for job in sharing)
+        first, *others = [self.estimate(job) for job in sharing]
+        return max(0.0, first - (now - self._since[device])) + sum(others)
 
     def _start(self, job: Job, device: str | None) -> Process:
         described = self.log(job).with_suffix(".json")

@@ -176,7 +176,7 @@ def _begin(values: Sequence[Any], told: Any, wanted: Any) -> Any:
     """Of a setting's values the one that is `told`, else the nearest to the one `wanted`: by their ratio, where
     they are numbers above 0; else the same one, or the first."""
     if told in values:
-        return told
+        return values[list(values).index(told)]  # 2 is 2.0, but a point is known by how it is written
     numbers = [value for value in [*values, wanted] if isinstance(value, int | float) and value > 0]
     if len(numbers) == len(values) + 1:
         return min(values, key=lambda value: abs(math.log(value / wanted)))
