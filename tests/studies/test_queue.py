@@ -86,7 +86,8 @@ def test_what_waits_on_one_device_is_counted_by_the_time_limit(
     events: list[str] = []
     queue = Queue(
         tmp_path, lambda text: events.append("begins"), lambda job: events.append("ends"), lambda job: 1000,
-        width=3, devices=["0"], isolated=True, until=time.monotonic() + 2500, start=fork_workers(), at_once=at_once,
+        width=3, devices=["0"], isolated=True, at_once=at_once, until=time.monotonic() + 2500,
+        start=fork_workers(),
     )  # fmt: skip
     queue.run(jobs)
     assert events[:3] == ["begins", "begins", "ends"]
