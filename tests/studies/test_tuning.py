@@ -184,6 +184,24 @@ def test_the_sweep_is_shown(done: tuple[StudyRun, StudyOutcome], tmp_path: Path)
     assert (tmp_path / "report-plots" / "two-tuning-lr.png").exists()
 
 
+def test_sweeps_are_shown_and_merged_before_there_are_results(
+    done: tuple[StudyRun, StudyOutcome], tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    shutil.copytree(done[0].results, begun)
+    for path in begun.glob("*.csv"):
+        path.unlink()
+    path = min((begun / "sweeps").glob("*.json"))
+    sweep = json.loads(path.read_text())
+    path.write_text(json.dumps({**sweep, "chosen": None}))
+    best = min(loss for _, loss, _ in sweep["runs"])
+    merge(begun, tmp_path / "merged")
+    for folder in (begun, tmp_path / "merged"):
+        shown = CliRunner().invoke(app, ["study", "table", "--results", str(folder)])
+        assert (shown.exit_code, f"{best:.3f}" in shown.stdout, "so far" in shown.stdout) == (0, True, True)
+        assert "no results yet" in shown.stderr
+
+
 def test_a_run_that_diverges_counts_as_infinitely_bad(scale: Scale, data: Path, tmp_path: Path) -> None:
     wild = Tuning({"lr": [0.01, 1e30]}, steps=3)
     changed = replace(scale, tune=wild, given={**scale.given, "max_skipped": 1, "log_every": 1})

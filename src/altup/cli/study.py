@@ -189,7 +189,10 @@ def _tell(studies: StudyRun, outcome: StudyOutcome) -> None:
     if outcome.failed:
         _say(f"{number_of(len(outcome.failed), 'job')} failed; their logs are in {studies.out / 'logs'}")
         raise typer.Exit(1)
-    _say(f"Look at them: altup study report --results {studies.results} --out report.html")
+    if outcome.results:
+        _say(f"Look at them: altup study report --results {studies.results} --out report.html")
+    elif studies.scale.tune:
+        _say(f"Look at the sweeps: altup study table --results {studies.results}")
 
 
 def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> None:
@@ -284,7 +287,12 @@ def print_tables(
 
     form = form or ("table" if sys.stdout.isatty() else "markdown")
     check_choice("format", form, FORMATS)
-    report = StudyReport(_folders(results), scale, names or ())
+    folders = _folders(results)
+    if begun := _sweeps_without_results(folders):
+        typer.echo(text_sweeps(begun))
+        _say("no results yet, only sweeps: the same `altup study run` goes on")
+        return
+    report = StudyReport(folders, scale, names or ())
     _warn_of_lost_records(report)
     absent = []
     for name, study in zip(names or [study.name for study in report.studies], report.studies, strict=True):
@@ -303,6 +311,15 @@ def print_tables(
     if absent:
         again = shlex.join(["altup", "study", "run", *absent, "--scale", report.stats.scale])
         _say(f"not run: {', '.join(absent)}; run what is missing: {again}")
+
+
+def _sweeps_without_results(folders: list[Path]) -> dict[tuple[str, str], dict[str, Any]]:
+    """(model, its scale) → the sweep, where nothing but sweeps has been run."""
+    from altup.studies.results import read_results, read_sweeps
+
+    if any(map(read_results, folders)):
+        return {}
+    return {(sweep["model"], sweep["scale"]): sweep for folder in folders for sweep in read_sweeps(folder)}
 
 
 def _warn_of_lost_records(report: StudyReport) -> None:

@@ -174,6 +174,11 @@ def read_sweep(folders: Sequence[Path], key: str) -> Record | None:
     return next((sweep for sweep in found if sweep["chosen"]), found[0] if found else None)
 
 
+def read_sweeps(folder: Path) -> list[Record]:
+    """All of them, those that have only begun too."""
+    return [_read_sweep(path) for path in sorted((folder / SWEEPS).glob("*.json"))]
+
+
 def _read_sweep(path: Path) -> Record:
     sweep, wrong = _read(path, sweep_misfit)
     if wrong is None:
@@ -212,15 +217,14 @@ def _scale_file(folder: Path, name: str) -> Path:
 def merge(source: Path, target: Path) -> tuple[int, int]:
     """Add the results of one folder to another: how many results and records came from the source.
 
-    Several at once add to the target one after the other.
+    Several at once add to the target one after the other. Sweeps that have only begun are added too.
     """
-    results = read_results(source)
-    if not results:
+    results, sweeps = read_results(source), read_sweeps(source)
+    if not results and not sweeps:
         raise UserError(f"{source} holds no results; `altup study run --out DIR` writes them to DIR/results")
     # All are read before any is written: a damaged one leaves the target as it was.
     records = [read_record_file(path) for path in sorted((source / RUNS).glob("*.json"))]
-    sweeps = [_read_sweep(path) for path in sorted((source / SWEEPS).glob("*.json"))]
-    names = {result.scale for result in results}
+    names = {result.scale for result in results} | {sweep["scale"] for sweep in sweeps}
     scales = [
         scale for name in names if _scale_file(source, name).exists() and (scale := read_scale([source], name))
     ]

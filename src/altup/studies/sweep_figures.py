@@ -50,14 +50,21 @@ def _show(value: Any) -> str:
 
 
 def _chosen(sweep: Record, name: str) -> str:
-    """The value with a mark where it lies at the edge of the grid."""
-    if not sweep["chosen"] or name not in sweep["chosen"]:
+    """The value with a mark where it lies at the edge of the grid; of a sweep that goes on the best so far."""
+    found = sweep["chosen"] or _best_run(sweep)[0]
+    if name not in found:
         return "–"
-    return _show(sweep["chosen"][name]) + (" (edge)" if name in edges_of(sweep) else "")
+    mark = " so far" if not sweep["chosen"] else " (edge)" if name in edges_of(sweep) else ""
+    return _show(found[name]) + mark
 
 
 def _best(sweep: Record) -> float | None:
-    return min((loss for _, loss, _ in sweep["runs"] if loss is not None), default=None)
+    return _best_run(sweep)[1]
+
+
+def _best_run(sweep: Record) -> tuple[dict[str, Any], float | None]:
+    runs = [(point, loss) for point, loss, _ in sweep["runs"] if loss is not None]
+    return min(runs, key=lambda run: run[1], default=({}, None))
 
 
 def _runs(sweep: Record) -> str:
