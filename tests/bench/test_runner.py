@@ -196,6 +196,32 @@ def test_time_limit_leaves_time_for_what_was_built(clock):
     assert timed(rows) == set(names) - set(skipped)
 
 
+def test_what_is_cheap_is_timed_before_what_compiles_is_built():
+    """So that it is there when the compiler takes longer than the time that is left."""
+
+    def never_ends():
+        raise KeyboardInterrupt
+
+    rows = []
+    providers = [Provider("slow", never_ends, compiled=True), Provider("right", squares())]
+    setup = Setup(torch.device("cpu"), quick=True, compiles=True)
+    with pytest.raises(KeyboardInterrupt):
+        Runner(setup, rows.append).run([Problem("squares", {"d": 3}, providers, tolerances={"": 1e-6})])
+    assert timed(rows) == {"right"}
+
+
+def test_every_case_has_its_share_of_the_time(clock):
+    wait = partial(clock.pass_time, 0.02)
+    problems = [
+        Problem(case, {"d": 3}, [Provider(f"p{i}", squares(wait=wait)) for i in range(12)], tolerances={"": 1e-6})
+        for case in ("first", "second")
+    ]
+    rows = []
+    Runner(SETUP, rows.append, rounds=1, time_limit=6.0, cases=["first", "second"]).run(problems)
+    for case in ("first", "second"):
+        assert 0 < len(timed(row for row in rows if row.case == case)) < 12
+
+
 def test_interrupting_keeps_what_was_timed():
     calls = []
 

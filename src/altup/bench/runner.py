@@ -6,6 +6,8 @@ import contextlib
 import fnmatch
 import gc
 import os
+import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,7 +39,8 @@ class Runner:
 
     `only` are patterns of provider names, all if empty. A provider that fails, disagrees or comes too late is
     reported and does not stop the others. `cold` measures the start of compiled providers alone, each compiled
-    anew; otherwise one uses what others compiled before it.
+    anew; otherwise one uses what others compiled before it. Of the time limit each of `cases`, in this order, has
+    an equal share and what those before it left.
     """
 
     setup: Setup
@@ -47,6 +50,7 @@ class Runner:
     rounds: int = 10
     time_limit: float = float("inf")
     cold: bool = False
+    cases: Sequence[str] = ()
     _begun: float = field(default_factory=lambda: time.monotonic())
 
     def run(self, problems: Iterable[Problem]) -> None:
@@ -60,15 +64,20 @@ class Runner:
                     return
 
     def solve(self, problem: Problem) -> None:
-        """One problem; what was timed is reported even if the user ends it early."""
+        """One problem; what was timed is reported even if the user ends it early.
+
+        Those that need not be compiled come first, and each is timed once as soon as it is ready: what takes long
+        may be ended before its turn.
+        """
         ready: dict[str, Stopwatch] = {}
         chosen = {provider.name: provider for provider in problem.providers if self._is_wanted(provider)}
-        for name, provider in chosen.items():
-            stopwatch = self._prepare(problem, provider)
-            if stopwatch is not None:
-                ready[name] = stopwatch
-            self._free()
         try:
+            for name, provider in sorted(chosen.items(), key=lambda item: item[1].compiled):
+                stopwatch = self._prepare(problem, provider)
+                if stopwatch is not None:
+                    ready[name] = stopwatch
+                    self._burst(problem, provider, ready)
+                self._free()
             self._take_turns(problem, chosen, ready)
         finally:
             timings = {name: stopwatch.spreads() for name, stopwatch in ready.items() if stopwatch.samples}
@@ -82,7 +91,7 @@ class Runner:
 
     def _prepare(self, problem: Problem, provider: Provider) -> Stopwatch | None:
         """The provider built, checked and warm; None where it may not be timed."""
-        if self._is_late(BUILDING):
+        if self._is_late(BUILDING * self._share(problem)):
             self._report(problem, provider, SKIPPED, "time limit")
             return None
         if not provider.fits(self.setup):
@@ -117,18 +126,29 @@ class Runner:
         return stopwatch
 
     def _take_turns(self, problem: Problem, chosen: dict[str, Provider], ready: dict[str, Stopwatch]) -> None:
-        """In every round each provider has one burst.
+        """In every round each provider has one burst; what was timed before does not count beside them.
 
         One round is always made: it takes little time beside building, which would be wasted without it.
         """
         for number, name in take_turns(ready, self.rounds):
-            if number and self._is_late():
+            if number and self._is_late(self._share(problem)):
                 return
-            try:
-                ready[name].burst()
-            except Exception as error:
-                del ready[name]
-                self._report(problem, chosen[name], FAILED, _first_line(error))
+            if not number:
+                ready[name].samples = {}
+            self._burst(problem, chosen[name], ready)
+
+    def _burst(self, problem: Problem, provider: Provider, ready: dict[str, Stopwatch]) -> None:
+        try:
+            ready[provider.name].burst()
+        except Exception as error:
+            del ready[provider.name]
+            self._report(problem, provider, FAILED, _first_line(error))
+
+    def _share(self, problem: Problem) -> float:
+        """The part of the time limit after which a case gives way to the next ones."""
+        if problem.case not in self.cases:
+            return 1.0
+        return (list(self.cases).index(problem.case) + 1) / len(self.cases)
 
     def _is_wanted(self, provider: Provider) -> bool:
         if self.cold and not provider.compiled:
@@ -186,9 +206,9 @@ def measure(
             sheet.add(row)
 
     limit = config.time_limit or float("inf")
-    runner = Runner(setup, emit, say, config.only, config.repeat or 1, limit, config.cold)
+    runner = Runner(setup, emit, say, config.only, config.repeat or 1, limit, config.cold, config.cases)
     try:
-        with fast_math():
+        with fast_math(), _stopped_by_sigterm():
             runner.run(problems(config.cases, setup))
     except KeyboardInterrupt:
         say("stopped; what was measured is kept")
@@ -196,6 +216,19 @@ def measure(
         names = ", ".join(config.cases)
         raise UserError(f"--only {' '.join(config.only)}: no provider of {names} has such a name")
     return rows
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM, as `timeout` sends it, is as Ctrl-C: what was measured is shown."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -81,6 +81,7 @@ class Inputs:
         self.g = (1 + 0.3 * torch.randn(k)).to(setup.device).requires_grad_()
         self.block_bytes = self.sets[0][1].numel() * self.sets[0][1].element_size()
         self.reference = cache(self._reference)
+        self.gemma_reference = cache(self._gemma_reference)
 
     def work(self, update: Update, compiled: bool = False) -> Work:
         run = torch.compile(update, dynamic=False) if compiled else update
@@ -95,7 +96,7 @@ class Inputs:
         ours = DynamicUpdate.from_gemma3n(module, implementation)
         run = torch.compile(ours, dynamic=False) if compiled else ours
         weights = [ours.C, ours.A, ours.R, ours.norm]  # in the order of theirs
-        return self._work(lambda x, y: run(tuple(x), y), weights, partial(self._gemma_reference, module))
+        return self._work(lambda x, y: run(tuple(x), y), weights, self.gemma_reference)
 
     def gemma(self, compiled: bool = False) -> Work:
         """Hugging Face's own module."""
@@ -117,7 +118,7 @@ class Inputs:
             out = forward(0)
             state, *others = backward(out)
             answer = _answer(out[0], [*state.unbind(0), *others], self.k)
-            return errors(answer, self._gemma_reference(module))
+            return errors(answer, self.gemma_reference())
 
         return Work(forward, backward, compare)
 
@@ -132,8 +133,9 @@ class Inputs:
         del module.correct_output_scale  # used elsewhere in that model
         return module
 
-    def _gemma_reference(self, module: Any) -> Answer:
+    def _gemma_reference(self) -> Answer:
         """Another function (coefficients from the data), so its reference is itself in float64."""
+        module = self._gemma_module()
         wide = type(module)(module.config).to(self.device, torch.float64)
         wide.load_state_dict(module.state_dict(), strict=False)
         del wide.correct_output_scale

@@ -171,7 +171,7 @@ class Models:
         shape = (2, 24, 8) if setup.quick else (BATCH[size], INPUTS, TARGETS)
         self.batch = Batch.random(setup, *shape, self.configs["dense"].vocab_size)
         self.master = cache(self._master)
-        self.reference = lru_cache(maxsize=1)(self._reference)  # of the method that is being checked
+        self.reference = lru_cache(maxsize=2)(self._reference)  # of the methods that run eagerly and compiled
 
     def ours(self, name: str, compiled: bool = True) -> Work:
         """As training runs it: eager, or with compiled layers as a graph."""
