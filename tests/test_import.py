@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import os
 import re
 import subprocess
 import sys
@@ -35,6 +36,16 @@ def test_help_is_light():
     count, *others = python(code).splitlines()[-1].split()
     assert int(count) < 600
     assert others == ["False"] * 3
+
+
+def test_threads_that_wait_may_sleep_before_torch_is_there(monkeypatch):
+    """Unless the user has said how they wait."""
+    from altup.__main__ import spin_briefly
+
+    for given in ({}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "7"}):
+        monkeypatch.setattr("os.environ", dict(given))
+        spin_briefly()
+        assert os.environ == (given or {"GOMP_SPINCOUNT": "1000"})
 
 
 @pytest.mark.parametrize("name", altup.__all__)

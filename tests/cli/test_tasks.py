@@ -80,9 +80,13 @@ def test_evaluate_finds_out_that_it_cannot_write_before_it_decodes(data: Path, t
     model = save_tiny(tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"not to be read")
     (tmp_path / "file").touch()
-    out = tmp_path / "file" / "x"
-    result = run.invoke(app, ["evaluate", str(model), "--task", "sst2", "--data", str(data), "--out", str(out)])
-    assert isinstance(result.exception, OSError)
+    for out, told in ((tmp_path / "file", "it is a file"), (tmp_path / "file/x", "Not a directory")):
+        for more in ([], ["--predict-only", "--split", "validation"]):
+            asked = ["evaluate", str(model), "--task", "sst2", "--data", str(data), "--out", str(out), *more]
+            result = run.invoke(app, asked)
+            assert isinstance(result.exception, UserError), result.exception
+            assert "cannot be made" in str(result.exception)
+            assert more or told in str(result.exception)
 
 
 def test_evaluate_takes_a_users_own_file(tmp_path: Path) -> None:

@@ -58,14 +58,20 @@ def rename_folder(temporary: Path, folder: Path) -> None:
     flush(folder.parent)
 
 
+def make_folder(folder: Path, option: str = "--out") -> None:
+    """Make a folder to write to, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if folder.is_file() else error.strerror
+        raise UserError(f"{option} {folder} cannot be made: {reason}; give a new folder") from None
+
+
 @contextlib.contextmanager
 def new_folder(folder: Path, option: str = "--out") -> Iterator[Path]:
     """Make a folder to write to, or refuse one that holds something; after an error an empty one goes again."""
     fresh = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{option} {folder} cannot be made: {error.strerror}; give a new folder") from None
+    make_folder(folder, option)
     if any(folder.iterdir()):
         raise UserError(f"{option} {folder} is not empty; give a new folder")
     try:

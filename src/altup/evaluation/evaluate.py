@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
-from altup.core.files import atomic_write
+from altup.core.files import atomic_write, make_folder
 from altup.data.bad_input import BadInput
 from altup.data.tasks import Example, Task, find_tasks
 from altup.data.tasks.examples import TaskSource, load_examples, open_tasks, source_of
@@ -88,7 +88,7 @@ def evaluate(
     lengths = config.inputs_length or found.inputs_length, config.targets_length or found.targets_length
     for task in present:
         answering.check(task, *task.lengths(*lengths))
-    out.mkdir(parents=True, exist_ok=True)  # fail before hours of decoding, if at all
+    make_folder(out)  # fail before hours of decoding, if at all
     loaded = load_to_answer(answering, config.precision)
     weights = weights_identity(found.place, loaded.model)
     before, replaced = stored_scores(out, found.place, weights)

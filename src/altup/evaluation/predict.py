@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError
-from altup.core.files import atomic_write, refuse_foreign
+from altup.core.files import atomic_write, make_folder, refuse_foreign
 from altup.data.bad_input import BadInput
 from altup.data.tasks import Example, Task
 from altup.data.tasks.examples import TaskSource, open_tasks, read_inputs, source_of
@@ -81,7 +81,7 @@ def predict_model(
     longest = config.inputs_length or found.inputs_length, config.targets_length or found.targets_length
     for task in chosen:
         answering.check(task, *task.lengths(*longest))
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     loaded = load_to_answer(answering, config.precision)
     count = counter(progress, sum(map(len, asked.values())))
     written = []

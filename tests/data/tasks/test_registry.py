@@ -43,6 +43,8 @@ def test_own_task_from_a_file_and_a_folder(tmp_path: Path) -> None:
     assert set(find_task(str(tmp_path / "validation.jsonl")).files) == {"train", "validation", "test"}
     (tmp_path / "test.jsonl").write_text('{"input": "1 + 2"}\n')
     assert find_task(str(tmp_path)).files["test"] == tmp_path / "test.jsonl"
+    (tmp_path / "test.jsonl.gz").write_text("")  # older, say: the plain one is read, as in a folder of data
+    assert find_task(str(tmp_path)).files["test"] == tmp_path / "test.jsonl"
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"train\.jsonl"):
         find_task(str(tmp_path / "empty"))

@@ -130,7 +130,7 @@ def own_task(path: Path) -> Task:
         files = {
             split: file
             for split in ("train", "validation", "test")
-            for ending in JSON_LINES
+            for ending in reversed(JSON_LINES)  # where there are several, the first stays
             if (file := path / f"{split}{ending}").exists()
         }
         if not files:
