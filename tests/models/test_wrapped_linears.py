@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from altup.nn.layers import is_bare
+from altup.nn.linear import is_bare
 from tests.models.helpers import batch, tiny, tiny_t5
 
 

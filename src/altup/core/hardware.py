@@ -34,7 +34,8 @@ PEAK_BF16 = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
-PRECISIONS = ("bf16", "fp32")
+PRECISIONS = ("bf16", "fp32")  # of a model that is run
+TRAINING_PRECISIONS = ("bf16", "fp8", "fp32")
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 SAFE_ISA = "AVX512_CORE_BF16"  # the newest instructions before AMX
 BF16_TRY = "import torch; x = torch.randn(64, 64).bfloat16(); (x @ x).sum().item()"

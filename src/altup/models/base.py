@@ -15,7 +15,7 @@ from altup.core.pretrained import WHERE, load_config
 from altup.kernels.cross_entropy import TokenSums, head_sums, token_sums
 from altup.models.config import AltUpConfig
 from altup.nn import PartialExperts, coefficient_names
-from altup.nn.layers import is_bare
+from altup.nn.linear import is_bare
 
 ALIGNED = 8  # numbers that fill 16 bytes in half precision
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from altup.kernels.attention import attention
-from altup.nn.layers import is_bare
+from altup.nn.linear import Fp8Maps, apply_linears, is_bare
 from altup.nn.positions import rotate
 
 if TYPE_CHECKING:
@@ -46,8 +46,13 @@ def project_memory(memory: Tensor, layers: Sequence[Attention]) -> list[Projecte
 
     Layer by layer it would be a sum of twice as many products as there are layers, each as wide as the memory.
     """
-    weight = torch.cat([linear.weight for layer in layers for linear in (layer.k, layer.v)])
-    projected = F.linear(memory, weight).unflatten(-1, (2 * len(layers), -1)).unbind(-2)
+    linears = [linear for layer in layers for linear in (layer.k, layer.v)]
+    projected: Sequence[Tensor]
+    if layers[0].in_fp8("memory"):
+        projected = apply_linears(memory, linears, fp8=True)
+    else:
+        weight = torch.cat([linear.weight for linear in linears])
+        projected = F.linear(memory, weight).unflatten(-1, (len(linears), -1)).unbind(-2)
     return [Projected(*projected[i : i + 2]) for i in range(0, 2 * len(layers), 2)]
 
 
@@ -60,7 +65,7 @@ def can_share_memory(layers: Sequence[Attention]) -> bool:
     )
 
 
-class Attention(nn.Module):
+class Attention(Fp8Maps):
     """T5's attention of `width`-wide queries over themselves, or over a memory that is `memory_width` wide.
 
     No biases, no 1/√d_kv (it is folded into q's initial values). `index` is the layer's place in its stack, under
@@ -109,16 +114,18 @@ class Attention(nn.Module):
         `memory` is what is attended to, [batch, keys, memory_width], or its keys and values already.
         New keys and values are appended to `cache`; with `cached=True` they are only read from it.
         """
+        own = (self.k, self.v) if memory is None and not cached else ()
+        *projected, queries = apply_linears(x, (*own, self.q), self.in_fp8("projections"))
         if cache is not None and cached:
             k, v = cache.layers[self.index].keys, cache.layers[self.index].values  # type: ignore[union-attr]
         elif isinstance(memory, Projected):
             k, v = self._heads(memory.keys), self._heads(memory.values)
         else:
-            k, v = self.project(x if memory is None else memory)
+            k, v = self.project(memory) if memory is not None else map(self._heads, projected)
             if cache is not None:
                 k, v = cache.update(k, v, self.index)
         dropout = self.dropout if self.training else 0.0
-        q = self._heads(self.q(x))
+        q = self._heads(queries)
         mixed = attention(
             q,
             k,  # type: ignore[arg-type]
@@ -131,18 +138,19 @@ class Attention(nn.Module):
             constant_beyond=constant_beyond,
             dropout=dropout,
         )
-        return self.o(mixed.transpose(1, 2).flatten(2))
+        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), self.in_fp8("output"))[0]
 
     def project(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of what is attended to, each [batch, heads, tokens, d_kv]."""
-        return self._heads(self.k(source)), self._heads(self.v(source))
+        k, v = apply_linears(source, (self.k, self.v), self.in_fp8("memory"))
+        return self._heads(k), self._heads(v)
 
     def _heads(self, x: Tensor) -> Tensor:
         """[batch, tokens, heads·d_kv] → [batch, heads, tokens, d_kv]."""
         return x.unflatten(-1, (-1, self.d_kv)).transpose(1, 2)
 
 
-class GroupedAttention(nn.Module):
+class GroupedAttention(Fp8Maps):
     """BERT's and today's decoders': softmax(q·kᵀ/√d_kv + mask)·v, where each of `num_kv_heads` keys and values
     serves a group of query heads.
 
@@ -182,7 +190,8 @@ class GroupedAttention(nn.Module):
 
         `causal` hides the future where there is no mask; a mask must hide it itself.
         """
-        q, k, v = (linear(x).unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for linear in (self.q, self.k, self.v))
+        projected = apply_linears(x, (self.q, self.k, self.v), self.in_fp8("projections"))
+        q, k, v = (part.unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for part in projected)
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
         if cache is not None:
@@ -199,4 +208,4 @@ class GroupedAttention(nn.Module):
             is_causal=causal and mask is None,
             enable_gqa=self.group > 1 and mask is None,
         )
-        return self.o(mixed.transpose(1, 2).flatten(2))
+        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), self.in_fp8("output"))[0]

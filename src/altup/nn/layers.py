@@ -1,4 +1,4 @@
-"""Norms, which compute in float32 and keep the dtype that came in, gated feed-forwards, and bare linear maps."""
+"""Norms, which compute in float32 and keep the dtype that came in, and gated feed-forwards."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from altup.kernels.dropout import dropout
+from altup.kernels.fp8 import fits_fp8, fp8_feed_forward
+from altup.nn.linear import Fp8Maps, apply_linears
 
 
 class RMSNorm(nn.Module):
@@ -36,7 +38,7 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(x).to(x.dtype)
 
 
-class GatedFeedForward(nn.Module):
+class GatedFeedForward(Fp8Maps):
     """T5 1.1's: wo(dropout(gelu(wi_0·x) ⊙ wi_1·x)), with the tanh form of GELU and no biases."""
 
     def __init__(self, width: int, hidden: int, dropout: float = 0.0) -> None:
@@ -57,11 +59,17 @@ class GatedFeedForward(nn.Module):
         return [self.wi_0, self.wi_1], self.wo
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = F.gelu(self.wi_0(x), approximate="tanh") * self.wi_1(x)
-        return self.wo(dropout(hidden, self.dropout, self.training))
+        low = self.in_fp8("feed_forward")
+        if low and not self.dropout:
+            weights = self.wi_0.weight, self.wi_1.weight, self.wo.weight
+            if fits_fp8(x, *weights):
+                return fp8_feed_forward(x, *weights)
+        gate, linear = apply_linears(x, (self.wi_0, self.wi_1), low)
+        hidden = dropout(F.gelu(gate, approximate="tanh") * linear, self.dropout, self.training)
+        return apply_linears(hidden, (self.wo,), low)[0]
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(Fp8Maps):
     """That of today's decoders: down(silu(gate·x) ⊙ up·x), without biases."""
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -75,20 +83,6 @@ class SwiGLU(nn.Module):
         return [self.gate, self.up], self.down
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-def is_bare(module: nn.Module, bias: bool = False) -> bool:
-    """Whether a linear map's weight may be taken for the map: `module(x)` is x·weightᵀ (+ bias) and nothing else
-    happens. It is no adapter, its forward is neither hooked nor replaced, and it has a bias exactly if
-    `bias`."""
-    return type(module) is nn.Linear and (module.bias is not None) == bias and is_unhooked(module)
-
-
-def is_unhooked(module: nn.Module) -> bool:
-    """Whether calling a module does what its class does: nothing is hooked to it, nor its forward replaced."""
-    return (
-        not (module._forward_hooks or module._forward_pre_hooks)
-        and not (module._backward_hooks or module._backward_pre_hooks)
-        and "forward" not in module.__dict__
-    )
+        low = self.in_fp8("feed_forward")
+        gate, linear = apply_linears(x, (self.gate, self.up), low)
+        return apply_linears(F.silu(gate) * linear, (self.down,), low)[0]

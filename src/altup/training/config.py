@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from altup.core.errors import MOST_EXAMPLES, MOST_SEED, UserError, check_choice, check_range, check_whole
-from altup.core.hardware import PRECISIONS
+from altup.core.hardware import TRAINING_PRECISIONS
 from altup.core.schema import Settings, describe_settings, read_settings, refuse_unknown, setting
 
 PARALLEL = ("ddp", "fsdp")
@@ -95,8 +95,8 @@ class TrainConfig(Settings):
         None, "Bound of the gradient's norm.", shown="none", panel="Training", above=0
     )
     precision: str | None = setting(
-        None, "bf16 (float32 masters) or fp32.", shown="bf16 on GPUs, else fp32",
-        panel="Speed", choices=PRECISIONS,
+        None, "bf16 (float32 masters), fp8 (bf16, but the layers' products in 8 bits) or fp32.",
+        shown="bf16 on GPUs, else fp32", panel="Speed", choices=TRAINING_PRECISIONS,
     )  # fmt: skip
     compile: bool = setting(True, "torch.compile on GPUs.", panel="Speed", may_change=True)
     activation_checkpointing: bool = setting(False, "Less memory, more time.", panel="Speed", may_change=True)

@@ -21,6 +21,7 @@ from altup.nn import AltUp
 from altup.nn.altup import split
 from altup.nn.attention import GroupedAttention
 from altup.nn.layers import LayerNorm
+from altup.nn.linear import Fp8Maps, apply_linears
 from altup.nn.sequence import refuse_left_padding
 
 __all__ = ["AltUpBertForMaskedLM", "AltUpBertModel", "AltUpMaskedLMOutput"]
@@ -69,7 +70,7 @@ class BertEmbeddings(nn.Module):
         return dropout(self.norm(embeddings), self.dropout, self.training)
 
 
-class BertFeedForward(nn.Module):
+class BertFeedForward(Fp8Maps):
     """wo(gelu(wi·x)) with biases and the exact GELU."""
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -82,7 +83,9 @@ class BertFeedForward(nn.Module):
         return [self.wi], self.wo
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.wo(F.gelu(self.wi(x)))
+        low = self.in_fp8("feed_forward")
+        (hidden,) = apply_linears(x, (self.wi,), low)
+        return apply_linears(F.gelu(hidden), (self.wo,), low)[0]
 
 
 class BertLayer(GradientCheckpointingLayer):

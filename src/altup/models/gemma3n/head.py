@@ -21,7 +21,7 @@ from altup.kernels.gemma3n import uses_kernels
 from altup.models.gemma3n.fixed_cache import FixedCache
 from altup.models.gemma3n.generation import RecordedGeneration
 from altup.models.gemma3n.parts import Fused
-from altup.nn.layers import is_bare
+from altup.nn.linear import is_bare
 
 
 class FusedHead(RecordedGeneration, Fused):

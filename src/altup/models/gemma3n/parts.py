@@ -18,7 +18,7 @@ from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
 
 from altup.kernels import gemma3n as fused
 from altup.kernels.launch import FUSED_DTYPES, runs_triton
-from altup.nn.layers import is_bare, is_unhooked
+from altup.nn.linear import is_bare, is_unhooked
 
 
 def is_bare_norm(norm: nn.Module) -> bool:

@@ -1,0 +1,61 @@
+"""Linear maps in fp8: `reference.py` defines how numbers are rounded and multiplied, on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from altup.core.errors import UserError
+from altup.kernels.fp8.functions import FeedForward, LinearMaps
+from altup.kernels.fp8.reference import GRADIENT, VALUE, product_reference, quantize_reference
+
+__all__ = [
+    "GRADIENT",
+    "VALUE",
+    "check_fp8",
+    "fits_fp8",
+    "fp8_feed_forward",
+    "fp8_linear",
+    "product_reference",
+    "quantize_reference",
+]
+
+MULTIPLE = 16  # of all sizes, which the tensor cores' fp8 needs
+CAPABILITY = (8, 9)  # the first GPUs with fp8: Ada and Hopper
+
+
+def check_fp8(device: torch.device) -> None:
+    """UserError on a GPU that cannot multiply in fp8; a CPU emulates it."""
+    if device.type != "cuda":
+        return
+    found = torch.cuda.get_device_capability(device)
+    if torch.version.cuda is None or found < CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        raise UserError(
+            f"precision='fp8' needs a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]} or more (Ada, "
+            f"Hopper, Blackwell), and {name} has {found[0]}.{found[1]}; take 'bf16'"
+        )
+
+
+def fits_fp8(x: Tensor, *weights: Tensor) -> bool:
+    """Whether all sizes of x [..., k] and weights [n, k] are multiples of 16, and x has 16 bits on a GPU."""
+    if x.is_cuda and x.dtype != torch.bfloat16:
+        return False
+    tokens = x.numel() // x.shape[-1]
+    return tokens % MULTIPLE == 0 and all(size % MULTIPLE == 0 for weight in weights for size in weight.shape)
+
+
+def fp8_linear(x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """x·weightᵀ for each of `weights` [nᵢ, k]: one product forward, and two backward, in fp8.
+
+    x: [..., k], of bf16 or, on a CPU, any type; sizes as `fits_fp8` asks.
+    """
+    parts = LinearMaps.apply(x.reshape(-1, x.shape[-1]), *weights)
+    return tuple(part.view(*x.shape[:-1], part.shape[-1]) for part in parts)
+
+
+def fp8_feed_forward(x: Tensor, wi_0: Tensor, wi_1: Tensor, wo: Tensor) -> Tensor:
+    """wo(gelu(wi_0·x) ⊙ wi_1·x) with the tanh form of GELU, its products in fp8; x: [..., k]."""
+    return FeedForward.apply(x.reshape(-1, x.shape[-1]), wi_0, wi_1, wo).view_as(x)

@@ -1,0 +1,124 @@
+"""Linear maps whose three products run in fp8: the output, the gradient of the input, and that of the weight.
+
+Each matrix is rounded once and written in both layouts, because the tensor cores read fp8 along the dimension that
+is summed over: rows for one product, columns for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from altup.kernels.fp8.op import cast_op, geglu_backward_op, geglu_op, largest_op
+from altup.kernels.fp8.reference import GELU_SLOPE, GRADIENT, SLACK, VALUE, power_of_two, product_reference
+
+
+class Rounded(NamedTuple):
+    """A matrix in 8 bits, its transpose, and their scale."""
+
+    q: Tensor
+    transposed: Tensor
+    scale: Tensor
+
+
+def product(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, fast: bool = True
+) -> Tensor:
+    """a·bᵀ, see `product_reference`.
+
+    `fast` keeps sums in the tensor cores, which truncate them to some 14 bits: good enough for the thousands of
+    terms of a layer's width, not for those of all tokens.
+    """
+    if not a.is_cuda:
+        return product_reference(a, b, scale_a, scale_b, dtype)
+    return torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=fast)
+
+
+def round_values(x: Tensor) -> Rounded:
+    """Activations [m, n], whose largest number compiled code finds while it makes them."""
+    return Rounded(*cast_op([x], _largest([x]), False))
+
+
+def round_gradients(parts: Sequence[Tensor]) -> Rounded:
+    """Gradients [m, nᵢ], side by side."""
+    return Rounded(*cast_op(list(parts), _largest(parts), True))
+
+
+def round_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> Rounded:
+    """Weights [nᵢ, k], one below the other, first rounded to the `dtype` that products would else have."""
+    weight = torch.cat([weight.to(dtype) for weight in weights]) if len(weights) > 1 else weights[0].to(dtype)
+    return Rounded(*cast_op([weight], largest_op(weight), False))
+
+
+def _largest(parts: Sequence[Tensor]) -> Tensor:
+    if len(parts) > 1 and not torch.compiler.is_compiling():
+        sizes = torch._foreach_norm(list(parts), ord=float("inf"))
+    else:
+        # By rows first, so that compiled code does it where it makes the rows.
+        sizes = [part.abs().amax(-1).amax() for part in parts]
+    return (sizes[0] if len(sizes) == 1 else torch.stack(list(sizes)).amax()).float().reshape(1)
+
+
+class LinearMaps(torch.autograd.Function):
+    """x [m, k] and weights [nᵢ, k] → x·weightᵢᵀ, each [m, nᵢ]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        value, weight = round_values(x), round_weights(weights, x.dtype)
+        ctx.save_for_backward(value.transposed, value.scale, weight.transposed, weight.scale)
+        ctx.dtypes = x.dtype, weights[0].dtype
+        ctx.rows = [weight.shape[0] for weight in weights]
+        y = product(value.q, weight.q, value.scale, weight.scale, x.dtype)
+        return y.split(ctx.rows, dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        value, value_scale, weight, weight_scale = ctx.saved_tensors
+        dtype, weight_dtype = ctx.dtypes
+        grad = round_gradients(grads)
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = product(grad.q, weight, grad.scale, weight_scale, dtype)
+        if any(ctx.needs_input_grad[1:]):
+            dw = product(grad.transposed, value, grad.scale, value_scale, weight_dtype, fast=False)
+        return dx, *([None] * len(ctx.rows) if dw is None else dw.split(ctx.rows))
+
+
+class FeedForward(torch.autograd.Function):
+    """wo(gelu(wi_0·x) ⊙ wi_1·x) of x [m, k], where nothing is written in 16 bits but wi·x.
+
+    The gradient of wi·x is rounded in the pass that makes it, so its scale must be known before: no element of
+    dy·wo is longer than the longest row of dy times the longest column of wo, and the factors of GELU's
+    derivative are no larger than the largest numbers of the forward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, wi_0: Tensor, wi_1: Tensor, wo: Tensor) -> Tensor:
+        value, wi, out = round_values(x), round_weights([wi_0, wi_1], x.dtype), round_weights([wo], x.dtype)
+        h = product(value.q, wi.q, value.scale, wi.scale, x.dtype)
+        hidden, scales, peaks = geglu_op(h)
+        column = torch.linalg.vector_norm(wo, dim=0, dtype=torch.float32).amax()
+        ctx.save_for_backward(
+            value.transposed, value.scale, wi.transposed, wi.scale, out.transposed, out.scale, h, peaks, column
+        )
+        ctx.dtypes = x.dtype, wo.dtype
+        return product(hidden, out.q, scales, out.scale.expand(1, wo.shape[0]).contiguous(), x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        value, value_scale, wi, wi_scale, wo, wo_scale, h, peaks, column = ctx.saved_tensors
+        dtype, weight_dtype = ctx.dtypes
+        grad = round_gradients([dy])
+        d_hidden = product(grad.q, wo, grad.scale, wo_scale, dtype)
+        row = torch.linalg.vector_norm(dy, dim=-1, dtype=torch.float32).amax()
+        gelu, h1, largest = peaks.amax(0).unbind()
+        bound = SLACK * row * column * torch.maximum(gelu, GELU_SLOPE * h1)
+        hidden_scale, h_scale = power_of_two(largest, VALUE), power_of_two(bound, GRADIENT)
+        d_h, d_h_transposed, hidden = geglu_backward_op(d_hidden, h, hidden_scale, h_scale)
+        dx = product(d_h, wi, h_scale, wi_scale, dtype)
+        d_wi = product(d_h_transposed, value, h_scale, value_scale, weight_dtype, fast=False)
+        d_wo = product(grad.transposed, hidden, grad.scale, hidden_scale, weight_dtype, fast=False)
+        return dx, *d_wi.chunk(2), d_wo

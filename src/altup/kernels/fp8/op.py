@@ -1,0 +1,116 @@
+"""Rounding to 8 bits as custom operators of PyTorch, opaque to `torch.compile`.
+
+On a CPU they compute the definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, library
+
+from altup.kernels.fp8 import reference
+from altup.kernels.fp8.reference import GRADIENT, PARTS, VALUE
+from altup.kernels.launch import can_launch, on_its_device
+
+
+@library.custom_op("altup::fp8_largest", mutates_args=())
+@on_its_device
+def largest_op(x: Tensor) -> Tensor:
+    """The largest |x| of the parts of x, [PARTS] in float32; NaN if there is one."""
+    if not can_launch(x.device):
+        return x.abs().amax().float().repeat(PARTS)
+    from altup.kernels.fp8 import triton as kernels
+
+    out = torch.empty(PARTS, device=x.device)
+    kernels.largest(out, x.contiguous())
+    return out
+
+
+@largest_op.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty(PARTS, device=x.device)
+
+
+@library.custom_op(
+    "altup::fp8_cast",
+    mutates_args=(),
+    schema="(Tensor[] parts, Tensor largest, bool gradient) -> (Tensor, Tensor, Tensor)",
+)
+@on_its_device
+def cast_op(parts: Sequence[Tensor], largest: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Matrices [m, nᵢ], side by side, divided by a scale and rounded: [m, n], its transpose [n, m], and the scale.
+
+    largest: float32 numbers, a power of two of them, the largest of which is the largest of the matrices.
+    """
+    q, transposed, scale = _cast_results(parts, largest, gradient)
+    launches = can_launch(largest.device)
+    if not launches:
+        scale = reference.power_of_two(largest.amax(), q.dtype)
+    begin = 0
+    for part in parts:
+        end = begin + part.shape[1]
+        if launches:
+            from altup.kernels.fp8 import triton as kernels
+
+            rows = part if part.stride(1) == 1 else part.contiguous()
+            kernels.cast(q[:, begin:end], transposed[begin:end], scale, rows, largest)
+        else:
+            low = reference.quantize_reference(part, scale, q.dtype)
+            q[:, begin:end], transposed[begin:end] = low, low.t()
+        begin = end
+    return q, transposed, scale
+
+
+@cast_op.register_fake
+def _cast_results(parts: Sequence[Tensor], largest: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+    m, n = parts[0].shape[0], sum(part.shape[1] for part in parts)
+    dtype = GRADIENT if gradient else VALUE
+    return largest.new_empty(m, n, dtype=dtype), largest.new_empty(n, m, dtype=dtype), largest.new_empty(())
+
+
+@library.custom_op("altup::fp8_geglu", mutates_args=())
+@on_its_device
+def geglu_op(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `geglu_reference`; h is contiguous."""
+    if not can_launch(h.device):
+        return reference.geglu_reference(h)
+    from altup.kernels.fp8 import triton as kernels
+
+    results = _geglu_results(h)
+    kernels.geglu(*results, h)
+    return results
+
+
+@geglu_op.register_fake
+def _geglu_results(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    m, n = h.shape[0], h.shape[1] // 2
+    wide = {"dtype": torch.float32}
+    return h.new_empty(m, n, dtype=VALUE), h.new_empty(m, 1, **wide), h.new_empty(m, 3, **wide)
+
+
+@library.custom_op("altup::fp8_geglu_backward", mutates_args=())
+@on_its_device
+def geglu_backward_op(
+    grad: Tensor, h: Tensor, hidden_scale: Tensor, grad_scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `geglu_backward_reference`; grad and h are contiguous."""
+    if not can_launch(h.device):
+        return reference.geglu_backward_reference(grad, h, hidden_scale, grad_scale)
+    from altup.kernels.fp8 import triton as kernels
+
+    results = _geglu_gradients(grad, h)
+    kernels.geglu_backward(*results, grad, h, hidden_scale, grad_scale)
+    return results
+
+
+@geglu_backward_op.register_fake
+def _geglu_gradients(grad: Tensor, h: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    m, n = grad.shape
+    return (
+        grad.new_empty(m, 2 * n, dtype=GRADIENT),
+        grad.new_empty(2 * n, m, dtype=GRADIENT),
+        grad.new_empty(n, m, dtype=VALUE),
+    )

@@ -1,0 +1,77 @@
+"""Linear maps inside modules: which are computed in fp8, and which are nothing but their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from altup.core.errors import UserError
+from altup.kernels.fp8 import check_fp8, fits_fp8, fp8_linear
+
+# Of attention: what makes queries, keys and values; the map behind it; keys and values of an encoder's output.
+# And the feed-forward.
+KINDS = ("projections", "output", "memory", "feed_forward")
+
+
+class Fp8Maps(nn.Module):
+    """A module whose linear maps may be computed in fp8 in training: `fp8` holds the kinds that are."""
+
+    fp8: frozenset[str] = frozenset()
+
+    def in_fp8(self, kind: str) -> bool:
+        return self.training and kind in self.fp8
+
+
+def use_fp8(model: nn.Module, kinds: Collection[str] = KINDS) -> int:
+    """Compute linear maps of a model's layers in fp8, in training; gives the number of modules.
+
+    Not where they are wrapped, as an adapter does, or watched by hooks. Evaluation stays in 16 bits. Without kinds
+    everything goes back to 16 bits.
+    """
+    number = 0
+    for module in model.modules():
+        if isinstance(module, Fp8Maps):
+            linears = [part for part in module.children() if isinstance(part, nn.Linear)]
+            bare = all(is_bare(linear, bias=linear.bias is not None) for linear in linears)
+            module.fp8 = frozenset(kinds) if bare else frozenset()
+            number += bool(module.fp8)
+    return number
+
+
+def enable_fp8(model: nn.Module, device: torch.device) -> None:
+    """`use_fp8` for a run, or a UserError where the GPU or the model cannot."""
+    check_fp8(device)
+    if not use_fp8(model):
+        raise UserError(
+            f"precision='fp8' is for the layers of altup's own T5, BERT and decoder, and {type(model).__name__} "
+            "has none; take 'bf16'"
+        )
+
+
+def apply_linears(x: Tensor, linears: Sequence[nn.Linear], fp8: bool) -> tuple[Tensor, ...]:
+    """linear(x) for each; where `fp8` is wanted and sizes allow it, as one product."""
+    if not fp8 or not fits_fp8(x, *(linear.weight for linear in linears)):
+        return tuple(linear(x) for linear in linears)
+    results = fp8_linear(x, [linear.weight for linear in linears])
+    return tuple(
+        result if linear.bias is None else result + linear.bias.to(result.dtype)
+        for linear, result in zip(linears, results, strict=True)
+    )
+
+
+def is_bare(module: nn.Module, bias: bool = False) -> bool:
+    """Whether a linear map's weight may be taken for the map: `module(x)` is x·weightᵀ (+ bias) and nothing else
+    happens. It is no adapter, its forward is neither hooked nor replaced, and it has a bias exactly if
+    `bias`."""
+    return type(module) is nn.Linear and (module.bias is not None) == bias and is_unhooked(module)
+
+
+def is_unhooked(module: nn.Module) -> bool:
+    """Whether calling a module does what its class does: nothing is hooked to it, nor its forward replaced."""
+    return (
+        not (module._forward_hooks or module._forward_pre_hooks)
+        and not (module._backward_hooks or module._backward_pre_hooks)
+        and "forward" not in module.__dict__
+    )
