@@ -107,7 +107,7 @@ def _subjects(configs: Mapping[str, PretrainConfig]) -> Iterator[_Subjects]:
     from altup.training.parallel import join_process_group
 
     first = next(iter(configs.values()))
-    with join_process_group() as group, numerics(first.deterministic, first.precision == "bf16"):
+    with join_process_group() as group, numerics(first.deterministic, first.low_precision):
         models = {name: _Subject(config, group) for name, config in configs.items()}
         yield _Subjects(models, {name: config.batch_size for name, config in configs.items()}, group.device)
 

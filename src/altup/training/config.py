@@ -155,6 +155,11 @@ class TrainConfig(Settings):
             self.precision = "bf16" if _has_gpu() else "fp32"
         self.trackers = [tracker for tracker in self.trackers if tracker != "none"]
 
+    @property
+    def low_precision(self) -> bool:
+        """Whether a run computes under autocast to bf16."""
+        return self.precision != "fp32"
+
     def _fill_in_schedule(self) -> None:
         """Defaults that depend on the optimizer: T5's lr = 1/√max(step, 10000) for Adafactor."""
         if self.optimizer is None:

@@ -17,6 +17,7 @@ from torch import nn
 from altup.core.errors import UserError
 from altup.core.hardware import ensure_bf16
 from altup.models.stack import compile_layers
+from altup.nn.linear import enable_fp8
 from altup.training.config import TrainConfig
 from altup.training.flat_gradients import FlatGradients, share_buffers
 from altup.training.graphs import Graphs
@@ -56,11 +57,13 @@ class Engine:
                 )
             model.gradient_checkpointing_enable()  # type: ignore[operator]
         model.train()
+        if config.precision == "fp8":
+            enable_fp8(model, process_group.device)
         self.compiles = config.compile and process_group.device.type == "cuda"
         if self.compiles:
             # Code for any size is made once two have been seen, so what a step runs depends on the steps before.
             compile_layers(model, dynamic=None if config.SHAPES_VARY and not config.deterministic else False)
-        self.plain = distribute(model, config.parallel, config.precision == "bf16", process_group)
+        self.plain = distribute(model, config.parallel, config.low_precision, process_group)
         if fill:
             fill(self.plain)
         sharded = shards_weights(config.parallel, process_group)
@@ -86,7 +89,7 @@ class Engine:
 
     def autocast(self) -> Any:
         """Autocast to bf16 where it is safe, over float32 master weights."""
-        if self.config.precision == "fp32":
+        if not self.config.low_precision:
             return contextlib.nullcontext()
         return torch.autocast(self.process_group.device.type, dtype=torch.bfloat16)
 

@@ -122,7 +122,7 @@ class Loop:
                     log.warning(told)
             finished = checkpoint is not None and self._has_ended(checkpoint, state)
             if not finished:
-                same_numbers = numerics(config.deterministic, config.precision == "bf16")
+                same_numbers = numerics(config.deterministic, config.low_precision)
                 with same_numbers, MemoryAdvice(config, process_group) as memory:
                     finished, state = self._train(checkpoint, state, stop, held, memory)
             outcome = TrainOutcome(state.step, finished, state.evaluation, int(state.meter["skipped"]))

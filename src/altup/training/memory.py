@@ -117,7 +117,7 @@ def activation_bytes(config: AltUpConfig, batch: dict[str, torch.Tensor], traini
         shapes = list_layers(config, cost.inputs, cost.targets)
         width = config.num_blocks * config.layer_width
         layers = layers // len(shapes) + sum(2 * width * layer.state_tokens for layer in shapes)
-    wide = 1 if training.precision == "bf16" else 2  # the count is for bfloat16
+    wide = 1 if training.low_precision else 2  # the count is for bfloat16
     return rows * (wide * layers + head)
 
 

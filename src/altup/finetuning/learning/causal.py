@@ -96,7 +96,7 @@ class CausalLearning:
     def to_score(self, model: torch.nn.Module) -> Any:
         if isinstance(model, TokenSumsModel):
             return foreign_to_score(model)
-        return copy_to_score(model, low_precision=self.config.precision == "bf16")
+        return copy_to_score(model, low_precision=self.config.low_precision)
 
 
 def load_to_learn(place: str, config: FinetuneConfig) -> Any:

@@ -97,7 +97,7 @@ class Seq2SeqLearning:
     def to_score(self, model: torch.nn.Module) -> Any:
         if isinstance(model, TokenSumsModel):
             return foreign_to_score(model)
-        return copy_to_score(model, low_precision=self.config.precision == "bf16")
+        return copy_to_score(model, low_precision=self.config.low_precision)
 
 
 def build_model(config: FinetuneConfig, place: str, checkpoint: Path | None = None) -> torch.nn.Module:
@@ -124,5 +124,5 @@ def choose_packing(place: str, config: FinetuneConfig, device: torch.device) -> 
     model = load_config(place)
     if getattr(model, "sequence", "none") != "none":
         return None
-    by_kernels = runs_triton(device) and config.precision == "bf16" and getattr(model, "d_kv", None) in WIDTHS
+    by_kernels = runs_triton(device) and config.low_precision and getattr(model, "d_kv", None) in WIDTHS
     return "wide" if by_kernels and not config.deterministic else "narrow"

@@ -12,26 +12,26 @@ import torch
 from torch import Tensor, library
 
 from altup.kernels.fp8 import reference
-from altup.kernels.fp8.reference import GRADIENT, PARTS, VALUE
+from altup.kernels.fp8.reference import GRADIENT, VALUE, parts_of
 from altup.kernels.launch import can_launch, on_its_device
 
 
 @library.custom_op("altup::fp8_largest", mutates_args=())
 @on_its_device
 def largest_op(x: Tensor) -> Tensor:
-    """The largest |x| of the parts of x, [PARTS] in float32; NaN if there is one."""
+    """The largest |x| of each of the parts of x, float32; NaN where there is one."""
     if not can_launch(x.device):
-        return x.abs().amax().float().repeat(PARTS)
+        return x.abs().amax().float().repeat(parts_of(x.numel()))
     from altup.kernels.fp8 import triton as kernels
 
-    out = torch.empty(PARTS, device=x.device)
+    out = torch.empty(parts_of(x.numel()), device=x.device)
     kernels.largest(out, x.contiguous())
     return out
 
 
 @largest_op.register_fake
 def _(x: Tensor) -> Tensor:
-    return torch.empty(PARTS, device=x.device)
+    return torch.empty(parts_of(x.numel()), device=x.device)
 
 
 @library.custom_op(

@@ -18,9 +18,14 @@ from torch import Tensor
 VALUE, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 EXPONENT = 0x7F800000  # the bits of a float32's exponent
 SMALLEST_SCALE = 2.0**-100
-PARTS = 512  # of a tensor, whose largest numbers are found first
+CHUNK, MOST_PARTS = 8192, 512  # a tensor's parts, of which the largest numbers are found first
 GELU_SLOPE = 1.13  # the tanh form of GELU is never steeper
 SLACK = 2.0  # of a bound: rounding to 8 bits lengthens vectors by less
+
+
+def parts_of(numel: int) -> int:
+    """Into how many parts a tensor is cut to find its largest number: a power of two."""
+    return min(MOST_PARTS, 1 << (max(1, numel // CHUNK) - 1).bit_length())
 
 
 def power_of_two(largest: Tensor, dtype: torch.dtype) -> Tensor:
@@ -45,7 +50,8 @@ def product_reference(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dt
 def geglu_reference(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """hidden = gelu(h₀) ⊙ h₁ of h = [h₀ h₁] [m, 2n], quantized by rows: q [m, n], scales [m, 1]; and of each row
     the largest |gelu(h₀)|, |h₁| and |hidden|, [m, 3]."""
-    gelu, h1 = _gelu_parts(h)
+    h0, h1 = h.float().chunk(2, dim=-1)
+    gelu = F.gelu(h0, approximate="tanh")
     hidden = gelu * h1
     peaks = torch.stack([part.abs().amax(-1) for part in (gelu, h1, hidden)], dim=-1)
     scale = power_of_two(peaks[:, 2:], VALUE)
@@ -56,15 +62,9 @@ def geglu_backward_reference(
     grad: Tensor, h: Tensor, hidden_scale: Tensor, grad_scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """From the gradient of hidden [m, n]: that of h, quantized, as [m, 2n] and as [2n, m]; and hiddenᵀ [n, m]."""
-    with torch.enable_grad():
-        h = h.detach().float().requires_grad_()
-        gelu, h1 = _gelu_parts(h)
-        (d_h,) = torch.autograd.grad(gelu * h1, h, grad.float())
-    q = quantize_reference(d_h, grad_scale, GRADIENT)
-    hidden = quantize_reference((gelu * h1).detach(), hidden_scale, VALUE)
+    h0, h1, grad = *h.float().chunk(2, dim=-1), grad.float()
+    gelu = F.gelu(h0, approximate="tanh")
+    d_h0 = torch.ops.aten.gelu_backward(grad * h1, h0, approximate="tanh")
+    q = quantize_reference(torch.cat([d_h0, grad * gelu], dim=-1), grad_scale, GRADIENT)
+    hidden = quantize_reference(gelu * h1, hidden_scale, VALUE)
     return q, q.t().contiguous(), hidden.t().contiguous()
-
-
-def _gelu_parts(h: Tensor) -> tuple[Tensor, Tensor]:
-    h0, h1 = h.float().chunk(2, dim=-1)
-    return F.gelu(h0, approximate="tanh"), h1

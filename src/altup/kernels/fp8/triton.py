@@ -12,8 +12,6 @@ from altup.kernels.fp8 import reference
 EXPONENT = tl.constexpr(reference.EXPONENT)
 SMALLEST_SCALE = tl.constexpr(reference.SMALLEST_SCALE)
 VALUE_MAX = tl.constexpr(torch.finfo(reference.VALUE).max)
-CHUNK = 8192  # elements that a program of `largest_kernel` reads at a time
-PARTS = tl.constexpr(reference.PARTS)
 # Rows and columns of a tile, and its warps; benchmarks/fp8.py times others.
 CAST = (64, 64, 4)
 GEGLU = (64, 64, 4)
@@ -27,8 +25,9 @@ def power_of_two(largest, most: tl.constexpr):
 
 def largest(out: Tensor, x: Tensor) -> None:
     """Write the largest |x| of each of len(out) parts of a contiguous x; NaN where there is one."""
-    rounds = triton.cdiv(x.numel(), out.numel() * CHUNK)
-    largest_kernel[(out.numel(),)](out, x, x.numel(), rounds, CHUNK=CHUNK, num_warps=8)
+    programs, chunk = out.numel(), reference.CHUNK
+    rounds = triton.cdiv(x.numel(), programs * chunk)
+    largest_kernel[(programs,)](out, x, x.numel(), rounds, CHUNK=chunk, num_warps=8)
 
 
 @triton.jit
@@ -36,7 +35,7 @@ def largest_kernel(out, x, numel, rounds, CHUNK: tl.constexpr):
     """Sizes are compared as integers, which order NaN above all numbers."""
     most = tl.zeros([CHUNK], tl.int32)
     for i in range(rounds):
-        place = (i * PARTS + tl.program_id(0)).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+        place = (tl.program_id(0) + i * tl.num_programs(0)).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
         value = tl.load(x + place, mask=place < numel, other=0.0).to(tl.float32)
         most = tl.maximum(most, tl.abs(value).to(tl.int32, bitcast=True))
     tl.store(out + tl.program_id(0), tl.max(most, axis=0).to(tl.float32, bitcast=True))

@@ -1,0 +1,301 @@
+"""Linear maps in fp8: the definition against float64, and kernels and products of a GPU against the definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import library
+
+from altup.core.errors import UserError
+from altup.kernels import fp8
+from altup.kernels.fp8 import functions, op, reference
+from altup.kernels.fp8.reference import (
+    GRADIENT,
+    VALUE,
+    geglu_backward_reference,
+    geglu_reference,
+    parts_of,
+    power_of_two,
+    product_reference,
+    quantize_reference,
+)
+from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, needs_gpu, runs_kernel
+
+# Half of the last bit of the mantissa, relative to the smallest number of a binade.
+ROUNDING = {VALUE: 2.0**-4, GRADIENT: 2.0**-3}
+# The same as a root mean square over a binade, to which errors of many independent terms come.
+NOISE = {VALUE: 0.027, GRADIENT: 0.054}
+
+
+def distance(got, want):
+    want = want.detach().double()
+    return float((got.detach().double() - want).norm() / want.norm())
+
+
+def bits(x):
+    return x.view(torch.uint8).cpu()
+
+
+@pytest.mark.parametrize("dtype", [VALUE, GRADIENT])
+def test_numbers_of_any_size_are_rounded_to_the_nearest(dtype):
+    for size in (1e-25, 1e-6, 1.0, 3e4, 1e25):
+        x = size * torch.randn(50, 40)
+        scale = power_of_two(x.abs().amax(), dtype)
+        assert torch.frexp(scale).mantissa == 0.5
+        back = quantize_reference(x, scale, dtype).float() * scale
+        large = x.abs() > x.abs().amax() / 2**10  # below, e4m3 runs out of exponents
+        assert ((back - x).abs() / x.abs())[large].amax() <= ROUNDING[dtype]
+        assert x.abs().amax() / scale > torch.finfo(dtype).max / 2 / (1 + ROUNDING[dtype])
+
+
+def test_zeros_stay_and_what_is_not_finite_shows():
+    for value in (float("nan"), float("inf")):
+        x = torch.ones(16, 16)
+        x[3, 5] = value
+        y = fp8.fp8_linear(x, [torch.ones(16, 16)])[0]
+        assert not y[3].isfinite().any()
+    zero = fp8.fp8_linear(torch.zeros(16, 16), [torch.ones(16, 16)])[0]
+    assert torch.equal(zero, torch.zeros(16, 16))
+
+
+def problem(m=64, k=96, sizes=(32, 48), dtype=torch.float32, device="cpu"):
+    """Activations of which some are large, weights as at the start, and gradients whose rows differ in size."""
+    x = torch.randn(2, m // 2, k) * torch.exp(torch.randn(k))
+    weights = [torch.randn(n, k) * k**-0.5 for n in sizes]
+    grads = [torch.randn(2, m // 2, n) * torch.exp(2 * torch.randn(2, m // 2, 1)) * 1e-5 for n in sizes]
+    x, *rest = (t.to(device, dtype) for t in (x, *weights, *grads))
+    weights = [w.requires_grad_() for w in rest[: len(sizes)]]
+    return x.requires_grad_(), weights, rest[len(sizes) :]
+
+
+def linear_double(x, weights, grads):
+    """Outputs and gradients in float64."""
+    x, *weights = (t.detach().double().requires_grad_() for t in (x, *weights))
+    out = [x @ w.t() for w in weights]
+    return out, torch.autograd.grad(out, [x, *weights], [g.double() for g in grads])
+
+
+def test_linear_maps_and_gradients_are_off_by_no_more_than_rounding():
+    """Each factor is off by its own noise, so a product is by the root of the sum of their squares."""
+    x, weights, grads = problem(m=256, k=256, sizes=(128, 64))
+    out = fp8.fp8_linear(x, weights)
+    got = torch.autograd.grad(out, [x, *weights], grads)
+    want_out, want = linear_double(x, weights, grads)
+    for a, b in zip(out, want_out, strict=True):
+        assert 0.5 * NOISE[VALUE] < distance(a, b) < 1.1 * (2 * NOISE[VALUE] ** 2) ** 0.5
+    for a, b in zip(got, want, strict=True):
+        assert a.shape == b.shape
+        assert 0.5 * NOISE[GRADIENT] < distance(a, b) < 1.1 * (NOISE[VALUE] ** 2 + NOISE[GRADIENT] ** 2) ** 0.5
+
+
+def test_gradients_keep_their_length():
+    """Along the true gradient they are shorter by the square of the noise, as anything rounded to the nearest, and
+    by no more."""
+    x, weight, grad = torch.randn(512, 256), torch.randn(256, 256) / 16, 1e-5 * torch.randn(512, 256)
+    inputs = [x.requires_grad_(), weight.requires_grad_()]
+    got = torch.autograd.grad(fp8.fp8_linear(x, [weight]), inputs, grad)
+    for a, b in zip(got, linear_double(x, [weight], [grad])[1], strict=True):
+        along = float((a.double() * b).sum() / (b * b).sum())
+        assert abs(along - 1 + distance(a, b) ** 2) < 1.5e-3
+
+
+def feed_forward(m=64, k=32, n=48, dtype=torch.float32, device="cpu"):
+    x = torch.randn(m, k)
+    weights = [torch.randn(n, k) * 1.5 * k**-0.5, torch.randn(n, k) * k**-0.5, torch.randn(k, n) * n**-0.5]
+    grad = torch.randn(m, k) * torch.exp(torch.randn(m, 1)) * 1e-6
+    *inputs, grad = (t.to(device, dtype) for t in (x, *weights, grad))
+    return [t.requires_grad_() for t in inputs], grad
+
+
+def feed_forward_double(inputs):
+    x, wi_0, wi_1, wo = (t.detach().double().requires_grad_() for t in inputs)
+    return [x, wi_0, wi_1, wo], (
+        torch.nn.functional.gelu(x @ wi_0.t(), approximate="tanh") * (x @ wi_1.t())
+    ) @ wo.t()
+
+
+def test_a_feed_forward_and_its_gradients_are_off_by_no_more_than_rounding():
+    inputs, grad = feed_forward(m=256, k=128, n=192)
+    out = fp8.fp8_feed_forward(*inputs)
+    got = torch.autograd.grad(out, inputs, grad)
+    exact, want_out = feed_forward_double(inputs)
+    assert distance(out, want_out) < 0.08
+    for a, b in zip(got, torch.autograd.grad(want_out, exact, grad.double()), strict=True):
+        assert distance(a, b) < 0.13
+        assert abs(float((a.double() * b).sum() / (b * b).sum()) - 1) < 0.03
+
+
+def test_the_bound_of_a_feed_forwards_gradient_holds_and_leaves_room_for_small_ones():
+    """Nothing is cut off, and hardly anything becomes zero that was not."""
+    inputs, grad = feed_forward(m=256, k=128, n=192)
+    seen = []
+    backward = op.geglu_backward_op
+
+    def spy(*given):
+        seen.append(backward(*given))
+        return seen[-1]
+
+    functions.geglu_backward_op = spy
+    try:
+        torch.autograd.grad(fp8.fp8_feed_forward(*inputs), inputs, grad)
+    finally:
+        functions.geglu_backward_op = backward
+    q = seen[0][0].float().abs()
+    assert q.amax() < torch.finfo(GRADIENT).max
+    assert (q == 0).float().mean() < 1e-3
+    assert torch.equal(bits(seen[0][1]), bits(seen[0][0]).t())
+
+
+def test_sizes_that_do_not_fit_are_known():
+    weight = torch.zeros(32, 48)
+    assert fp8.fits_fp8(torch.zeros(2, 8, 48), weight)
+    assert not fp8.fits_fp8(torch.zeros(2, 9, 48), weight)
+    assert not fp8.fits_fp8(torch.zeros(2, 8, 48), weight, torch.zeros(30, 48))
+
+
+def test_old_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    with pytest.raises(UserError, match=r"8\.9 or more.*NVIDIA A100 has 8\.0; take 'bf16'"):
+        fp8.check_fp8(torch.device("cuda"))
+    fp8.check_fp8(torch.device("cpu"))
+
+
+@runs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_finds_the_largest_number(poisoned, dtype):
+    x = torch.randn(37, 1000, device=DEVICE).to(dtype)
+    x[20, 7] = -9
+    got = op.largest_op(x)
+    assert got.shape == (parts_of(x.numel()),)
+    assert got.amax() == 9
+    x[30, 2] = float("nan")
+    assert op.largest_op(x).isnan().any()
+
+
+@runs_kernel
+@pytest.mark.parametrize("gradient", [False, True])
+def test_the_kernel_casts_to_both_layouts(poisoned, gradient):
+    parts = [
+        torch.randn(80, 48, device=DEVICE).bfloat16(),
+        torch.randn(80, 200, device=DEVICE).bfloat16()[:, :176],
+    ]
+    largest = torch.stack([part.abs().amax().float() for part in parts])
+    q, transposed, scale = op.cast_op(parts, largest, gradient)
+    dtype = GRADIENT if gradient else VALUE
+    assert scale == power_of_two(largest.amax(), dtype)
+    want = quantize_reference(torch.cat(parts, dim=1), scale, dtype)
+    assert torch.equal(bits(q), bits(want))
+    assert torch.equal(bits(transposed), bits(want).t())
+
+
+@runs_kernel
+def test_the_casting_kernel_lets_what_is_not_finite_show():
+    for value in (float("nan"), float("inf")):
+        x = torch.ones(16, 16, device=DEVICE)
+        x[3, 5] = value
+        q, _, scale = op.cast_op([x], op.largest_op(x), False)
+        assert (q.float() * scale)[3, 5].isnan()
+
+
+@runs_kernel
+def test_the_kernels_of_the_feed_forward_compute_the_definition(poisoned):
+    """Up to single numbers on the border of two roundings, where GELU is rounded differently."""
+    h = 2 * torch.randn(80, 2 * 176, device=DEVICE).bfloat16()
+    got, want = op.geglu_op(h), geglu_reference(h)
+    torch.testing.assert_close(got[1:], want[1:], rtol=1e-5, atol=0)
+    assert (bits(got[0]) == bits(want[0])).float().mean() > 0.998
+    assert distance(got[0].float(), want[0].float()) < 2e-3
+    grad = 1e-4 * torch.randn(80, 176, device=DEVICE).bfloat16()
+    scales = power_of_two(want[2][:, 2].amax(), VALUE), power_of_two(grad.abs().amax() * 20, GRADIENT)
+    got, want = op.geglu_backward_op(grad, h, *scales), geglu_backward_reference(grad, h, *scales)
+    for a, b in zip(got, want, strict=True):
+        assert (bits(a) == bits(b)).float().mean() > 0.99
+        assert distance(a.float(), b.float()) < 4e-3
+    assert torch.equal(bits(got[0]).t(), bits(got[1]))
+
+
+@runs_kernel
+def test_operators_are_well_behaved():
+    x = torch.randn(16, 32, device=DEVICE).bfloat16()
+    one = torch.ones((), device=DEVICE)
+    library.opcheck(op.largest_op, (x,), test_utils=CHEAP_CHECKS)
+    library.opcheck(op.cast_op, ([x, x], x.abs().amax().float().reshape(1), True), test_utils=CHEAP_CHECKS)
+    library.opcheck(op.geglu_op, (x,), test_utils=CHEAP_CHECKS)
+    library.opcheck(op.geglu_backward_op, (x[:, :16].contiguous(), x, one, one), test_utils=CHEAP_CHECKS)
+
+
+@runs_kernel
+def test_compiled_code_computes_the_same():
+    """In one graph, with what comes before and behind."""
+    x, weights, _ = problem(dtype=torch.bfloat16, device=DEVICE)
+    inputs, grad = feed_forward(dtype=torch.bfloat16, device=DEVICE)
+
+    def run(x, weights, inputs):
+        a, b = fp8.fp8_linear(2 * x, weights)
+        return a.sum() + (b * b).mean(), fp8.fp8_feed_forward(inputs[0] + 1, *inputs[1:])
+
+    wanted = [x, *weights, *inputs]
+    results = []
+    for function in (run, torch.compile(run, backend=BACKEND, fullgraph=True)):
+        total, out = function(x, weights, inputs)
+        results.append([out, *torch.autograd.grad([total, out], wanted, [torch.ones_like(total), grad])])
+    for a, b in zip(*results, strict=True):
+        assert distance(a, b) < 1e-2
+
+
+@pytest.mark.parametrize("kernel", ["largest", "cast", "geglu", "geglu_backward"])
+def test_kernels_compile_for_hopper_without_spilling(hopper, kernel):
+    from altup.kernels.fp8 import triton as kernels
+
+    sizes = {"m": "i32", "n": "i32", "x_stride": "i32", "q_stride": "i32", "t_stride": "i32", "numel": "i32"}
+    tile = {"ROWS": kernels.CAST[0], "COLUMNS": kernels.CAST[1], "CHUNK": reference.CHUNK, "BLOCK": 4096}
+    low = "*fp8e5" if kernel == "geglu_backward" else "*fp8e4nv"
+    pointers = {"x": "*bf16", "h": "*bf16", "grad": "*bf16", "hidden_transposed": "*fp8e4nv"}
+    arguments = {
+        **sizes, **tile, **pointers, "rounds": "i32", "MOST": 448.0, "NUMBERS": 512,
+        **dict.fromkeys(("out", "scale", "largest", "peaks", "hidden_scale", "grad_scale"), "*fp32"),
+        **dict.fromkeys(("q", "transposed"), low),
+    }  # fmt: skip
+    function = getattr(kernels, f"{kernel}_kernel")
+    warps = {"largest": 8, "geglu": 8}.get(kernel, kernels.CAST[2])
+    built = hopper.build(
+        function, {n: arguments[n] for n in function.arg_names}, divisible=[*sizes], num_warps=warps
+    )
+    assert not hopper.spills(built)
+    if kernel != "largest":
+        assert "cvt.rn.satfinite.e" in built.asm["ptx"]
+
+
+@needs_gpu
+@pytest.mark.parametrize("tokens", [256, 4096])
+def test_products_on_a_gpu_are_those_of_the_definition(tokens):
+    """By tensor and by row, in all three layouts of a linear map's products."""
+    x = torch.randn(tokens, 768, device="cuda")
+    w = torch.randn(512, 768, device="cuda") / 28
+    for dtype, fast in ((torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, False)):
+        a, _, scale_a = op.cast_op([x], x.abs().amax().reshape(1), True)
+        b, _, scale_b = op.cast_op([w], w.abs().amax().reshape(1), False)
+        got = functions.product(a, b, scale_a, scale_b, dtype, fast)
+        want = product_reference(a, b, scale_a, scale_b, torch.float32)
+        assert got.dtype == dtype
+        assert distance(got, want) < 4e-3
+    low, _, _ = op.cast_op([x], x.abs().amax().reshape(1), False)
+    rows, columns = torch.rand(tokens, 1, device="cuda") + 0.5, torch.rand(1, 512, device="cuda") + 0.5
+    got = functions.product(low, b, rows, columns, torch.bfloat16)
+    assert distance(got, product_reference(low, b, rows, columns, torch.float32)) < 4e-3
+
+
+@needs_gpu
+def test_a_whole_layer_on_a_gpu_is_as_near_to_float64_as_the_definition():
+    x, weights, grads = problem(m=8192, k=768, sizes=(768, 768), dtype=torch.bfloat16, device="cuda")
+    got = torch.autograd.grad(fp8.fp8_linear(x, weights), [x, *weights], grads)
+    for a, b in zip(got, linear_double(x, weights, grads)[1], strict=True):
+        assert distance(a, b) < 0.07
+        assert abs(float((a.double() * b).sum() / (b * b).sum()) - 1) < 0.03
+    inputs, grad = feed_forward(m=8192, k=768, n=2048, dtype=torch.bfloat16, device="cuda")
+    got = torch.autograd.grad(fp8.fp8_feed_forward(*inputs), inputs, grad)
+    exact, out = feed_forward_double(inputs)
+    for a, b in zip(got, torch.autograd.grad(out, exact, grad.double()), strict=True):
+        assert distance(a, b) < 0.13
+        assert abs(float((a.double() * b).sum() / (b * b).sum()) - 1) < 0.03
