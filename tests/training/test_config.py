@@ -93,7 +93,7 @@ def test_yaml_1e_minus_3_is_a_number() -> None:
         ({"batch_size": 12, "micro_batch": 5}, r"micro_batch=5 does not divide batch_size=12; try [46]"),
         ({"optimizer": "sgd"}, "optimizer='sgd' is not known; choose one of 'adafactor'"),
         ({"schedule": "wavy"}, "schedule='wavy' is not known"),
-        ({"precision": "fp8"}, "precision='fp8'"),
+        ({"precision": "fp16"}, "precision='fp16'"),
         ({"parallel": "tensor"}, "parallel='tensor'"),
         ({"clip_norm": 0.0}, "clip_norm=0.0 makes no sense; give a number above 0"),
         ({"save_every": 0}, "save_every=0"),

@@ -19,6 +19,7 @@ COLOURS = {"ours": "#0072B2", "plain": "#56B4E9", "peer": "#E69F00", "floor": "#
 SHARES = {
     "overhead": "{:+.1%}",
     "over plain": "{:.2f}×",
+    "over bf16": "{:.2f}×",
     "fraction": "{:.1%}",
     "floor": "{:+.1%}",
     "overhead/floor": "{:.2f}×",
@@ -72,7 +73,18 @@ def build_table(rows: Sequence[BenchRow]) -> BenchTable:
         times[f"{only[0]} ms" if len(only) == 1 else "ms"] = wholes
     measured = {row.metric for row in rows if row.p50 is not None and row.kind != "floor"}
     rates = sorted(metric for metric in measured if metric.endswith("/s"))
-    order = ("speedup", "overhead", "over plain", *rates, "GiB", "s", "fraction", "floor", "overhead/floor")
+    order = (
+        "speedup",
+        "overhead",
+        "over plain",
+        "over bf16",
+        *rates,
+        "GiB",
+        "s",
+        "fraction",
+        "floor",
+        "overhead/floor",
+    )
     others = [metric for metric in order if metric in measured]
     lines = []
     for provider, mine in by_provider(rows).items():

@@ -33,8 +33,7 @@ def use_fp8(model: nn.Module, kinds: Collection[str] = KINDS) -> int:
     number = 0
     for module in model.modules():
         if isinstance(module, Fp8Maps):
-            linears = [part for part in module.children() if isinstance(part, nn.Linear)]
-            bare = all(is_bare(linear, bias=linear.bias is not None) for linear in linears)
+            bare = all(is_bare(part, bias=getattr(part, "bias", None) is not None) for part in module.children())
             module.fp8 = frozenset(kinds) if bare else frozenset()
             number += bool(module.fp8)
     return number

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from altup.bench.cases.floors import copy_bytes, copy_work, extra_shapes, product_shapes, product_work
 from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work, distance
+from altup.kernels.fp8 import CAPABILITY
 from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.models.accounting import INPUTS, TARGETS, list_layers
 from altup.models.stack import compile_layers
 from altup.models.t5.convert import hugging_face_name, to_hugging_face
 from altup.nn import coefficient_names
+from altup.nn.linear import use_fp8
 from altup.training.graphs import Graphs
 
 Run = Callable[..., Any]  # a model's inputs → its output, which has a loss
@@ -38,12 +40,18 @@ WIDENED = ("altup k2", "altup k4", "recycled k2")  # methods with a wide state
 WIDE_OUTPUT = ("altup k2", "altup k4")  # of these, those whose head and cross-attention read it whole
 FEW = ("dense", "altup k2", "recycled k2")  # of the sizes above base
 EAGER = ("dense", "altup k2")  # also timed without the compiler
+IN_FP8 = ("dense", "altup k2", "recycled k2", "sequence-altup")  # also timed with the layers' products in fp8
+FP8 = " fp8"  # behind the name of such a provider
 PRODUCTS = "products of dense"
 # The reference works on this many sequences at a time: float64 takes four times the room of bf16.
 REFERENCE_ROWS = 4
 # bf16 rounds every activation of 24 to 48 layers, which shows as 0.02 to 0.04; a wrong kernel is off by far more.
 # Gradients of few numbers are sums over all tokens of terms that cancel. Hugging Face's loss itself is bf16.
-TOLERANCES = {"loss": 2e-2, "gradient": 0.1, "coefficients": 0.2, "relative bias": 0.2}
+# fp8 rounds the factors of every product, gradients to 2 bits, which shows as 0.2 to 0.3.
+TOLERANCES = {
+    "loss": 2e-2, "gradient": 0.1, "coefficients": 0.2, "relative bias": 0.2,
+    "fp8 loss": 5e-2, "fp8 gradient": 0.5, "fp8 coefficients": 1.0, "fp8 relative bias": 1.0,
+}  # fmt: skip
 TOLERANCES_FLOAT32 = {"": 1e-3}
 
 
@@ -73,6 +81,8 @@ def problem(setup: Setup, models: Models) -> Problem:
         if name in EAGER or not setup.compiles:
             providers.append(Provider(f"{name} eager", partial(models.ours, name, compiled=False)))
         providers.append(Provider(name, partial(models.ours, name), compiled=True))
+        if name in IN_FP8 and multiplies_fp8(setup.device):
+            providers.append(Provider(name + FP8, partial(models.ours, name, fp8=True), compiled=True))
     providers.append(Provider("copy", partial(copy_work, setup.device, setup.quick), "floor"))
     providers.append(Provider(PRODUCTS, models.products, "floor"))
     for name in methods:
@@ -97,8 +107,11 @@ def compare_methods(timings: Timings, models: Models) -> Iterable[Fact]:
     whole = {name: modes["both"].p50 for name, modes in timings.items() if "both" in modes}
     copied = timings["copy"]["copy"].p50 if "copy" in timings else None
     for provider in whole:
-        name = provider.removesuffix(" eager")
+        name = provider.removesuffix(" eager").removesuffix(FP8)
         if name not in METHODS:
+            continue
+        if provider.endswith(FP8):
+            yield from compare_fp8(provider, name, whole)
             continue
         dense, products = whole.get(provider.replace(name, "dense")), whole.get(PRODUCTS)
         extra = whole.get(extra_products(name)) if name in WIDE_OUTPUT else 0.0
@@ -116,6 +129,18 @@ def compare_methods(timings: Timings, models: Models) -> Iterable[Fact]:
                 provider, "floor", floor / dense, "extra products and (5K + 3) blocks a layer at copy speed"
             )
             yield Fact(provider, "overhead/floor", (whole[provider] - dense) / floor, "overhead over its floor")
+
+
+def compare_fp8(provider: str, name: str, whole: dict[str, float]) -> Iterable[Fact]:
+    """How much faster than in bf16 it is; and the overhead over our dense model in fp8."""
+    if name in whole:
+        yield Fact(provider, "over bf16", whole[name] / whole[provider], f"speedup over {name} in bf16")
+    if name != "dense" and "dense" + FP8 in whole:
+        yield Fact(provider, "overhead", whole[provider] / whole["dense" + FP8] - 1, "over our dense in fp8")
+
+
+def multiplies_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY
 
 
 def extra_products(name: str) -> str:
@@ -173,18 +198,21 @@ class Models:
         self.master = cache(self._master)
         self.reference = lru_cache(maxsize=2)(self._reference)  # of the methods that run eagerly and compiled
 
-    def ours(self, name: str, compiled: bool = True) -> Work:
+    def ours(self, name: str, compiled: bool = True, fp8: bool = False) -> Work:
         """As training runs it: eager, or with compiled layers as a graph."""
         model = share_weights(self.master(name))
+        if fp8:
+            use_fp8(model)
         if compiled:
             compile_layers(model)
         run = partial(model, return_logits=False)
         if compiled and self.setup.device.type == "cuda":
-            return self._recorded(model, run, name)
+            return self._recorded(model, run, name, "fp8 " if fp8 else "")
         return self._work(model, run, lambda parameter: parameter, name)
 
-    def _recorded(self, model: nn.Module, run: Run, name: str) -> Work:
-        """Forward and backward as a graph, whose parts cannot be told apart any more."""
+    def _recorded(self, model: nn.Module, run: Run, name: str, mark: str) -> Work:
+        """Forward and backward as a graph, whose parts cannot be told apart any more; `mark` stands before the
+        names of errors, which have tolerances of their own in fp8."""
         one = torch.ones((), device=self.setup.device)
 
         def both(inputs: dict[str, Tensor], scale: Tensor) -> Tensor:
@@ -201,7 +229,8 @@ class Models:
             loss = graphs(self.batch.whole(), one)
             got = {n: p.grad for n, p in model.named_parameters() if n in want}
             coefficients = coefficient_names(model)
-            return {"loss": distance(loss, want_loss), **gradient_errors(got, want, coefficients)}
+            found = {"loss": distance(loss, want_loss), **gradient_errors(got, want, coefficients)}
+            return {mark + part: error for part, error in found.items()}
 
         graphs = Graphs(model, both)
         return Work(

@@ -55,11 +55,11 @@ def round_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> Rounded:
 
 def _largest(parts: Sequence[Tensor]) -> Tensor:
     if len(parts) > 1 and not torch.compiler.is_compiling():
-        sizes = torch._foreach_norm(list(parts), ord=float("inf"))
+        sizes = list(torch._foreach_norm(list(parts), ord=float("inf")))
     else:
         # By rows first, so that compiled code does it where it makes the rows.
         sizes = [part.abs().amax(-1).amax() for part in parts]
-    return (sizes[0] if len(sizes) == 1 else torch.stack(list(sizes)).amax()).float().reshape(1)
+    return (sizes[0] if len(sizes) == 1 else torch.stack(sizes).amax()).float().reshape(1)
 
 
 class LinearMaps(torch.autograd.Function):
@@ -108,7 +108,7 @@ class FeedForward(torch.autograd.Function):
         return product(hidden, out.q, scales, out.scale.expand(1, wo.shape[0]).contiguous(), x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
         value, value_scale, wi, wi_scale, wo, wo_scale, h, peaks, column = ctx.saved_tensors
         dtype, weight_dtype = ctx.dtypes
         grad = round_gradients([dy])

@@ -79,16 +79,16 @@ def geglu_op(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return reference.geglu_reference(h)
     from altup.kernels.fp8 import triton as kernels
 
-    results = _geglu_results(h)
-    kernels.geglu(*results, h)
-    return results
+    q, scale, peaks = _geglu_results(h)
+    kernels.geglu(q, scale, peaks, h)
+    return q, scale, peaks
 
 
 @geglu_op.register_fake
 def _geglu_results(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     m, n = h.shape[0], h.shape[1] // 2
-    wide = {"dtype": torch.float32}
-    return h.new_empty(m, n, dtype=VALUE), h.new_empty(m, 1, **wide), h.new_empty(m, 3, **wide)
+    scale, peaks = (h.new_empty(m, numbers, dtype=torch.float32) for numbers in (1, 3))
+    return h.new_empty(m, n, dtype=VALUE), scale, peaks
 
 
 @library.custom_op("altup::fp8_geglu_backward", mutates_args=())
@@ -101,9 +101,9 @@ def geglu_backward_op(
         return reference.geglu_backward_reference(grad, h, hidden_scale, grad_scale)
     from altup.kernels.fp8 import triton as kernels
 
-    results = _geglu_gradients(grad, h)
-    kernels.geglu_backward(*results, grad, h, hidden_scale, grad_scale)
-    return results
+    q, transposed, hidden = _geglu_gradients(grad, h)
+    kernels.geglu_backward(q, transposed, hidden, grad, h, hidden_scale, grad_scale)
+    return q, transposed, hidden
 
 
 @geglu_backward_op.register_fake
