@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from altup.kernels import muon_reference
+from altup.kernels.muon import orthogonalize, orthogonalized
 from altup.kernels.muon.reference import iterate_newton_schulz
 from altup.training.optimizers.muon import Muon
 from tests.kernels.interpreter import DEVICE, INTERPRETED, fewer, needs_gpu, runs_kernel
@@ -92,6 +93,17 @@ def test_unequal_singular_values_survive_float16(shape):
     assert (found[0] - expected).norm() < 0.01 * expected.norm()
     again = iterate_newton_schulz(0.5 * x)
     assert (found[1] - again).norm() < 0.01 * again.norm()
+
+
+@needs_gpu
+@pytest.mark.parametrize("block", [None, (50, 200), (150, 40)])
+def test_orthogonalized_on_a_gpu(block):
+    """As FSDP's shards are; whatever the size of a gradient."""
+    x, _ = unequal(WIDE["several tiles"])
+    found = orthogonalize(torch.stack([x, 1e-6 * x]).to(DEVICE, torch.float32), block).double().cpu()
+    expected = orthogonalized(x, block)
+    for one in found:
+        assert (one - expected).norm() < 0.01 * expected.norm()
 
 
 @runs_kernel

@@ -7,10 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from altup.kernels.launch import runs_fused
+from altup.kernels.launch import runs_fused, runs_triton
 from altup.kernels.muon.reference import Block, muon_reference, orthogonalized, scale_of
 
-__all__ = ["muon_reference", "muon_update", "orthogonalized", "runs_fused", "scale_of"]
+__all__ = ["muon_reference", "muon_update", "orthogonalize", "orthogonalized", "runs_fused", "scale_of"]
+
+
+def orthogonalize(matrices: Tensor, block: Block | None = None) -> Tensor:
+    """`orthogonalized` of [..., rows, columns], on a GPU by the kernel for symmetric products, in float16."""
+    if not (matrices.is_cuda and runs_triton(matrices.device)):
+        return orthogonalized(matrices, block)
+    from altup.kernels.muon.triton import orthogonalized_by_gram
+
+    return orthogonalized_by_gram(matrices, block)
 
 
 @torch.no_grad()

@@ -46,11 +46,19 @@ def orthogonalized(matrices: Tensor, block: Block | None = None) -> Tensor:
     In bf16 on a GPU, which is enough: the iteration brings singular values into [0.7, 1.2] and no nearer.
     """
     if block is not None:
-        blocks = matrices.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0])).transpose(-3, -2)
-        return orthogonalized(blocks).transpose(-3, -2).flatten(-4, -3).flatten(-2)
+        return out_of_blocks(orthogonalized(into_blocks(matrices, block)))
     x = matrices.bfloat16() if matrices.is_cuda else matrices
     norms = x.norm(dim=(-2, -1), keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
     return iterate_newton_schulz(x / norms.clamp(min=1e-7).to(x.dtype))
+
+
+def into_blocks(matrices: Tensor, block: Block) -> Tensor:
+    """[..., rows, columns] → [..., blocks down, blocks across, rows of a block, columns of a block]."""
+    return matrices.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0])).transpose(-3, -2)
+
+
+def out_of_blocks(blocks: Tensor) -> Tensor:
+    return blocks.transpose(-3, -2).flatten(-4, -3).flatten(-2)
 
 
 def iterate_newton_schulz(x: Tensor) -> Tensor:

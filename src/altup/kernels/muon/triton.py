@@ -16,7 +16,7 @@ from torch import Tensor
 from altup.kernels.multi_tensor import TensorList, pointer
 from altup.kernels.muon.blocks import FLATTEST, descend_by_blocks
 from altup.kernels.muon.gram import iterate_gram
-from altup.kernels.muon.reference import MOMENTUM, Block, scale_of
+from altup.kernels.muon.reference import MOMENTUM, Block, into_blocks, out_of_blocks, scale_of
 
 BLOCK = 2048  # numbers of a tensor that a program works on
 PARTS = 1024  # sums that are added at a time
@@ -119,22 +119,22 @@ def update(
     if block is not None and min(block) <= FLATTEST:
         descend_by_blocks(weights, directions, block, factors, lr=lr, skip=skip, weight_decay=weight_decay)
         return
-    updates = _orthogonalized(directions, norms, block)
+    updates = orthogonalized_by_gram(directions, block, norms if block is None and len(shape) == 2 else None)
     with torch.cuda.device_of(directions):
         _descend_kernel[count, n](*weights, updates, factors, lr, skip, numel, weight_decay, BLOCK=BLOCK)
 
 
-def _orthogonalized(directions: Tensor, norms: Tensor, block: Block | None) -> Tensor:
-    """Of [n, ..., rows, columns], whose norms [n] are those of the matrices if there are no more; contiguous."""
+def orthogonalized_by_gram(directions: Tensor, block: Block | None = None, norms: Tensor | None = None) -> Tensor:
+    """`orthogonalized` of [..., rows, columns], in float16 and contiguous; `norms` are those of all matrices."""
     whole = directions.shape
     if block is not None:
-        directions = directions.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0])).transpose(-3, -2)
+        directions = into_blocks(directions, block)
     matrices = directions.reshape(-1, *directions.shape[-2:])
-    if len(matrices) > len(norms):  # each has its own
+    if norms is None:
         norms = matrices.norm(dim=(-2, -1), dtype=torch.float32)
     x = torch.empty_like(matrices, dtype=torch.float16 if matrices.is_cuda else torch.float32)
     numel = matrices[0].numel()
     with torch.cuda.device_of(x):
         _normalize_kernel[triton.cdiv(numel, BLOCK), len(x)](matrices, norms, x, numel, BLOCK=BLOCK)
     done = iterate_gram(x).view(directions.shape)
-    return (done if block is None else done.transpose(-3, -2)).reshape(whole)
+    return done if block is None else out_of_blocks(done).reshape(whole)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from altup.core.errors import UserError
-from altup.kernels.muon import muon_update, orthogonalized, runs_fused, scale_of
+from altup.kernels.muon import muon_update, orthogonalize, runs_fused, scale_of
 from altup.kernels.muon.reference import MOMENTUM, Block
 from altup.training.optimizers.adamw import RelativeAdamW
 from altup.training.optimizers.relative import SMALLEST_RMS
@@ -96,7 +96,7 @@ def orthogonalized_shards(what: Kind, pieces: Tensor, block: Block | None = None
     """`orthogonalized` of n stacked matrices, of which `pieces` [n, rows here, columns] are local."""
     shards = [] if what.sharding is None else [i for i, one in enumerate(what.sharding[1]) if one.is_shard()]
     if not shards or len(what.shape) > 2:  # a pile of matrices is sharded between them
-        return orthogonalized(pieces, block)
+        return orthogonalize(pieces, block)
     if len(shards) > 1:
         raise UserError("optimizer='muon' knows parameters sharded over one dimension of the device mesh only")
     assert what.sharding is not None
@@ -106,13 +106,13 @@ def orthogonalized_shards(what: Kind, pieces: Tensor, block: Block | None = None
     # Equal parts for all: so many whole matrices a process, so many rows of each from a process.
     each, share = -(-count // world), -(-rows // world)
     if block is not None and block[1] == columns and share % block[0] == 0:  # every process has whole blocks
-        return orthogonalized(pieces, block) if pieces.numel() else pieces
+        return orthogonalize(pieces, block) if pieces.numel() else pieces
     sent = pieces.new_zeros(world * each, share, columns)
     sent[:count, : pieces.shape[1]] = pieces
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)  # by [process of the rows, matrix, row]
     whole = received.view(world, each, share, columns).transpose(0, 1).reshape(each, world * share, columns)
-    done = orthogonalized(whole[:, :rows], block).to(pieces.dtype)
+    done = orthogonalize(whole[:, :rows], block).to(pieces.dtype)
     sent = pieces.new_zeros(each, world * share, columns)
     sent[:, :rows] = done
     sent = sent.view(each, world, share, columns).transpose(0, 1).contiguous()
