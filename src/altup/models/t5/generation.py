@@ -242,7 +242,7 @@ class KeptDecoding(Decoding):
 
     def _compile(self) -> None:
         """The step as fewer kernels; where that fails it stays as it is."""
-        self.logits = torch.compile(self._logits, dynamic=False)  # type: ignore[assignment]
+        self.logits = torch.compile(self._logits, dynamic=False)
         try:
             self._try()
         except Exception as error:
