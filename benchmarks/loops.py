@@ -1,8 +1,7 @@
 """One model trained in several loops: ours, ours with the exchange of gradients, a hand-written one, Trainer.
 
-    python benchmarks/loops.py                       # T5 1.1 base, AltUp, batch 64, on a GPU
-    torchrun --nproc-per-node 1 benchmarks/loops.py  # the exchange goes through NCCL
-    python benchmarks/loops.py --quick               # a toy, on a CPU too
+    python benchmarks/loops.py                   # T5 1.1 base, AltUp, batch 64, on a GPU
+    python benchmarks/loops.py --quick --rows 4  # a toy, on a CPU too
 
 Each way trains the same fresh weights on random tokens (512 in, 114 out) with AdamW in bf16 over float32 weights,
 and prints one line: sequences a second after the first steps, the share of the first way's, and the last loss (of
@@ -189,8 +188,12 @@ def main() -> None:
     first = None
     for way in options.ways:
         begun = time.perf_counter()
-        with process_group() if way == "exchange" else contextlib.nullcontext():
-            seconds, loss = ways[way]()
+        try:
+            with process_group() if way == "exchange" else contextlib.nullcontext():
+                seconds, loss = ways[way]()
+        except Exception as error:  # the others are measured all the same
+            print(f"{way}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            continue
         speed = bench.rows / seconds
         first = first or speed
         took = time.perf_counter() - begun
