@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import altup
 from altup import AltUpT5ForConditionalGeneration
 from tests.models.helpers import batch, tiny, tiny_t5
 
@@ -88,3 +89,28 @@ def test_smoothed_labels_are_those_of_the_plain_loss(family, tmp_path):
         )
         losses[smoothing] = Trainer(model=model, args=arguments).compute_loss(model, dict(data))
     torch.testing.assert_close(losses[1e-9], losses[0.0])
+
+
+def test_trainer_replays_an_accelerated_model_to_the_same_weights(tmp_path, recwarn):
+    """On a CPU calls are made again instead of replayed; accumulation and evaluation included."""
+    weights = []
+    for accelerated in (False, True):
+        model = tiny_t5("altup", dropout_rate=0.0).train()
+        if accelerated:
+            altup.accelerate(model, record=True)
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=5,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            eval_strategy="steps",
+            eval_steps=5,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+        )
+        Trainer(model=model, args=arguments, train_dataset=CopyTask(), eval_dataset=CopyTask()).train()
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert len(model._compiled_call_impl._recorded) == 2  # training and evaluation
+    for one, other in zip(*weights, strict=True):
+        assert torch.equal(one, other)

@@ -172,6 +172,7 @@ class _Recorded:
             self._try(parameters)
 
     def _try(self, parameters: Sequence[nn.Parameter]) -> None:
+        torch.clear_autocast_cache()  # what another backward pass has gone through is not gone through again
         self._run_forward()
         self._make_places(parameters)
         if self.parameters:

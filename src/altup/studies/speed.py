@@ -145,15 +145,25 @@ class _Subject:
         return Work(lambda i: self._engine.step(i, self._batch, self._batch.tokens), mode="train", together=True)
 
     def forward(self) -> Work:
-        """Forward passes over the batch without gradients, as in evaluation."""
+        """Forward passes over the batch without gradients; on a GPU recorded, as `altup.accelerate` does it."""
+        from altup.models.recorded_calls import LAUNCHED, RecordedCalls
+
         self._model.eval()
         micro = [{name: t.to(self._device) for name, t in part.items()} for part in self._batch.micro]
+        run = RecordedCalls(self._model) if self._device.type == "cuda" else self._model
 
         def read(i: int) -> None:
             for inputs in micro:
-                self._model(**inputs, return_logits=False)
+                run(**inputs, return_logits=False)
 
-        return Work(read, together=True, around=lambda: self._within(torch.no_grad()))
+        def without_gradients() -> AbstractContextManager[None]:
+            return self._within(torch.no_grad())
+
+        if run is not self._model:
+            with without_gradients():
+                for i in range(LAUNCHED + 1):
+                    read(i)
+        return Work(read, together=True, around=without_gradients)
 
     def generate(self, batch: int, tokens: int) -> Work:
         """Greedy generation of `tokens` tokens for `batch` inputs, without stopping early."""
