@@ -32,6 +32,7 @@ from altup.models.recorded_decoding import (
 
 log = logging.getLogger(__name__)
 EAGER_STEPS = 3  # steps that are run one by one: they warm up what a graph records, and short answers end here
+ALIGNED = 8  # places of a cache: attention copies a bias whose rows are of other lengths
 KEPT = 2  # recordings that an accelerated model keeps: each holds the caches of a batch
 CHECK_EVERY = 8  # replayed steps between two checks whether all rows have ended, for which the host waits
 
@@ -153,7 +154,8 @@ class Decoding:
         self.eos, self.memory, self.mask = eos, memory, mask
         batch, self.given = input_ids.shape
         self.device = input_ids.device
-        self.cache = EncoderDecoderCache(StaticCache(model.config, max_cache_len=limit), DynamicCache())
+        places = -(-limit // ALIGNED) * ALIGNED
+        self.cache = EncoderDecoderCache(StaticCache(model.config, max_cache_len=places), DynamicCache())
         self.tokens = input_ids.new_full((batch, limit), pad)
         self.tokens[:, : self.given] = input_ids
         self.latest = input_ids.clone()
