@@ -367,7 +367,7 @@ def report(path: Path = RESULTS, steps_of_base: int | None = None) -> None:
     for row in read(path):
         if row["part"] == "report":
             rates = table.setdefault((row["task"], row["model"], row["steps"]), {})
-            step = float(row["seconds"]) / int(row["steps"])
+            step = float(row["seconds"]) / max(1, int(row["steps"]))
             of_rate = rates.setdefault(row["rate"], {})
             of_rate[row["seed"]] = Measured(float(row["loss"]), float(row["score"] or "nan"), step)
     print("| task | model | steps | rate | seeds | time a step | loss | its difference | score | its difference |")
@@ -378,7 +378,7 @@ def report(path: Path = RESULTS, steps_of_base: int | None = None) -> None:
         of_base = table.get((task, "original", str(steps_of_base or TASKS[task].steps)), {})
         if not of_base:
             continue
-        base = of_base[rate_of(path, task, "original", of_base)]
+        base = of_base.get(rate_of(path, task, "original", of_base), {})
         rate = rate_of(path, task, model, rates)
         seeds = rates.get(rate, {})
         both = sorted(seeds.keys() & base.keys())

@@ -56,5 +56,6 @@ def _slice(layers: str) -> slice | None:
 def report(made: Written, out: Path) -> None:
     """What lies in `out`."""
     typer.echo(made.description)
-    change = f"{made.parameters / made.parameters_before - 1:+.2%}"
+    more = made.parameters - made.parameters_before
+    change = f"{more / made.parameters_before:+.1%}" if abs(more) > made.parameters_before / 1000 else f"{more:+,}"
     typer.echo(f"{out}: {made.parameters:,} parameters ({change}); {made.no_tokenizer or 'tokenizer copied'}")

@@ -82,7 +82,7 @@ class WideningPlan:
         """Note which layers of each stack are wide, once the stacks are known."""
         if not self.recycled:
             raise UserError(
-                f"layers={layers!r} does not fit method={self.method!r}, whose tables and head are wide, so that "
+                f"layers={_as_typed(layers)} does not fit method={self.method!r}, whose tables and head are wide, so that "
                 "every layer between them must be; take method='recycled'"
             )
         of_stack = layers if isinstance(layers, Mapping) else dict.fromkeys(self.stacks, layers)
@@ -107,7 +107,7 @@ class WideningPlan:
         return rule
 
 
-def _as_typed(chosen: Layers) -> Any:
+def _as_typed(chosen: Layers | Mapping[str, Layers]) -> Any:
     """`2:6` for slice(2, 6), as the command line has it."""
     if not isinstance(chosen, slice):
         return chosen
