@@ -107,7 +107,11 @@ def results(model_type: str) -> Iterator[dict[str, Any]]:
 def first_that_runs(model_type: str) -> tuple[Sweep | None, str]:
     """The richest class of a type that can be built and run at some size, or what the first attempt said."""
     errors: list[str] = []
-    for cls in list(classes_of(model_type))[:4]:
+    try:
+        classes = classes_of(model_type)[:4]
+    except ImportError as error:
+        return None, told(error)
+    for cls in classes:
         for factor in (16, 8, 4, 2, 1):
             try:
                 model = build(cls, tiny_config(model_type, factor))

@@ -82,8 +82,8 @@ class WideningPlan:
         """Note which layers of each stack are wide, once the stacks are known."""
         if not self.recycled:
             raise UserError(
-                f"layers={_as_typed(layers)} does not fit method={self.method!r}, whose tables and head are wide, so that "
-                "every layer between them must be; take method='recycled'"
+                f"layers={_as_typed(layers)} does not fit method={self.method!r}, whose tables and head are wide, "
+                "so that every layer between them must be; take method='recycled'"
             )
         of_stack = layers if isinstance(layers, Mapping) else dict.fromkeys(self.stacks, layers)
         if unknown := sorted(of_stack.keys() - self.stacks.keys()):
