@@ -59,14 +59,14 @@ def assemble(batches: Batches, micro_batch: int, process_group: ProcessGroup, st
     arrays = [
         batches.examples(step, begin + first, begin + last) for begin in range(0, batches.batch_size, micro_batch)
     ]
-    if process_group.device.type == "cuda" and process_group.world_size == 1:
+    if process_group.device.type == "cuda":
         arrays = alike(arrays)
     tokens = sum(int((a[label_name(a)] != IGNORED).sum()) for a in arrays)
     return StepBatch([to_tensors(a, process_group) for a in arrays], tokens, sum(map(count_inputs, arrays)))
 
 
 def alike(arrays: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    """Packed micro-batches, padded up to the largest: on one GPU a step of one shape is replayed as a graph."""
+    """Packed micro-batches, padded up to the largest: on a GPU a step of one shape is replayed as a graph."""
     if len(arrays) < 2 or "segments" not in arrays[0]:
         return arrays
     shapes = {name: np.max([a[name].shape for a in arrays], axis=0) for name in arrays[0]}
