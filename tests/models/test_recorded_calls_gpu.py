@@ -44,7 +44,8 @@ def test_a_hand_written_loop_trains_as_launched():
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
     assert want[-1] < want[0]
     for (name, one), other in zip(plain.named_parameters(), ours.parameters(), strict=True):
-        torch.testing.assert_close(other, one, rtol=0.05, atol=8e-3, msg=name)  # eight steps of 1e-3
+        # AdamW turns rounding of small gradients into steps: eight of 1e-3, in either direction.
+        torch.testing.assert_close(other, one, rtol=0.05, atol=1.7e-2, msg=name)
 
 
 def test_gradients_are_those_of_launched_calls_in_float32():
