@@ -45,13 +45,13 @@ test-gpu: $(READY)  ## the checks that need a CUDA GPU
 
 # Each is put beside the other packages of the environment, which stays as it is.
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
-test-versions: $(READY)  ## the tests of widen with the oldest transformers that pyproject.toml allows, and the newest
+test-versions: $(READY)  ## the tests of widen and Gemma 3n with the oldest transformers that pyproject.toml allows, and the newest
 	@failed=0; for wanted in "transformers==$(OLDEST)" transformers; do \
 	  rm -rf $(VENV)/other-transformers; \
 	  $(BIN)/python -m pip install --quiet --no-compile --target $(VENV)/other-transformers "$$wanted" || exit 1; \
 	  export PYTHONPATH=$(CURDIR)/$(VENV)/other-transformers; \
 	  $(BIN)/python -c 'import transformers; print("transformers", transformers.__version__)'; \
-	  $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/models/widening || failed=1; \
+	  $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/models/widening tests/models/gemma3n || failed=1; \
 	  unset PYTHONPATH; \
 	done; rm -rf $(VENV)/other-transformers; exit $$failed
 

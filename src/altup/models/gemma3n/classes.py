@@ -30,7 +30,7 @@ MIXED_IN: dict[type[nn.Module], type[Fused]] = {
     theirs.Gemma3nForCausalLM: FusedTextHead,
     theirs.Gemma3nForConditionalGeneration: FusedMultimodalHead,
 }
-# What a fused class repeats, and the digests of its code that are known (transformers 5.17).
+# What a fused class repeats, and the digests of its code that are known (transformers 5.17 to 5.22).
 REPEATED: dict[Any, list[tuple[Any, tuple[str, ...]]]] = {
     theirs.Gemma3nRMSNorm: [(theirs.Gemma3nRMSNorm, ("_norm", "forward"))],
     theirs.Gemma3nTextMLP: [(theirs.Gemma3nTextMLP, ("_gaussian_topk",))],
@@ -52,8 +52,8 @@ KNOWN = {
     "Gemma3nTextAltUp": {"6d4b257b1582e7a1"},
     "Gemma3nTextDecoderLayer": {"3dbd0699101492ec"},
     "Gemma3nTextModel": {"670347dcc352d7e6"},
-    "Gemma3nForCausalLM": {"9a5097aa38523e5b"},
-    "Gemma3nForConditionalGeneration": {"ca3fdd4c1e3f2c07"},
+    "Gemma3nForCausalLM": {"9a5097aa38523e5b", "ed7cbdf92c024d24"},
+    "Gemma3nForConditionalGeneration": {"ca3fdd4c1e3f2c07", "aafded5c0b80dbea"},
 }
 
 

@@ -41,10 +41,10 @@ class FusedHead(RecordedGeneration, Fused):
         labels = given.pop("labels")
         for name in ("logits_to_keep", "return_dict"):
             given.pop(name, None)
-        body = self._body(labels, given)
+        body = self._body(given)
         return self._output(body, self._loss(body.last_hidden_state, labels, **given))
 
-    def _body(self, labels: Tensor, given: dict[str, Any]) -> Any:
+    def _body(self, given: dict[str, Any]) -> Any:
         raise NotImplementedError
 
     def _output(self, body: Any, loss: Any) -> Any:
@@ -91,7 +91,7 @@ class FusedHead(RecordedGeneration, Fused):
 class FusedTextHead(FusedHead):
     """`Gemma3nForCausalLM`."""
 
-    def _body(self, labels: Tensor, given: dict[str, Any]) -> Any:
+    def _body(self, given: dict[str, Any]) -> Any:
         model: Any = self
         return model.model(**given)
 
@@ -107,9 +107,9 @@ class FusedTextHead(FusedHead):
 class FusedMultimodalHead(FusedHead):
     """`Gemma3nForConditionalGeneration`."""
 
-    def _body(self, labels: Tensor, given: dict[str, Any]) -> Any:
+    def _body(self, given: dict[str, Any]) -> Any:
         model: Any = self
-        return model.model(**given, labels=labels, return_dict=True)
+        return model.model(**given, return_dict=True)
 
     def _output(self, body: Any, loss: Any) -> Any:
         return Gemma3nCausalLMOutputWithPast(
