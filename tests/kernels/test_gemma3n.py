@@ -10,7 +10,17 @@ import torch
 from torch import library
 
 from altup.core.errors import UserError
-from altup.kernels.gemma3n import Router, correct, correct_op, correction, match_magnitudes, op, predict
+from altup.kernels.gemma3n import (
+    Router,
+    correct,
+    correct_op,
+    correction,
+    gate_op,
+    gated,
+    match_magnitudes,
+    op,
+    predict,
+)
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, runs_kernel
 from tests.kernels.updates import SUM_TOLERANCE, TOLERANCE, distance
 from tests.models.gemma3n.tiny import accelerated, assert_same, batch, tiny_gemma
@@ -136,6 +146,43 @@ def test_magnitudes_that_do_not_fit_are_refused():
         match_magnitudes(h, [], False)
 
 
+@pytest.mark.parametrize("sparsity", [0.0, 0.95])
+def test_the_gate_is_hugging_faces(sparsity):
+    from transformers import Gemma3nTextConfig
+    from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextMLP
+
+    sizes = {"hidden_size": 12, "num_attention_heads": 1, "intermediate_size": 200, "num_hidden_layers": 1}
+    module = Gemma3nTextMLP(Gemma3nTextConfig(**sizes, activation_sparsity_pattern=[sparsity]))
+    x = random(2, 3, 12, device="cpu")
+    out = module.down_proj(gated(module.gate_proj(x), module.up_proj(x), sparsity))
+    torch.testing.assert_close(out, module(x), rtol=1e-5, atol=1e-6)
+    weights = [x, *module.parameters()]
+    for one, other in zip(
+        *(torch.autograd.grad(y.square().sum(), weights) for y in (out, module(x))), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    with pytest.raises(UserError, match=r"sparsity=1\.5 do not fit"):
+        gated(x, x, 1.5)
+
+
+@runs_kernel
+@pytest.mark.parametrize(("d", "dtype"), [(1100, torch.float32), (40, torch.bfloat16), (3000, torch.bfloat16)])
+@pytest.mark.parametrize("sparsity", [0.0, 0.6, 0.95])
+def test_gated(d, dtype, sparsity, poisoned):
+    """Off centre; a token of equal numbers has no deviation, and none of them lies above it."""
+    gate = (random(2, 2, d, dtype=dtype) + 3).detach()
+    gate[0, 1] = 0.75
+    inputs = [gate.requires_grad_(), random(2, 2, d, dtype=dtype)]
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    exact, made = gated(*wide, sparsity, "plain"), gated(*inputs, sparsity, "triton")
+    upstream = torch.randn_like(exact).to(dtype)
+    want = torch.autograd.grad(exact, wide, upstream.double())
+    got = torch.autograd.grad(made, inputs, upstream)
+    for one, other in zip([made, *got], [exact, *want], strict=True):
+        assert one.dtype == dtype
+        assert distance(one, torch.nan_to_num(other)) < 3 * max(TOLERANCE[dtype], SUM_TOLERANCE)
+
+
 @runs_kernel
 @pytest.mark.parametrize("K", fewer([2, 4, 7], range(2, 9)))
 def test_every_number_of_blocks(K, poisoned):
@@ -227,6 +274,8 @@ def test_the_operators_are_what_pytorch_takes_them_for():
     library.opcheck(correct_op.correction, (y, router, norm, EPS, C, None, None, 0), test_utils=CHEAP_CHECKS)
     library.opcheck(correct_op.correct, (blocks, y, g, branch, branch_norm, 0, EPS))
     library.opcheck(correct_op.correct, ([torch.stack(blocks)], y, g, None, None, 1, EPS), test_utils=CHEAP_CHECKS)
+    library.opcheck(gate_op.gate, (y, branch, 0.3))
+    library.opcheck(gate_op.gate, (y, branch, None), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, False), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, True), test_utils=CHEAP_CHECKS)
 
@@ -269,7 +318,9 @@ def types(K, pointer="*bf16"):
         "eps": "fp32",
         **dict.fromkeys(("projected", "d_projected"), (pointer,) * (K - 1)),
         **dict.fromkeys(("h", "dh"), pointer),
-        "sizes": "*fp32",
+        **dict.fromkeys(("gate", "up", "d_gate", "d_up", "out", "grad"), pointer),
+        **dict.fromkeys(("sizes", "stats"), "*fp32"),
+        "deviations": "fp32",
         "smallest": "fp32",
     }
 
@@ -283,6 +334,8 @@ def types(K, pointer="*bf16"):
         ("coefficients", "_backward_kernel", 12, 2),
         ("correct", "_forward_kernel", 8, 4),
         ("correct", "_backward_kernel", 13, 3),
+        ("gate", "_forward_kernel", 4, 1),
+        ("gate", "_backward_kernel", 6, 2),
         ("ends", "_forward_kernel", 8, 4),
         ("ends", "_backward_kernel", 14, 4),
     ],
@@ -297,6 +350,7 @@ def test_kernels_move_16_bytes_at_a_time_and_spill_nothing(module, name, loads, 
         "BLOCK": 8 * 32 * config.warps * config.vectors,
         "WIDTH": 8,
         "MEAN": False,
+        "SPARSE": True,
     }
     if (module, name) != ("correct", "_forward_kernel"):
         given["predicted"] = "*bf16"  # the active block alone

@@ -7,7 +7,8 @@ A layer needs three passes over its state, each with a backward pass of its own:
   per-layer input starts;
 - `correct`: reads predicted blocks, output and branch, norms the branch, and writes the K new blocks.
 
-`match_magnitudes` serves the projections before the first layer and behind the last.
+`match_magnitudes` serves the projections before the first layer and behind the last, `gated` the feed-forward
+network.
 
 `implementation` is "plain" (the definition), "triton" (the kernels, or an error) or "auto" (the kernels where they
 can run). Sums run in float32 (float64 for float64 states), whatever the state's dtype.
@@ -16,24 +17,26 @@ can run). Sums run in float32 (float64 for float64 states), whatever the state's
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.altup_update import FUSED_BLOCKS, State
-from altup.kernels.gemma3n import correct_op, op
+from altup.kernels.gemma3n import correct_op, gate_op, op
 from altup.kernels.gemma3n.reference import (
     Router,
     correct_reference,
     corrected_active_reference,
     correction_reference,
+    gated_reference,
     match_reference,
     predict_reference,
 )
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
-__all__ = ["Router", "correct", "correction", "match_magnitudes", "predict", "uses_kernels"]
+__all__ = ["Router", "correct", "correction", "gated", "match_magnitudes", "predict", "uses_kernels"]
 
 
 def predict(
@@ -116,6 +119,23 @@ def match_magnitudes(h: Tensor, projected: Sequence[Tensor], mean: bool, impleme
         return op.match(h, list(projected), mean)[0]
     with torch.autocast(h.device.type, enabled=False):
         return match_reference(h, projected, mean)
+
+
+def gated(gate: Tensor, up: Tensor, sparsity: float = 0.0, implementation: str = "auto") -> Tensor:
+    """gelu(gate) ∘ up, [..., d], in gate's dtype; a `sparsity` above 0 is about the share of a token's numbers
+    that become 0."""
+    if gate.shape != up.shape or not 0 <= sparsity < 1:
+        raise UserError(f"gate {list(gate.shape)}, up {list(up.shape)} and sparsity={sparsity} do not fit")
+    z = _quantile(sparsity) if sparsity else None
+    if uses_kernels(implementation, 2, gate, up):
+        return gate_op.gate(gate, up, z)[0]
+    with torch.autocast(gate.device.type, enabled=False):
+        return gated_reference(gate, up, z)
+
+
+@torch.compiler.assume_constant_result
+def _quantile(share: float) -> float:
+    return NormalDist().inv_cdf(share)
 
 
 def uses_kernels(implementation: str, K: int, *tensors: Tensor) -> bool:

@@ -104,3 +104,11 @@ def match_reference(h: Tensor, projected: Sequence[Tensor], mean: bool) -> Tenso
         blocks.append(block * target / size)
     stacked = torch.stack(blocks)
     return (stacked.mean(dim=0) if mean else stacked).to(h.dtype)
+
+
+def gated_reference(gate: Tensor, up: Tensor, z: float | None) -> Tensor:
+    """gelu(s) ∘ up with s = gate or, given z, what lies above a token's mean and z of its standard deviations."""
+    s = wide(gate)
+    if z is not None:
+        s = F.relu(s - (s.mean(dim=-1, keepdim=True) + z * s.std(dim=-1, keepdim=True, unbiased=False)))
+    return (F.gelu(s, approximate="tanh") * wide(up)).to(gate.dtype)

@@ -33,7 +33,7 @@ MIXED_IN: dict[type[nn.Module], type[Fused]] = {
 # What a fused class repeats, and the digests of its code that are known (transformers 5.17 to 5.22).
 REPEATED: dict[Any, list[tuple[Any, tuple[str, ...]]]] = {
     theirs.Gemma3nRMSNorm: [(theirs.Gemma3nRMSNorm, ("_norm", "forward"))],
-    theirs.Gemma3nTextMLP: [(theirs.Gemma3nTextMLP, ("_gaussian_topk",))],
+    theirs.Gemma3nTextMLP: [(theirs.Gemma3nTextMLP, ("forward", "_gaussian_topk"))],
     theirs.Gemma3nTextAltUp: [
         (theirs.Gemma3nTextAltUp, ("compute_router_modalities", "predict", "correct", "forward")),
         (theirs.Gemma3nRMSNorm, ("_norm", "forward")),
@@ -48,7 +48,7 @@ REPEATED: dict[Any, list[tuple[Any, tuple[str, ...]]]] = {
 }
 KNOWN = {
     "Gemma3nRMSNorm": {"99f8a2c2b053cd53"},
-    "Gemma3nTextMLP": {"415a99591b21bde8"},
+    "Gemma3nTextMLP": {"e15ea03b290a917a"},
     "Gemma3nTextAltUp": {"6d4b257b1582e7a1"},
     "Gemma3nTextDecoderLayer": {"3dbd0699101492ec"},
     "Gemma3nTextModel": {"670347dcc352d7e6"},

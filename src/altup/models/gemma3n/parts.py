@@ -8,10 +8,8 @@ read, a part computes as its own class does, bit for bit.
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
@@ -49,17 +47,18 @@ class FusedNorm(Fused):
 
 
 class FusedMLP(Fused):
-    """`Gemma3nTextMLP`, whose own code waits for the GPU to look whether the share of zeros is a probability."""
+    """`Gemma3nTextMLP`: between its matrices one pass, which waits for nothing. Its own code waits for the GPU to
+    look whether the share of zeros is a probability."""
 
     activation_sparsity: float
 
-    def _gaussian_topk(self, inputs: Tensor) -> Tensor:
-        """What lies above mean + z·std, with z of the share of numbers that are to be zero, were they normal."""
-        if not (self.implementation == "plain" or runs_triton(inputs.device)):
-            return super()._gaussian_topk(inputs)  # type: ignore[misc]
-        std = torch.std(inputs, dim=-1, keepdim=True, unbiased=False)
-        z = NormalDist().inv_cdf(self.activation_sparsity)
-        return F.relu(inputs - (inputs.mean(dim=-1, keepdim=True) + std * z))
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        part: Any = self
+        fits = self.implementation == "plain" or fused.uses_kernels(self.implementation, 2, hidden_states)
+        if not (fits and self.config.hidden_activation == "gelu_pytorch_tanh"):
+            return super().forward(hidden_states)
+        gate, up = part.gate_proj(hidden_states), part.up_proj(hidden_states)
+        return part.down_proj(fused.gated(gate, up, self.activation_sparsity, self.implementation))
 
 
 class FusedAltUp(Fused):

@@ -1,0 +1,67 @@
+"""The kernels of Gemma 3n's feed-forward gate as custom operators of PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, library
+
+from altup.kernels.launch import on_its_device
+
+
+@library.custom_op(
+    "altup::gemma3n_gate", mutates_args=(), schema="(Tensor gate, Tensor up, float? z) -> (Tensor, Tensor)"
+)
+@on_its_device
+def gate(gate: Tensor, up: Tensor, z: float | None) -> tuple[Tensor, Tensor]:
+    """gelu(s) ∘ up: [..., d], and each token's mean and standard deviation: [..., 2] (empty without z)."""
+    from altup.kernels.gemma3n import gate_kernels as kernels
+
+    out, stats = made = _gated(gate, z)
+    kernels.forward(out, stats, gate, up, z)
+    return made
+
+
+def _gated(gate: Tensor, z: float | None) -> tuple[Tensor, Tensor]:
+    shape = (0,) if z is None else (*gate.shape[:-1], 2)
+    return gate.new_empty(gate.shape), gate.new_empty(shape, dtype=torch.float32)
+
+
+@gate.register_fake
+def _(gate: Tensor, up: Tensor, z: float | None) -> Any:
+    return _gated(gate, z)
+
+
+@library.custom_op(
+    "altup::gemma3n_gate_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor stats, Tensor gate, Tensor up, float? z) -> (Tensor, Tensor)",
+)
+@on_its_device
+def gate_backward(grad: Tensor, stats: Tensor, gate: Tensor, up: Tensor, z: float | None) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and up."""
+    from altup.kernels.gemma3n import gate_kernels as kernels
+
+    d_gate, d_up = gradients = gate.new_empty(gate.shape), up.new_empty(up.shape)
+    kernels.backward(d_gate, d_up, grad, stats, gate, up, z)
+    return gradients
+
+
+@gate_backward.register_fake
+def _(grad: Tensor, stats: Tensor, gate: Tensor, up: Tensor, z: float | None) -> Any:
+    return gate.new_empty(gate.shape), up.new_empty(up.shape)
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    gate, up, ctx.z = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(output[1], gate, up)
+
+
+def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple:
+    stats, gate, up = ctx.saved_tensors
+    return *gate_backward(grad, stats, gate, up, ctx.z), None
+
+
+gate.register_autograd(_differentiate, setup_context=_save)
