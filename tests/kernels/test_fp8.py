@@ -258,7 +258,7 @@ def test_kernels_compile_for_hopper_without_spilling(hopper, kernel):
         **dict.fromkeys(("q", "transposed"), low),
     }  # fmt: skip
     function = getattr(kernels, f"{kernel}_kernel")
-    warps = {"largest": 8, "geglu": 8}.get(kernel, kernels.CAST[2])
+    warps = {"cast": kernels.CAST[2]}.get(kernel, 8)
     built = hopper.build(
         function, {n: arguments[n] for n in function.arg_names}, divisible=[*sizes], num_warps=warps
     )

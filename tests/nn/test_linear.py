@@ -144,7 +144,7 @@ def test_other_models_are_refused():
 @pytest.mark.parametrize(("family", "method"), [("t5", "altup"), ("decoder", "dense")])
 def test_compiled_layers_on_a_gpu_compute_what_eager_ones_do(family, method):
     """Whose own noise is that of rounding in another place; both are as far from bf16 as on a CPU."""
-    sizes = {"d_model": 128, "d_ff": 256, "d_kv": 64}
+    sizes = {"d_model": 1024, "d_ff": 1024, "d_kv": 512}  # wide enough to pay
     eager = build(family, method, **sizes).cuda()
     compiled = copy.deepcopy(eager)
     bf16 = flat(passes(eager, family, tokens=64, device="cuda")[1])

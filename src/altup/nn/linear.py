@@ -15,6 +15,11 @@ from altup.kernels.fp8 import check_fp8, fits_fp8, fp8_linear
 KINDS = ("projections", "output", "memory", "feed_forward")
 
 
+# Rounding costs time for each number of x and y, a product's gain grows with k·n: on an H200 it pays for a map
+# from k to n numbers from k·n = 512·(k + n) on.
+PAYS = 512
+
+
 class Fp8Maps(nn.Module):
     """A module whose linear maps may be computed in fp8 in training: `fp8` holds the kinds that are."""
 
@@ -50,14 +55,19 @@ def enable_fp8(model: nn.Module, device: torch.device) -> None:
 
 
 def apply_linears(x: Tensor, linears: Sequence[nn.Linear], fp8: bool) -> tuple[Tensor, ...]:
-    """linear(x) for each; where `fp8` is wanted and sizes allow it, as one product."""
-    if not fp8 or not fits_fp8(x, *(linear.weight for linear in linears)):
+    """linear(x) for each; where `fp8` is wanted, and sizes allow it and make it pay, as one product."""
+    if not fp8 or not fits_fp8(x, *(linear.weight for linear in linears)) or not _pays(x, linears):
         return tuple(linear(x) for linear in linears)
     results = fp8_linear(x, [linear.weight for linear in linears])
     return tuple(
         result if linear.bias is None else result + linear.bias.to(result.dtype)
         for linear, result in zip(linears, results, strict=True)
     )
+
+
+def _pays(x: Tensor, linears: Sequence[nn.Linear]) -> bool:
+    k, n = x.shape[-1], sum(linear.out_features for linear in linears)
+    return not x.is_cuda or k * n >= PAYS * (k + n)
 
 
 def is_bare(module: nn.Module, bias: bool = False) -> bool:

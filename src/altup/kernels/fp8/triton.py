@@ -14,7 +14,7 @@ SMALLEST_SCALE = tl.constexpr(reference.SMALLEST_SCALE)
 VALUE_MAX = tl.constexpr(torch.finfo(reference.VALUE).max)
 # Rows and columns of a tile, and its warps; benchmarks/fp8.py times others.
 CAST = (64, 64, 4)
-GEGLU = (64, 64, 4)
+GEGLU = (64, 64, 8)
 
 
 @triton.jit
