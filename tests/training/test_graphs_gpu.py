@@ -82,6 +82,12 @@ def test_replayed_steps_train_as_launched_ones_do(
     assert_alike(train(False, **changes), train(True, **changes))
 
 
+@pytest.mark.parametrize("muon_by", ["head", "block"])
+def test_muon_by_parts_of_matrices_is_replayed(muon_by: str) -> None:
+    changes: dict[str, Any] = {"micro_batch": 8, "batch_size": 8, "optimizer": "muon", "muon_by": muon_by}
+    assert_alike(train(False, **changes), train(True, **changes))
+
+
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "adamw-rms", "muon"])
 def test_a_launched_step_behind_a_replayed_one_takes_none_of_its_gradient(optimizer: str) -> None:
     """Micro-batches of different shapes are not replayed, as packed rows of fine-tuning may have them."""

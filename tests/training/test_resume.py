@@ -46,9 +46,11 @@ def test_resumed_with_accumulation(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "whole", tmp_path / "cut", STEPS)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-rms", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-rms", "muon", "muon by block"])
 def test_resumed_with_other_optimizers(tmp_path: Path, optimizer: str) -> None:
-    settings = {"optimizer": optimizer, "schedule": "cosine", "lr": 1e-2, "steps": 6, "clip_norm": 1.0}
+    name, _, muon_by = optimizer.partition(" by ")
+    settings = {"optimizer": name, "schedule": "cosine", "lr": 1e-2, "steps": 6, "clip_norm": 1.0}
+    settings |= {"muon_by": muon_by} if muon_by else {}
     run(tmp_path / "whole", **settings)
     run(tmp_path / "cut", stop_after=4, **settings)
     run(tmp_path / "cut", resume=True, **settings)
