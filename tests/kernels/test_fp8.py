@@ -219,6 +219,8 @@ def test_the_kernels_of_the_feed_forward_compute_the_definition(poisoned):
 def test_operators_are_well_behaved():
     x = torch.randn(16, 32, device=DEVICE).bfloat16()
     one = torch.ones((), device=DEVICE)
+    low = op.cast_op([x], x.abs().amax().float().reshape(1), False)[0]
+    library.opcheck(op.product_op, (low, low, one, one, torch.bfloat16, True), test_utils="test_faketensor")
     library.opcheck(op.largest_op, (x,), test_utils=CHEAP_CHECKS)
     library.opcheck(op.cast_op, ([x, x], x.abs().amax().float().reshape(1), True), test_utils=CHEAP_CHECKS)
     library.opcheck(op.geglu_op, (x,), test_utils=CHEAP_CHECKS)

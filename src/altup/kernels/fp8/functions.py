@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from altup.kernels.fp8.op import cast_op, geglu_backward_op, geglu_op, largest_op
-from altup.kernels.fp8.reference import GELU_SLOPE, GRADIENT, SLACK, VALUE, power_of_two, product_reference
+from altup.kernels.fp8.op import cast_op, geglu_backward_op, geglu_op, largest_op, product_op
+from altup.kernels.fp8.reference import GELU_SLOPE, GRADIENT, SLACK, VALUE, power_of_two
 
 ROW_GROUPS = 16  # of a matrix's rows, whose number is a multiple of it
 
@@ -35,9 +35,7 @@ def product(
     `fast` keeps sums in the tensor cores, which truncate them to some 14 bits: good enough for the thousands of
     terms of a layer's width, not for those of all tokens.
     """
-    if not a.is_cuda:
-        return product_reference(a, b, scale_a, scale_b, dtype)
-    return torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=fast)
+    return product_op(a, b, scale_a, scale_b, dtype, fast)
 
 
 def round_values(x: Tensor) -> Rounded:

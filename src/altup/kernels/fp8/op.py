@@ -1,4 +1,4 @@
-"""Rounding to 8 bits as custom operators of PyTorch, opaque to `torch.compile`.
+"""Rounding to 8 bits, and products, as custom operators of PyTorch, opaque to `torch.compile`.
 
 On a CPU they compute the definition.
 """
@@ -14,6 +14,22 @@ from torch import Tensor, library
 from altup.kernels.fp8 import reference
 from altup.kernels.fp8.reference import GRADIENT, VALUE, parts_of
 from altup.kernels.launch import can_launch, on_its_device
+
+
+@library.custom_op("altup::fp8_product", mutates_args=())
+def product_op(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
+    """As `product_reference`, by cuBLAS on a GPU.
+
+    An operator of ours, because the compiler would try kernels of its own in the place of PyTorch's.
+    """
+    if not a.is_cuda:
+        return reference.product_reference(a, b, scale_a, scale_b, dtype)
+    return torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=fast)
+
+
+@product_op.register_fake
+def _(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[0], dtype=dtype)
 
 
 @library.custom_op("altup::fp8_largest", mutates_args=())
