@@ -66,7 +66,7 @@ def test_tokens_are_those_of_hugging_faces_loop(method):
             assert torch.equal(got, want), (eos, limit)
 
 
-@pytest.mark.parametrize("method", ["dense", "altup", "average-pooling"])
+@pytest.mark.parametrize("method", ["dense", "altup", "recycled", "sum", "average-pooling"])
 def test_what_is_kept_decodes_other_batches_of_the_same_shape(method):
     """The first call is decoded as ever, the second makes what is kept, the others use it."""
     model, kept = tiny_t5(method).eval(), {}

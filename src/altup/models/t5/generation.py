@@ -3,15 +3,13 @@
 A step of a decoder is hundreds of small kernels, and launching them one by one takes many times as long as running
 them. Everything a step reads or writes has a fixed place here: a static cache, the tokens so far, where they end.
 
-An accelerated model (`altup.accelerate`) keeps what it has recorded for the next call with inputs of that shape,
-and compiles the step before it is recorded, so that it is fewer kernels.
+An accelerated model (`altup.accelerate`) keeps what it has recorded for the next call with inputs of that shape
+(`kept_decoding.py`).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from transformers.modeling_outputs import BaseModelOutput
 
-from altup.kernels.cuda_graph import record, warm_up
+from altup.kernels.cuda_graph import record
 from altup.models.recorded_calls import RecordedCalls
 from altup.models.recorded_decoding import (
     fits_memory,
@@ -29,10 +27,9 @@ from altup.models.recorded_decoding import (
     repeatable_attention,
     uncached_autocast,
 )
+from altup.models.t5.kept_decoding import ALIGNED, KeptDecoding, can_keep
 
-log = logging.getLogger(__name__)
 EAGER_STEPS = 3  # steps that are run one by one: they warm up what a graph records, and short answers end here
-ALIGNED = 8  # places of a cache: attention copies a bias whose rows are of other lengths
 KEPT = 2  # recordings that an accelerated model keeps: each holds the caches of a batch
 CHECK_EVERY = 8  # replayed steps between two checks whether all rows have ended, for which the host waits
 
@@ -123,13 +120,17 @@ def decode_greedily(
     memory, kind = encoder_outputs[0], device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     with uncached_autocast(device):
-        if kept is not None and given == 1:
+        if kept is not None and given == 1 and limit > EAGER_STEPS and can_keep(model):
             shapes = [None if t is None else (t.shape, t.dtype) for t in (input_ids, memory, attention_mask, eos)]
             key = (*shapes, limit, pad, autocast, torch.is_inference_mode_enabled())
             if key in kept:
                 decoding = kept.pop(key) or KeptDecoding(model, input_ids, limit, eos, pad, memory, attention_mask)
                 kept[key] = decoding  # the latest one is the last
-                return decoding.decode(input_ids, eos, memory, attention_mask)
+                decoding.set_inputs(input_ids, eos, memory, attention_mask)
+                decoding.begin()
+                with decoding.stance():
+                    done = _go_on(decoding.step, decoding.ended, given, given, limit)
+                return decoding.tokens[:, : _end(decoding.tokens, given, done, eos)].clone()
             kept[key] = None
             while len(kept) > KEPT:
                 kept.pop(next(iter(kept)))
@@ -161,10 +162,9 @@ class Decoding:
         self.latest = input_ids.clone()
         self.place = torch.tensor([self.given], device=self.device)
         self.ended = torch.zeros(batch, dtype=torch.bool, device=self.device)
-        self.logits: Callable[[Tensor], Tensor] = self._logits
 
-    def _logits(self, latest: Tensor) -> Tensor:
-        """[batch, vocabulary], of the token behind `latest`."""
+    def step(self, latest: Tensor) -> Tensor:
+        """The next token [batch, 1], which also goes to its place."""
         output = self.model.forward(
             decoder_input_ids=latest,
             encoder_outputs=BaseModelOutput(self.memory),  # type: ignore[arg-type]
@@ -172,11 +172,7 @@ class Decoding:
             past_key_values=self.cache,
             use_cache=True,
         )
-        return output.logits[:, -1]
-
-    def step(self, latest: Tensor) -> Tensor:
-        """The next token [batch, 1], which also goes to its place."""
-        found = self.logits(latest).float().argmax(dim=-1).masked_fill(self.ended, self.pad)
+        found = output.logits[:, -1].float().argmax(dim=-1).masked_fill(self.ended, self.pad)
         self.tokens.index_copy_(1, self.place, found[:, None])
         self.place.add_(1)
         if self.eos is not None:
@@ -193,96 +189,17 @@ class Decoding:
             done += 1
         if done < self.limit and not bool(self.ended.all()):
             self.latest = self.latest.clone()
-            done = self.go_on(record(self.feed_itself) if self.device.type == "cuda" else self.feed_itself, done)
+            step = record(self.feed_itself) if self.device.type == "cuda" else self.feed_itself
+            done = _go_on(step, self.ended, self.given, done, self.limit)
         return self.tokens[:, : _end(self.tokens, self.given, done, self.eos)]
 
-    def go_on(self, step: Callable[[], Any], done: int) -> int:
-        """Until all rows have ended; gives the number of tokens."""
-        while done < self.limit and ((done - self.given) % CHECK_EVERY or not bool(self.ended.all())):
-            step()
-            done += 1
-        return done
 
-
-class KeptDecoding(Decoding):
-    """Recorded for one shape of inputs, and used again: each batch is copied to the places of the first.
-
-    Two graphs: the keys and values of cross-attention, and a step, which feeds itself.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        limit: int,
-        eos: Tensor | None,
-        pad: int,
-        memory: Tensor,
-        mask: Tensor | None,
-    ) -> None:
-        own = [None if tensor is None else tensor.clone() for tensor in (eos, memory, mask)]
-        super().__init__(model, input_ids, limit, own[0], pad, own[1], own[2])  # type: ignore[arg-type]
-        self._look: Callable[[], Any] = self._look_at_memory
-        self._next: Callable[[], Any] = self.feed_itself
-        with torch.compiler.set_stance("force_eager"):
-            self.feed_itself()  # which also makes the caches
-        if limit < 4:
-            return
-        if self.device.type != "cuda":
-            return
-        if getattr(model, "altup_compiled", False):
-            self._compile()
-        with self._stance():
-            warm_up(self._try, self.device)
-            look = record(self._look_at_memory)
-            self._look, self._next = look, record(self.feed_itself, look.graph.pool())
-
-    def _stance(self) -> Any:
-        """Layers are not compiled one by one: each has a number of its own in the cache."""
-        compiled = self.logits != self._logits
-        return nullcontext() if compiled else torch.compiler.set_stance("force_eager")
-
-    def _compile(self) -> None:
-        """The step as fewer kernels; where that fails it stays as it is."""
-        self.logits = torch.compile(self._logits, dynamic=False)
-        try:
-            self._try()
-        except Exception as error:
-            log.warning("decoding is slower than it could be, because torch.compile failed: %s", error)
-            self.logits = self._logits
-
-    def _try(self) -> None:
-        self._reset()
-        self._look_at_memory()
-        self.feed_itself()
-
-    def _look_at_memory(self) -> None:
-        cached: Any = self.cache.cross_attention_cache
-        for layer in self.model.decoder.layers:
-            attention = layer.cross_attention
-            keys, values = attention.project(self.memory)
-            cached.layers[attention.index].keys.copy_(keys)
-            cached.layers[attention.index].values.copy_(values)
-
-    def _reset(self) -> None:
-        self.cache.self_attention_cache.reset()
-        self.tokens[:, self.given :] = self.pad
-        self.place.fill_(self.given)
-        self.ended.zero_()
-
-    def decode(self, input_ids: Tensor, eos: Tensor | None, memory: Tensor, mask: Tensor | None) -> Tensor:
-        """As `decode_greedily`, for a batch of the same shape."""
-        self._reset()
-        self.tokens[:, : self.given] = input_ids
-        for place, tensor in (
-            (self.latest, input_ids), (self.eos, eos), (self.memory, memory), (self.mask, mask),
-        ):  # fmt: skip
-            if place is not None and tensor is not None:
-                place.copy_(tensor)
-        self._look()
-        with self._stance():
-            done = self.go_on(self._next, self.given)
-        return self.tokens[:, : _end(self.tokens, self.given, done, self.eos)].clone()
+def _go_on(step: Callable[[], Any], ended: Tensor, given: int, done: int, limit: int) -> int:
+    """Steps until all rows have ended; gives the number of tokens."""
+    while done < limit and ((done - given) % CHECK_EVERY or not bool(ended.all())):
+        step()
+        done += 1
+    return done
 
 
 def _end(tokens: Tensor, given: int, done: int, eos: Tensor | None) -> int:

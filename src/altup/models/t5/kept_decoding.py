@@ -1,0 +1,192 @@
+"""Greedy decoding that an accelerated T5 keeps from call to call: a step with few kernels, recorded once.
+
+Products that read the same input are one: queries, keys and values, and both maps into the feed-forward. What such
+a step needs beside its inputs is made by a second graph at the beginning of each call: the joined weights, in the
+dtype that is computed in, and the keys and values of cross-attention.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from altup.kernels.cuda_graph import record, warm_up
+from altup.nn.layers import GatedFeedForward
+from altup.nn.linear import is_bare, is_unhooked
+from altup.nn.positions import distance_bucket
+
+log = logging.getLogger(__name__)
+ALIGNED = 8  # places of a cache: attention copies a bias whose rows are of other lengths
+
+
+def can_keep(model: Any) -> bool:
+    """Whether the decoder is made of plain parts, whose weights may be taken for them."""
+    return all(_is_plain(layer) for layer in model.decoder.layers)
+
+
+def _is_plain(layer: Any) -> bool:
+    attentions, forward = (layer.attention, layer.cross_attention), layer.feed_forward
+    if layer.experts is not None or type(forward) is not GatedFeedForward or not is_unhooked(layer):
+        return False
+    linears = [getattr(attention, name) for attention in attentions for name in "qkvo"]
+    return all(map(is_bare, [*linears, forward.wi_0, forward.wi_1, forward.wo]))
+
+
+class Layer:
+    """A decoder's layer for one new token of each row."""
+
+    def __init__(self, layer: Any, memory: Tensor, places: int, dtype: torch.dtype) -> None:
+        self._layer, self._memory = layer, memory
+        own, cross, forward = layer.attention, layer.cross_attention, layer.feed_forward
+        self.d_kv = own.d_kv
+        self._parts = [
+            [own.q.weight, own.k.weight, own.v.weight], [own.o.weight], [cross.q.weight], [cross.o.weight],
+            [forward.wi_0.weight, forward.wi_1.weight], [forward.wo.weight],
+        ]  # fmt: skip
+        self.weights = [
+            part[0] if len(part) == 1 and part[0].dtype == dtype else torch.cat(part).to(dtype)
+            for part in self._parts
+        ]
+        batch, heads = len(memory), own.q.out_features // own.d_kv
+        shape = (batch, heads, places, own.d_kv)
+        self.keys, self.values = (memory.new_zeros(shape, dtype=dtype) for _ in range(2))
+        shape = (batch, heads, memory.shape[1], own.d_kv)
+        self.memory_keys, self.memory_values = (memory.new_zeros(shape, dtype=dtype) for _ in range(2))
+
+    def fill(self) -> None:
+        """Weights as they are now, and the keys and values of the memory."""
+        for weight, part in zip(self.weights, self._parts, strict=True):
+            if weight is not part[0]:
+                weight.copy_(torch.cat(part) if len(part) > 1 else part[0])
+        keys, values = self._layer.cross_attention.project(self._memory)
+        self.memory_keys.copy_(keys)
+        self.memory_values.copy_(values)
+
+    def __call__(self, x: Tensor, place: Tensor, bias: Tensor, mask: Tensor | None) -> Any:
+        """x: [batch, 1, d], the token at `place`; bias: [1, heads, 1, places]; mask: [batch, 1, 1, inputs]."""
+        layer, (joined, own_out, query, cross_out, into, out) = self._layer, self.weights
+        q, k, v = self._heads(F.linear(layer.attention_norm(x), joined)).chunk(3, dim=1)
+        self.keys.index_copy_(2, place, k)
+        self.values.index_copy_(2, place, v)
+        mixed = F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=bias, scale=1.0)
+        x = x + F.linear(mixed.transpose(1, 2).flatten(2), own_out)
+        q = self._heads(F.linear(layer.cross_norm(x), query))
+        mixed = F.scaled_dot_product_attention(q, self.memory_keys, self.memory_values, attn_mask=mask, scale=1.0)
+        x = x + F.linear(mixed.transpose(1, 2).flatten(2), cross_out)
+        gate, hidden = F.linear(layer.feed_forward_norm(x), into).chunk(2, dim=-1)
+        update = F.linear(F.gelu(gate, approximate="tanh") * hidden, out)
+        return (x, update) if layer.leaves_last_addition else x + update
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[batch, 1, heads·d_kv] → [batch, heads, 1, d_kv]."""
+        return x.unflatten(-1, (-1, self.d_kv)).transpose(1, 2)
+
+
+class KeptDecoding:
+    """For one shape of inputs: each batch is copied to the places of the first.
+
+    Two graphs: what a call begins with, and a step, which feeds itself.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        limit: int,
+        eos: Tensor | None,
+        pad: int,
+        memory: Tensor,
+        mask: Tensor | None,
+    ) -> None:
+        self.model, self.limit, self.pad = model, limit, pad
+        self.latest, self.memory = input_ids.clone(), memory.clone()
+        self.eos, self.mask = (None if tensor is None else tensor.clone() for tensor in (eos, mask))
+        batch, device = len(input_ids), input_ids.device
+        kind = device.type
+        self.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+        self.tokens = input_ids.new_full((batch, limit), pad)
+        self.place = torch.zeros(1, dtype=torch.long, device=device)  # of the token that is fed
+        self.ended = torch.zeros(batch, dtype=torch.bool, device=device)
+        self.places = -(-limit // ALIGNED) * ALIGNED
+        self.layers = [Layer(layer, self.memory, self.places, self.dtype) for layer in model.decoder.layers]
+        self.hidden = None if mask is None else memory.new_zeros(batch, 1, 1, memory.shape[1], dtype=self.dtype)
+        self.logits: Callable[[Tensor], Tensor] = self._logits
+        self.begin: Callable[[], Any] = self._begin
+        self.step: Callable[[], Any] = self._step
+        if kind == "cuda":
+            self._record(device)
+
+    def _record(self, device: torch.device) -> None:
+        if getattr(self.model, "altup_compiled", False):
+            self._compile()
+        with self.stance():
+            warm_up(self._try, device)
+            begin = record(self._begin)
+            self.begin, self.step = begin, record(self._step, begin.graph.pool())
+
+    def _compile(self) -> None:
+        """The step as fewer kernels; where that fails it stays as it is."""
+        self.logits = torch.compile(self._logits, dynamic=False)
+        try:
+            self._try()
+        except Exception as error:
+            log.warning("decoding is slower than it could be, because torch.compile failed: %s", error)
+            self.logits = self._logits
+
+    def stance(self) -> Any:
+        """Parts that were compiled for training are not compiled again for a step that is not."""
+        compiled = self.logits != self._logits
+        return nullcontext() if compiled else torch.compiler.set_stance("force_eager")
+
+    def _try(self) -> None:
+        self._begin()
+        self._step()
+
+    def _begin(self) -> None:
+        for layer in self.layers:
+            layer.fill()
+        if self.mask is not None and self.hidden is not None:
+            seen = self.model._memory_mask(self.mask, self.memory)
+            self.hidden.copy_(torch.where(seen != 0, 0.0, torch.finfo(self.dtype).min)[:, None, None])
+        self.tokens.fill_(self.pad)
+        self.tokens[:, :1] = self.latest
+        self.place.zero_()
+        self.ended.zero_()
+
+    def _logits(self, latest: Tensor) -> Tensor:
+        """[batch, vocabulary], of the token behind `latest` [batch, 1]."""
+        model, decoder = self.model, self.model.decoder
+        state = decoder.lift(model.encoder.embed_tokens(latest))
+        distance = torch.arange(self.places, device=latest.device) - self.place
+        table = decoder.relative_bias
+        bucket = distance_bucket(distance, table.num_buckets, table.max_distance, bidirectional=False)
+        bias = table.weight[bucket].t().to(self.dtype)[None, :, None]
+        bias = bias.masked_fill(distance > 0, torch.finfo(self.dtype).min)
+        for index, layer in enumerate(self.layers):
+            state = decoder.rule(state, layer, index, self.place, bias, self.hidden)
+        hidden = decoder.lower(state)
+        if model.config.scale_decoder_outputs:
+            hidden = hidden * model.config.d_model**-0.5
+        return model.logits(hidden)[:, -1]
+
+    def _step(self) -> None:
+        found = self.logits(self.latest).float().argmax(dim=-1).masked_fill(self.ended, self.pad)
+        self.place.add_(1)
+        self.tokens.index_copy_(1, self.place, found[:, None])
+        if self.eos is not None:
+            self.ended.logical_or_((found[:, None] == self.eos).any(dim=1))
+        self.latest.copy_(found[:, None])
+
+    def set_inputs(self, input_ids: Tensor, eos: Tensor | None, memory: Tensor, mask: Tensor | None) -> None:
+        self.latest.copy_(input_ids)
+        self.memory.copy_(memory)
+        if self.eos is not None and eos is not None:
+            self.eos.copy_(eos)
+        if self.mask is not None and mask is not None:
+            self.mask.copy_(mask)
