@@ -48,7 +48,9 @@ PARTS: dict[str, dict[str, Any]] = {
 RESNET = {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1]}
 RESNET["out_features"] = ["stage2", "stage3", "stage4"]
 SERIES = {"prediction_length": 8, "context_length": 16}
-BY_LAYER = {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+BY_LAYER = {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}}
+INDEXER = {"n_heads": 4, "kv_heads": 1, "head_dim": 8, "budget": 64, "compress_ratio": 2}
+INDEXER = {f"indexer_{name}": value for name, value in INDEXER.items()}
 GEMMA_EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
 ZAMBA = {
     "layers_block_type": ["linear_attention", "hybrid"] * 2,
@@ -70,7 +72,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 512} | {f"IMGIMGA{c}Z": 513 + i for i, c in enumerate("ABCD")}},
     "cohere_compass": {"text_config": {"rope_parameters": BY_LAYER}},
     "cohere_compass_text": {"rope_parameters": BY_LAYER},
-    "dbrx": {"attn_config": {"rope_theta": 10_000.0, "kv_n_heads": 1}},
+    "dbrx": {"attn_config": {"rope_theta": 10_000.0, "kv_n_heads": 1, "clip_qkv": 8.0}},
     "deepseek_ocr2": {"text_config": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense"] + 3 * ["sparse"]}},
     "deepseek_ocr2_text": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense"] + 3 * ["sparse"]},
     "diffusion_gemma": {"text_config": GEMMA_EXPERTS},
@@ -81,6 +83,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "hrm_text": {"num_layers_per_stack": 2, "num_hidden_layers": 16},
     "moonshine_streaming": {"num_key_value_heads": 8},
     "pix2struct_text_model": {"initializer_range": 0.02},
+    "qwen4_exp": {"text_config": INDEXER},
+    "qwen4_exp_text": INDEXER,
     "splinter": {"question_token_id": 5},
     "step3p5": {"sliding_window": 16},
     "t5gemma2_text": {"dropout_rate": 0.0},
