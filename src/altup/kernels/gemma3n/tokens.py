@@ -20,6 +20,7 @@ from altup.kernels.launch import Config, multiprocessors, vector_width
 COLUMNS = Config(
     warps=1, vectors=1, programs_per_sm=8
 )  # of kernels that add up columns over tokens; not timed yet
+FEW, MOST_WARPS = 128, 16  # tokens that leave multiprocessors idle, and the warps that each gets then
 
 
 @triton.jit
@@ -145,10 +146,15 @@ def route_backward(value, d_routed, along, inverse, d, weight, norm, column, lan
     return (inverse / d) * (total * load(norm, column, lanes, mask) - (along * inverse) * value)
 
 
-def tiles(config: Config, *tensors: Tensor | None) -> dict[str, int]:
-    """The tile of a program, for a launch."""
-    width = vector_width(*tensors)
-    return {"BLOCK": width * 32 * config.warps * config.vectors, "WIDTH": width, "num_warps": config.warps}
+def tiles(config: Config, x: Tensor, *others: Tensor | None) -> dict[str, int]:
+    """The tile of a program, for a launch. Where there are fewer tokens than multiprocessors, as in decoding,
+    nothing but more warps makes a token faster."""
+    width, d = vector_width(x, *others), x.shape[-1]
+    warps = config.warps
+    if x.numel() <= FEW * d:
+        while warps < MOST_WARPS and 2 * warps * config.vectors * 32 * width <= d:
+            warps *= 2
+    return {"BLOCK": width * 32 * warps * config.vectors, "WIDTH": width, "num_warps": warps}
 
 
 def columns_of(x: Tensor) -> int:

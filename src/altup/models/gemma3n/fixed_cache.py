@@ -147,14 +147,15 @@ class FixedCache(Cache):
             return step
 
     def _masks(self) -> dict[str, Tensor]:
-        """By kind of attention, which slots are seen: [batch, 1, 1, size]. Slot s holds the last place p' ≤ p with
-        p' mod size = s, if there was one."""
-        masks = {}
+        """By kind of attention, 0 for slots that are seen and −∞ for others: [batch, 1, 1, size]. Slot s holds the
+        last place p' ≤ p with p' mod size = s, if there was one. As numbers, which every layer would make of
+        booleans."""
+        masks, dtype = {}, self.layers[0].dtype
         for kind, size in self.sizes.items():
             self.slots[size] = self.place % size
             held = self.place - (self.place - torch.arange(size, device=self.place.device)) % size
             seen = (held >= 0) & self.real.index_select(1, held.clamp(min=0))
-            masks[kind] = seen[:, None, None]
+            masks[kind] = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, -torch.inf)[:, None, None]
         return masks
 
     def as_dynamic(self) -> DynamicCache:
