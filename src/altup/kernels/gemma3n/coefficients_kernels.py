@@ -13,7 +13,6 @@ with the upstream gradients dg and dz, here times scale. The scale's own is a su
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -44,6 +43,21 @@ BACKWARD = Config(warps=1, vectors=1)
 
 
 @triton.jit
+def _corrected(predicted, y, weight, start, lanes, mask):
+    """x̂ᵃ + gₐ δ."""
+    old = load(predicted, start, lanes, mask)
+    return old + weight * (load(y, start, lanes, mask) - old)
+
+
+@triton.jit
+def _load_scaled(dz, scale, start, column, lanes, mask):
+    grad = load(dz, start, lanes, mask)
+    if scale is not None:
+        grad *= load(scale, column, lanes, mask)
+    return grad
+
+
+@triton.jit
 def _forward_kernel(
     g, z, routed, inverses, y, predicted, scale, weight, norm, C, d, eps,
     ACTIVE: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
@@ -60,8 +74,7 @@ def _forward_kernel(
         for column in range(0, d, BLOCK):
             start = token * d + column
             mask = lanes < d - column
-            old = load(predicted, start, lanes, mask)
-            new = old + (1.0 + c[ACTIVE]) * (load(y, start, lanes, mask) - old)
+            new = _corrected(predicted, y, 1.0 + c[ACTIVE], start, lanes, mask)
             if scale is not None:
                 new *= load(scale, column, lanes, mask)
             store(z, start, lanes, new, mask)
@@ -83,9 +96,7 @@ def _backward_kernel(
         for column in range(0, d, BLOCK):
             start = token * d + column
             mask = lanes < d - column
-            grad = load(dz, start, lanes, mask)
-            if scale is not None:
-                grad *= load(scale, column, lanes, mask)
+            grad = _load_scaled(dz, scale, start, column, lanes, mask)
             sums += tl.sum(grad * (load(y, start, lanes, mask) - load(predicted, start, lanes, mask)), axis=1)
             store(d_predicted, start, lanes, (1.0 - weight_of_y) * grad, mask)
         of_active = tl.sum(sums)
@@ -103,10 +114,7 @@ def _backward_kernel(
         value = load(y, start, lanes, mask)
         total = route_backward(value, d_numbers, along, inverse, d, weight, norm, column, lanes, mask, K)
         if predicted is not None:
-            grad = load(dz, start, lanes, mask)
-            if scale is not None:
-                grad *= load(scale, column, lanes, mask)
-            total += weight_of_y * grad
+            total += weight_of_y * _load_scaled(dz, scale, start, column, lanes, mask)
         store(dy, start, lanes, total, mask)
 
 
@@ -120,8 +128,8 @@ def _scale_sums_kernel(
     mask = columns < d
     total = tl.zeros([BLOCK], tl.float32)
     for token in range(chunk * rows, tl.minimum((chunk + 1) * rows, tokens)):
-        old = load(predicted, token * d, columns, mask)
-        new = old + tl.load(g + token * K + ACTIVE) * (load(y, token * d, columns, mask) - old)
+        weight = tl.load(g + token * K + ACTIVE)
+        new = _corrected(predicted, y, weight, token * d, columns, mask)
         total += load(dz, token * d, columns, mask) * new
     tl.store(sums + chunk * d + columns, total, mask=mask)
 
@@ -143,11 +151,10 @@ def forward(
     """Fill g: [..., K], z: [..., d], the router's numbers [..., K] and 1 / rms(y): [...], all contiguous."""
     y, predicted, scale, weight, norm, C = flat((y, predicted, scale, weight, norm, C))
     if inverses.numel():
-        with torch.cuda.device_of(y):
-            _forward_kernel[(inverses.numel(),)](
-                g, z, routed, inverses, y, predicted, scale, weight, norm, C, y.shape[-1], eps,
-                ACTIVE=active, K=len(C), **tiles(FORWARD, y, predicted),
-            )  # fmt: skip
+        _forward_kernel[(inverses.numel(),)](
+            g, z, routed, inverses, y, predicted, scale, weight, norm, C, y.shape[-1], eps,
+            ACTIVE=active, K=len(C), **tiles(FORWARD, y, predicted),
+        )  # fmt: skip
 
 
 def backward(
@@ -171,11 +178,10 @@ def backward(
     """Fill the gradients of y, x̂ᵃ, of g with what came through z, and of the router's numbers."""
     dg, dz, y, predicted, scale, weight, norm, C = flat((dg, dz, y, predicted, scale, weight, norm, C))
     if inverses.numel():
-        with torch.cuda.device_of(y):
-            _backward_kernel[(inverses.numel(),)](
-                dy, d_predicted, d_g, d_routed, dg, dz, y, predicted, scale, weight, norm, C, g, routed, inverses,
-                y.shape[-1], ACTIVE=active, K=len(C), **tiles(BACKWARD, y, predicted),
-            )  # fmt: skip
+        _backward_kernel[(inverses.numel(),)](
+            dy, d_predicted, d_g, d_routed, dg, dz, y, predicted, scale, weight, norm, C, g, routed, inverses,
+            y.shape[-1], ACTIVE=active, K=len(C), **tiles(BACKWARD, y, predicted),
+        )  # fmt: skip
 
 
 def scale_sums(dz: Tensor, y: Tensor, predicted: Tensor, g: Tensor, active: int) -> Tensor:
@@ -183,9 +189,8 @@ def scale_sums(dz: Tensor, y: Tensor, predicted: Tensor, g: Tensor, active: int)
     dz, y, predicted, g = flat((dz, y, predicted, g))
     sums, rows, launch = column_sums(y)
     if launch:
-        with torch.cuda.device_of(y):
-            _scale_sums_kernel[launch](
-                sums, dz, y, predicted, g, y.numel() // y.shape[-1], rows, y.shape[-1],
-                ACTIVE=active, K=g.shape[-1], BLOCK=columns_of(y), num_warps=COLUMNS.warps,
-            )  # fmt: skip
+        _scale_sums_kernel[launch](
+            sums, dz, y, predicted, g, y.numel() // y.shape[-1], rows, y.shape[-1],
+            ACTIVE=active, K=g.shape[-1], BLOCK=columns_of(y), num_warps=COLUMNS.warps,
+        )  # fmt: skip
     return sums.sum(dim=0)

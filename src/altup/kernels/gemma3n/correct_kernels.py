@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -25,7 +24,9 @@ from altup.kernels.gemma3n.tokens import (
     column_sums,
     columns_of,
     load,
+    load_blocks,
     load_numbers,
+    load_sum,
     store,
     tile,
     tiles,
@@ -84,9 +85,7 @@ def _backward_kernel(
         start = token * d + column
         mask = lanes < d - column
         innovation = load(y, start, lanes, mask) - load(predicted, start, lanes, mask)
-        grad = ()
-        for i in tl.static_range(K):
-            grad = grad + (load(grads[i], start, lanes, mask),)
+        grad = load_blocks(grads, start, lanes, mask, K)
         total = weights[0] * grad[0]
         for i in tl.static_range(1, K):
             total += weights[i] * grad[i]
@@ -110,9 +109,7 @@ def _backward_kernel(
         for column in range(0, d, BLOCK):  # once more, out of the cache: the norm waited for its sum
             start = token * d + column
             mask = lanes < d - column
-            added = load(grads[1], start, lanes, mask)
-            for i in tl.static_range(2, K):
-                added += load(grads[i], start, lanes, mask)
+            added = load_sum(grads, start, lanes, mask, K)
             value = load(branch, start, lanes, mask)
             dp = inverse * (added * load(norm, column, lanes, mask) - share * value)
             store(d_branch, start, lanes, dp, mask)
@@ -126,9 +123,7 @@ def _norm_sums_kernel(sums, grads, branch, inverses, tokens, rows, d, K: tl.cons
     mask = columns < d
     total = tl.zeros([BLOCK], tl.float32)
     for token in range(chunk * rows, tl.minimum((chunk + 1) * rows, tokens)):
-        added = load(grads[1], token * d, columns, mask)
-        for i in tl.static_range(2, K):
-            added += load(grads[i], token * d, columns, mask)
+        added = load_sum(grads, token * d, columns, mask, K)
         total += added * load(branch, token * d, columns, mask) * tl.load(inverses + token)
     tl.store(sums + chunk * d + columns, total, mask=mask)
 
@@ -148,11 +143,10 @@ def forward(
     predicted, (y, g, branch, norm) = flat(predicted), flat((y, g, branch, norm))
     tokens = y.numel() // y.shape[-1]
     if tokens:
-        with torch.cuda.device_of(y):
-            _forward_kernel[(tokens,)](
-                tuple(outs), inverses, predicted, y, g, branch, norm, y.shape[-1], eps,
-                ACTIVE=active, K=len(predicted), **tiles(FORWARD, y, predicted[0], branch),
-            )  # fmt: skip
+        _forward_kernel[(tokens,)](
+            tuple(outs), inverses, predicted, y, g, branch, norm, y.shape[-1], eps,
+            ACTIVE=active, K=len(predicted), **tiles(FORWARD, y, predicted[0], branch),
+        )  # fmt: skip
 
 
 def backward(
@@ -173,11 +167,10 @@ def backward(
     grads, (predicted, y, g, branch, norm) = flat(grads), flat((predicted, y, g, branch, norm))
     tokens = y.numel() // y.shape[-1]
     if tokens:
-        with torch.cuda.device_of(y):
-            _backward_kernel[(tokens,)](
-                dy, d_predicted, dg, d_branch, grads, predicted, y, g, branch, norm, inverses, y.shape[-1],
-                ACTIVE=active, K=len(grads), **tiles(BACKWARD, y, predicted, branch),
-            )  # fmt: skip
+        _backward_kernel[(tokens,)](
+            dy, d_predicted, dg, d_branch, grads, predicted, y, g, branch, norm, inverses, y.shape[-1],
+            ACTIVE=active, K=len(grads), **tiles(BACKWARD, y, predicted, branch),
+        )  # fmt: skip
 
 
 def norm_sums(grads: Sequence[Tensor], branch: Tensor, inverses: Tensor) -> Tensor:
@@ -185,9 +178,8 @@ def norm_sums(grads: Sequence[Tensor], branch: Tensor, inverses: Tensor) -> Tens
     grads, (branch, inverses) = flat(grads), flat((branch, inverses))
     sums, rows, launch = column_sums(branch)
     if launch:
-        with torch.cuda.device_of(branch):
-            _norm_sums_kernel[launch](
-                sums, grads, branch, inverses, branch.numel() // branch.shape[-1], rows, branch.shape[-1],
-                K=len(grads), BLOCK=columns_of(branch), num_warps=COLUMNS.warps,
-            )  # fmt: skip
+        _norm_sums_kernel[launch](
+            sums, grads, branch, inverses, branch.numel() // branch.shape[-1], rows, branch.shape[-1],
+            K=len(grads), BLOCK=columns_of(branch), num_warps=COLUMNS.warps,
+        )  # fmt: skip
     return sums.sum(dim=0)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -115,11 +114,10 @@ def forward(outs: Sequence[Tensor], sizes: Tensor, h: Tensor, projected: Sequenc
     projected, (h,) = flat(projected), flat((h,))
     tokens, d = h.numel() // h.shape[-1], h.shape[-1]
     if tokens:
-        with torch.cuda.device_of(h):
-            _forward_kernel[(tokens,)](
-                tuple(outs), sizes, h, projected, d, SMALLEST,
-                MEAN=mean, K=1 + len(projected), **tiles(FORWARD, h, projected[0]),
-            )  # fmt: skip
+        _forward_kernel[(tokens,)](
+            tuple(outs), sizes, h, projected, d, SMALLEST,
+            MEAN=mean, K=1 + len(projected), **tiles(FORWARD, h, projected[0]),
+        )  # fmt: skip
 
 
 def backward(
@@ -135,8 +133,7 @@ def backward(
     grads, projected, (h,) = flat(grads), flat(projected), flat((h,))
     tokens, d = h.numel() // h.shape[-1], h.shape[-1]
     if tokens:
-        with torch.cuda.device_of(h):
-            _backward_kernel[(tokens,)](
-                dh, tuple(d_projected), grads, sizes, h, projected, d, SMALLEST,
-                MEAN=mean, K=1 + len(projected), **tiles(BACKWARD, h, projected[0]),
-            )  # fmt: skip
+        _backward_kernel[(tokens,)](
+            dh, tuple(d_projected), grads, sizes, h, projected, d, SMALLEST,
+            MEAN=mean, K=1 + len(projected), **tiles(BACKWARD, h, projected[0]),
+        )  # fmt: skip

@@ -13,7 +13,6 @@ u = √(2/π) (s + 0.044715 s³).
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -111,10 +110,9 @@ def forward(out: Tensor, stats: Tensor, gate: Tensor, up: Tensor, z: float | Non
     gate, up = flat((gate, up))
     tokens, d = gate.numel() // gate.shape[-1], gate.shape[-1]
     if tokens:
-        with torch.cuda.device_of(gate):
-            _forward_kernel[(tokens,)](
-                out, stats, gate, up, d, z or 0.0, SPARSE=z is not None, **tiles(FORWARD, gate, up)
-            )
+        _forward_kernel[(tokens,)](
+            out, stats, gate, up, d, z or 0.0, SPARSE=z is not None, **tiles(FORWARD, gate, up)
+        )
 
 
 def backward(
@@ -124,7 +122,6 @@ def backward(
     grad, gate, up = flat((grad, gate, up))
     tokens, d = gate.numel() // gate.shape[-1], gate.shape[-1]
     if tokens:
-        with torch.cuda.device_of(gate):
-            _backward_kernel[(tokens,)](
-                d_gate, d_up, grad, stats, gate, up, d, z or 0.0, SPARSE=z is not None, **tiles(BACKWARD, gate, up)
-            )
+        _backward_kernel[(tokens,)](
+            d_gate, d_up, grad, stats, gate, up, d, z or 0.0, SPARSE=z is not None, **tiles(BACKWARD, gate, up)
+        )

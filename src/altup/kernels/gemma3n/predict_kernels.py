@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -23,6 +22,7 @@ from torch import Tensor
 from altup.kernels.gemma3n.tokens import (
     dot,
     load,
+    load_blocks,
     load_numbers,
     route,
     route_backward,
@@ -57,9 +57,7 @@ def _forward_kernel(
     for column in range(0, d, BLOCK):
         start = token * d + column
         mask = lanes < d - column
-        x = ()
-        for j in tl.static_range(K):
-            x = x + (load(xs[j], start, lanes, mask),)
+        x = load_blocks(xs, start, lanes, mask, K)
         for i in tl.static_range(K):
             row = x[i]
             for j in tl.static_range(K):
@@ -82,12 +80,8 @@ def _backward_kernel(
     for column in range(0, d, BLOCK):
         start = token * d + column
         mask = lanes < d - column
-        grad = ()
-        x = ()
-        for i in tl.static_range(K):
-            grad = grad + (load(grads[i], start, lanes, mask),)
-        for j in tl.static_range(K):
-            x = x + (load(xs[j], start, lanes, mask),)
+        grad = load_blocks(grads, start, lanes, mask, K)
+        x = load_blocks(xs, start, lanes, mask, K)
         new = ()
         for i in tl.static_range(K):
             for j in tl.static_range(K):
@@ -132,11 +126,10 @@ def forward(
     """Fill the predicted blocks `outs`, the router's numbers [..., K] and 1 / rms [...], all contiguous."""
     xs, (weight, norm, A) = flat(xs), flat((weight, norm, A))
     if inverses.numel():
-        with torch.cuda.device_of(routed):
-            _forward_kernel[(inverses.numel(),)](
-                tuple(outs), routed, inverses, xs, weight, norm, A, xs[0].shape[-1], eps,
-                ACTIVE=active, K=len(xs), **tiles(FORWARD, xs[0]),
-            )  # fmt: skip
+        _forward_kernel[(inverses.numel(),)](
+            tuple(outs), routed, inverses, xs, weight, norm, A, xs[0].shape[-1], eps,
+            ACTIVE=active, K=len(xs), **tiles(FORWARD, xs[0]),
+        )  # fmt: skip
 
 
 def backward(
@@ -155,8 +148,7 @@ def backward(
     """Fill the blocks' gradients, and those of c: [..., K²] and of the router's numbers: [..., K]."""
     grads, xs, (weight, norm, A) = flat(grads), flat(xs), flat((weight, norm, A))
     if inverses.numel():
-        with torch.cuda.device_of(routed):
-            _backward_kernel[(inverses.numel(),)](
-                tuple(dxs), dc, d_routed, grads, xs, weight, norm, A, routed, inverses, xs[0].shape[-1],
-                ACTIVE=active, K=len(xs), **tiles(BACKWARD, xs[0]),
-            )  # fmt: skip
+        _backward_kernel[(inverses.numel(),)](
+            tuple(dxs), dc, d_routed, grads, xs, weight, norm, A, routed, inverses, xs[0].shape[-1],
+            ACTIVE=active, K=len(xs), **tiles(BACKWARD, xs[0]),
+        )  # fmt: skip

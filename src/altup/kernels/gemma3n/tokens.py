@@ -40,6 +40,23 @@ def store(pointer, start, lanes, value, mask):
 
 
 @triton.jit
+def load_blocks(pointers, start, lanes, mask, COUNT: tl.constexpr):
+    blocks = ()
+    for i in tl.static_range(COUNT):
+        blocks = blocks + (load(pointers[i], start, lanes, mask),)
+    return blocks
+
+
+@triton.jit
+def load_sum(pointers, start, lanes, mask, COUNT: tl.constexpr):
+    """Of all blocks but the first."""
+    total = load(pointers[1], start, lanes, mask)
+    for i in tl.static_range(2, COUNT):
+        total += load(pointers[i], start, lanes, mask)
+    return total
+
+
+@triton.jit
 def load_numbers(pointer, start, COUNT: tl.constexpr):
     numbers = ()
     for k in tl.static_range(COUNT):
