@@ -103,7 +103,7 @@ def test_orthogonalized_on_a_gpu(block):
     found = orthogonalize(torch.stack([x, 1e-6 * x]).to(DEVICE, torch.float32), block).double().cpu()
     expected = orthogonalized(x, block)
     for one in found:
-        assert (one - expected).norm() < 0.01 * expected.norm()
+        assert (one - expected).norm() < 0.03 * expected.norm()
 
 
 @runs_kernel
