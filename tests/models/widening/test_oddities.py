@@ -3,6 +3,7 @@
 - FNet maps the embeddings by a square matrix before its layers: wide on both sides.
 - DeBERTa 2 and 3 read a table as wide as the state with the matrices that read the state.
 - Blenderbot's decoder takes the first part of whatever tuple a layer hands it.
+- Llama 3.2's image encoder calls its layers by an argument's older name.
 - GPT-OSS calls its attention by keywords, and all that it holds itself is a vector, as a norm does.
 """
 
@@ -101,3 +102,19 @@ def test_a_second_state_that_only_generation_shows():
     wide = altup.widen(copy.deepcopy(model), "recycled")
     assert torch.equal(wide.generate(ids, **asked), text)
     assert torch.equal(model.generate(ids, **asked), text)
+
+
+def test_layers_that_are_called_by_an_older_name_of_their_argument():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "attention_heads": 4, "image_size": 28, "patch_size": 14}
+    layers = {"num_hidden_layers": 3, "num_global_layers": 2, "intermediate_layers_indices": [0, 2]}
+    config = hf.models.mllama.MllamaVisionConfig(
+        **sizes, **layers, max_num_tiles=1, supported_aspect_ratios=[[1, 1]]
+    )
+    model = hf.MllamaVisionModel(config).eval()
+    ones = torch.ones(1, 1, dtype=torch.long)
+    images = {"pixel_values": torch.randn(1, 1, 1, 3, 28, 28), "aspect_ratio_ids": ones}
+    images["aspect_ratio_mask"] = ones[None]
+    before = model(**images).last_hidden_state
+    wide = altup.widen(model, "recycled", example=images)
+    torch.testing.assert_close(wide(**images).last_hidden_state, before, atol=1e-5, rtol=1e-4)

@@ -61,11 +61,13 @@ class WidenedLayer(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         place = self.place
-        hidden, args = (args[0], args[1:]) if args else (kwargs.pop(place.argument), ())
+        if not args:  # by its name, or by an older one, which its class still takes
+            args = (kwargs.pop(place.argument if place.argument in kwargs else next(iter(kwargs))),)
+        hidden, *rest = args
         # What a model has computed from the state, a layer is given of its own block.
-        args = tuple(block_of(value, place.active) for value in args)
+        others = [block_of(value, place.active) for value in rest]
         kwargs = {name: block_of(value, place.active) for name, value in kwargs.items()}
-        outputs = super().__call__(*place.lift(hidden), *args, **kwargs)
+        outputs = super().__call__(*place.lift(hidden), *others, **kwargs)
         new = place.lower(outputs[: place.num_blocks])
         return (new, *outputs[place.num_blocks :]) if place.returns_tuple else new
 
