@@ -27,6 +27,7 @@ def test_it_learns_as_bf16_does(tmp_path: Path) -> None:
     for precision in ("bf16", "fp8"):
         run(tmp_path / precision, precision=precision, **settings)
         losses[precision] = last_loss(tmp_path / precision)
+        assert f"precision: {precision}\n" in (tmp_path / precision / "config.yaml").read_text()
     assert losses["fp8"] != losses["bf16"]
     assert abs(losses["fp8"] - losses["bf16"]) < 0.15
     assert losses["fp8"] < 2.5  # it began at 3.7
