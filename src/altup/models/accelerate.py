@@ -11,11 +11,10 @@ from torch import nn
 from altup.core.errors import UserError, check_choice, warn_once
 from altup.kernels.launch import IMPLEMENTATIONS, runs_triton
 from altup.models.recorded_calls import RecordedCalls
-from altup.models.stack import compile_layers, uncompile_layers
+from altup.models.stack import COMPILED, compile_layers, uncompile_layers
 from altup.models.widening.parameters import WideningPlan
 
 Model = TypeVar("Model", bound=nn.Module)
-COMPILED = "altup_compiled"  # set on a model whose layers `accelerate` has compiled
 
 
 def accelerate(

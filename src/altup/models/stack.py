@@ -30,6 +30,7 @@ Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, to
 BETWEEN = (RMSNorm, SequenceUpdate, AveragePooling, DynamicUpdate)
 # Kinds of layers × of inputs (training, evaluation, padded, packed) that one process may meet.
 RECOMPILE_LIMIT = 64
+COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
 
 
 def build_rule(config: AltUpConfig, num_layers: int, lowering: str | None = None) -> AltUp | Sum:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from altup.kernels.cuda_graph import record, warm_up
+from altup.models.stack import COMPILED
 from altup.nn.layers import GatedFeedForward
 from altup.nn.linear import is_bare, is_unhooked
 from altup.nn.positions import distance_bucket
@@ -123,7 +124,7 @@ class KeptDecoding:
             self._record(device)
 
     def _record(self, device: torch.device) -> None:
-        if getattr(self.model, "altup_compiled", False):
+        if getattr(self.model, COMPILED, False):
             self._compile()
         with self.stance():
             warm_up(self._try, device)
