@@ -7,48 +7,20 @@ Under TRITON_INTERPRET=1 it runs on a CPU at toy sizes and times nothing.
 
 from __future__ import annotations
 
-import os
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tuning import DEVICE, INTERPRETED, distance, milliseconds
 
 from altup.kernels.cross_entropy import head_sums, op, token_sums
 from altup.kernels.cross_entropy import triton as kernel
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 SHAPES = [(29, 16, 301), (29, 32, 301)] if INTERPRETED else [(7296, 768, 32128), (7296, 1536, 32128)]
 KERNELS = [(64, 4), (512, 4)] if INTERPRETED else [(4096, 8), (8192, 8), (8192, 16), (16384, 16), (32768, 32)]
 CHUNKS = [2**12, 2**14] if INTERPRETED else [2**27, 2**28, 2**29]
 Z_LOSS = 1e-4
-
-
-def milliseconds(run: Callable[[], Any], seconds: float = 0.4) -> str:
-    """Median over runs between events; the inputs are far larger than the cache."""
-    if INTERPRETED:
-        run()
-        return "not timed"
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    times, begun = [], time.perf_counter()
-    while time.perf_counter() - begun < seconds:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return f"{statistics.median(times):.3f} ms"
-
-
-def distance(got: torch.Tensor, want: torch.Tensor) -> float:
-    return float((got.float() - want.float()).norm() / want.float().norm())
 
 
 def problem(tokens: int, width: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

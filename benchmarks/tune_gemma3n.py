@@ -7,15 +7,13 @@ Under TRITON_INTERPRET=1 it runs on a CPU at toy sizes and times nothing.
 
 from __future__ import annotations
 
-import os
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from tuning import DEVICE, INTERPRETED, distance, milliseconds
 
 from altup.kernels.gemma3n import (
     Router,
@@ -24,41 +22,18 @@ from altup.kernels.gemma3n import (
     correct_kernels,
     correction,
     ends_kernels,
+    gate_kernels,
+    gated,
     match_magnitudes,
     predict,
     predict_kernels,
 )
 from altup.kernels.launch import Config
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 K, ACTIVE, EPS = 4, 0, 1e-6
 TOKENS, D = (2, 48) if INTERPRETED else (32_768, 2048)
 CONFIGS = [(1, 1), (2, 1)] if INTERPRETED else [(w, v) for w in (1, 2, 4, 8) for v in (1, 2)]
 Run = Callable[[str], Any]
-
-
-def milliseconds(run: Callable[[], Any], seconds: float = 0.3) -> str:
-    """Median over runs between events; the inputs are far larger than the cache."""
-    if INTERPRETED:
-        run()
-        return "not timed"
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    times, begun = [], time.perf_counter()
-    while time.perf_counter() - begun < seconds:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return f"{statistics.median(times):.3f} ms"
-
-
-def distance(got: Tensor, want: Tensor) -> float:
-    return float((got.detach().float() - want.detach().float()).norm() / want.detach().float().norm())
 
 
 def random(*size: int, scale: float = 1.0) -> Tensor:
@@ -98,6 +73,11 @@ class Problem:
                     self.blocks, self.y, self.g, ACTIVE, self.branch, self.norm, EPS, implementation=kind
                 ),
                 [*self.blocks, self.y, self.g, self.branch],
+            ),
+            "gated": (
+                gate_kernels,
+                lambda kind: gated(self.y, self.branch, 0.95, kind),
+                [self.y, self.branch],
             ),
             "match": (
                 ends_kernels,

@@ -20,6 +20,7 @@ from altup.core.errors import UserError
 from altup.models.gemma3n.head import FusedHead, FusedMultimodalHead, FusedTextHead
 from altup.models.gemma3n.parts import Fused, FusedAltUp, FusedDecoderLayer, FusedMLP, FusedNorm
 from altup.models.gemma3n.text_model import FusedTextModel
+from altup.models.mixing import change_class, original_class
 
 MIXED_IN: dict[type[nn.Module], type[Fused]] = {
     theirs.Gemma3nRMSNorm: FusedNorm,
@@ -97,12 +98,6 @@ def fused_class(base: Any) -> type[nn.Module]:
     return type(base.__name__, (mixed, base), members)
 
 
-def original_class(part: nn.Module) -> type[nn.Module]:
-    """The class that was fused, whatever was mixed in afterwards (FSDP does so too)."""
-    classes = type(part).__mro__
-    return classes[classes.index(Fused) + 1]
-
-
 def blank(base: Any) -> nn.Module:
     """What unpickling fills: classes made on the fly cannot be found by name."""
     cls = fused_class(base)
@@ -118,7 +113,7 @@ def fuse(model: nn.Module, implementation: str, head: bool) -> list[str]:
             if not is_known(kind):
                 unknown.append(kind.__name__)
                 continue
-            _change_class(part, fused_class(kind))
+            change_class(part, fused_class(kind))
         if isinstance(part, Fused):
             part.implementation = implementation
         if isinstance(part, FusedHead):
@@ -130,18 +125,12 @@ def unfuse(model: nn.Module) -> None:
     """Give every fused part of `model` its own class back."""
     for part in model.modules():
         if isinstance(part, Fused):
-            own: Any = original_class(part)
+            own: Any = original_class(part, Fused)
             if type(part) is not fused_class(own):
                 raise UserError(
                     f"{type(part).__name__} was wrapped after altup.accelerate (by FSDP, say); unwrap it before "
                     "altup.decelerate"
                 )
-            _change_class(part, own)
+            change_class(part, own)
             for name in ("implementation", "fuses_head"):
                 vars(part).pop(name, None)
-
-
-def _change_class(part: nn.Module, cls: type[nn.Module]) -> None:
-    part.__class__ = cls
-    if "_old_forward" in vars(part):  # by accelerate, whose hooks call the forward they found
-        part._old_forward = cast(Any, cls.forward.__get__(part))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from altup.core.errors import UserError
+from altup.models.mixing import change_class, original_class
 from altup.models.widening.blocks import Blocks, UnfitError, block_of
 
 
@@ -79,19 +80,13 @@ class WidenedLayer(nn.Module):
         return (*self.altup(blocks, computed), *others)
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
-        return _blank, (original_class(self),), self.__getstate__()
+        return _blank, (original_class(self, WidenedLayer),), self.__getstate__()
 
 
 @functools.cache
 def widened_class(base: Any) -> type[nn.Module]:
     """Named as `base`: accelerate finds the layers that it shards, or keeps on one device, by that name."""
     return type(base.__name__, (WidenedLayer, base), {"__module__": base.__module__})
-
-
-def original_class(layer: nn.Module) -> type[nn.Module]:
-    """The class that `WidenedLayer` was mixed into, whatever was mixed in afterwards (FSDP does so too)."""
-    classes = type(layer).__mro__
-    return classes[classes.index(WidenedLayer) + 1]
 
 
 def _blank(base: type[nn.Module]) -> nn.Module:
@@ -111,8 +106,7 @@ def widen_layer(layer: nn.Module, update: nn.Module, place: Place) -> None:
         raise UserError(
             f"{type(layer).__name__} has a part named 'altup' already: the model is widened; narrow it first"
         )
-    patched = "_old_forward" in vars(layer)
-    if "forward" in vars(layer) and not patched:
+    if "forward" in vars(layer) and "_old_forward" not in vars(layer):  # as accelerate replaces it
         raise UserError(
             f"the forward of {type(layer).__name__} was replaced; widen the model before it is patched or compiled"
         )
@@ -120,13 +114,9 @@ def widen_layer(layer: nn.Module, update: nn.Module, place: Place) -> None:
     made_empty = next(update.parameters()).is_meta
     layer.altup = update if made_empty else update.to(next(layer.parameters()).device)
     layer.place = cast(Any, place)
-    layer.__class__ = widened_class(type(layer))  # type: ignore[arg-type]
-    if patched:  # by accelerate, whose hooks call the forward they found
-        layer._old_forward = cast(Any, type(layer).forward.__get__(layer))
+    change_class(layer, widened_class(type(layer)))  # type: ignore[arg-type]
 
 
 def narrow_layer(layer: nn.Module) -> None:
-    layer.__class__ = original_class(layer)
+    change_class(layer, original_class(layer, WidenedLayer))
     del layer.altup, layer.place
-    if "_old_forward" in vars(layer):
-        layer._old_forward = cast(Any, type(layer).forward.__get__(layer))
