@@ -13,14 +13,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import gc
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import altup
@@ -174,6 +178,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--ways", nargs="+", default=["loop", "exchange", "hand-written", "trainer"])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--csv", type=Path, help="add a row for each way to this file")
     options = parser.parse_args()
     bench = Bench(options.size, options.method, options.rows, options.steps, options.quick)
     ways: dict[str, Callable[[], tuple[float, float]]] = {
@@ -198,6 +203,20 @@ def main() -> None:
         first = first or speed
         took = time.perf_counter() - begun
         print(f"{way}: {speed:.1f} seq/s, {speed / first:.1%}, loss {loss:.4f} ({took:.0f} s)", flush=True)
+        if options.csv:
+            row = {
+                "way": way, "seq_per_s": f"{speed:.2f}", "share": f"{speed / first:.4f}", "loss": f"{loss:.4f}",
+                "size": bench.size, "method": bench.method, "batch": bench.rows, "steps": bench.steps,
+                "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
+                "torch": torch.__version__, "transformers": transformers.__version__,
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            }  # fmt: skip
+            is_new = not options.csv.exists()
+            with options.csv.open("a", newline="") as file:
+                writer = csv.DictWriter(file, row)
+                if is_new:
+                    writer.writeheader()
+                writer.writerow(row)
         gc.collect()
         if DEVICE.type == "cuda":
             torch.cuda.empty_cache()
