@@ -67,6 +67,16 @@ def test_one_block_has_no_coefficients_and_is_dense():
     assert torch.equal(rule.lower(state), want)
 
 
+def test_one_block_is_passed_on_without_a_copy():
+    """Forward and backward: torch.unbind's gradient, a stack of one, would be a copy a layer."""
+    x, y = torch.randn(2, 3, 4), torch.randn(2, 3, 4, requires_grad=True)
+    rule = AltUp(num_blocks=1, num_layers=1)
+    (new,) = rule((x,), lambda _: y, 0)
+    assert new is y
+    assert rule.lower((new,)) is y
+    assert rule.correct((x,), y, 0)[0] is y
+
+
 @pytest.mark.parametrize("lowering", ["sum", "mean"])
 @pytest.mark.parametrize("K", [2, 3, 4])
 def test_recycled_starts_as_the_dense_stack(K, lowering):

@@ -103,7 +103,8 @@ class AltUpUpdate(CoefficientModule):
 def dense_update(state: State, layer: Layer, *args: Any, **kwargs: Any) -> State:
     """The rule of a state of one block: x ← layer(x)."""
     residual, computed = residual_and_update(layer(state[0], *args, **kwargs))
-    return _alike(state, (computed if residual is None else residual + computed).unsqueeze(0))
+    new = computed if residual is None else residual + computed
+    return new.unsqueeze(0) if isinstance(state, Tensor) else (new,)
 
 
 class AltUp(nn.Module):
@@ -200,7 +201,7 @@ class AltUp(nn.Module):
     def correct(self, predicted: State, computed: Tensor, index: int) -> State:
         """The correction of layer `index`, whose layer computed `computed` from its active block."""
         if self.num_blocks == 1:
-            return _alike(predicted, computed.unsqueeze(0))
+            return computed.unsqueeze(0) if isinstance(predicted, Tensor) else (computed,)
         return self.updates[index].correct(predicted, computed)  # type: ignore[operator]
 
     def forward(self, state: State, layer: Layer, index: int, *args: Any, **kwargs: Any) -> State:
@@ -219,7 +220,7 @@ class AltUp(nn.Module):
         if self.lowering == "concat":
             if isinstance(state, Tensor):
                 return state.movedim(0, -2).flatten(-2)
-            return torch.cat(tuple(state), dim=-1)
+            return torch.cat(tuple(state), dim=-1) if len(state) > 1 else state[0]
         x = _stacked(state)
         return x.sum(dim=0) if self.lowering == "sum" else x.mean(dim=0)
 
