@@ -240,7 +240,8 @@ class Models:
         return torch.randint(3, vocabulary, (rows, length), device=self.setup.device)
 
     def decoding(self, rows: int, prompt: int, new_tokens: int) -> Problem:
-        """Greedy, through `generate`: as most people call it, and with a cache of fixed size, which compiles."""
+        """Greedy, through `generate`: as most people call it, which ours records, and with a cache of fixed size,
+        with which transformers compiles the model."""
         build = partial(self._decoding, rows, prompt, new_tokens)
         fixed = {"cache_implementation": "static"}
         kernels = partial(accelerate, implementation="triton")
