@@ -92,6 +92,7 @@ def time_kernels(name: str, m: int, n: int) -> None:
     """Milliseconds, and bytes moved a second."""
     h, grad, x = random(m, 2 * n), random(m, n), random(m, 768 if not INTERPRETED else n)
     one = torch.ones((), device=DEVICE)
+    low = op.cast_op([x], one.reshape(1), False)[0]
     ms = clock(lambda: op.geglu_op(h))
     print(f"{name} geglu {ms:.3f} ms {_rate(5 * m * n, ms)}")
     for tile in TILES:
@@ -100,7 +101,9 @@ def time_kernels(name: str, m: int, n: int) -> None:
         line = f"{name} {tile} geglu backward {ms:.3f} ms {_rate(11 * m * n, ms)}"
         kernels.CAST = tile
         ms = clock(lambda: op.cast_op([x], one.reshape(1), False))
-        print(f"{line}; cast {list(x.shape)} {ms:.3f} ms {_rate(4 * x.numel(), ms)}")
+        line += f"; cast {list(x.shape)} {ms:.3f} ms {_rate(4 * x.numel(), ms)}"
+        ms = clock(lambda: op.transpose_op(low))
+        print(f"{line}; transpose {ms:.3f} ms {_rate(2 * x.numel(), ms)}")
     kernels.CAST, kernels.GEGLU = CHOSEN
 
 

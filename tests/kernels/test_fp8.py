@@ -125,6 +125,15 @@ def test_a_feed_forward_and_its_gradients_are_off_by_no_more_than_rounding():
         assert abs(float((a.double() * b).sum() / (b * b).sum()) - 1) < 0.03
 
 
+def test_a_bound_that_is_too_large_costs_little():
+    """As that of a norm is: √width · max |weight|, where the largest number is a fifth of it."""
+    x, weights, _ = problem(m=256, k=256, sizes=(128,))
+    x = torch.nn.functional.rms_norm(x.detach(), (256,))
+    want = x.double() @ weights[0].double().t()
+    exact, bounded = (fp8.fp8_linear(x, weights, bound)[0] for bound in (None, torch.tensor(16.0)))
+    assert distance(bounded, want) < 1.1 * distance(exact, want)
+
+
 def test_the_bound_of_a_feed_forwards_gradient_holds_and_leaves_room_for_small_ones():
     """Nothing is cut off, and hardly anything becomes zero that was not."""
     inputs, grad = feed_forward(m=256, k=128, n=192)
@@ -190,6 +199,12 @@ def test_the_kernel_casts_to_both_layouts(poisoned, gradient):
 
 
 @runs_kernel
+def test_the_kernel_transposes_bytes(poisoned):
+    q = torch.randn(80, 208, device=DEVICE).to(VALUE)
+    assert torch.equal(bits(op.transpose_op(q)), bits(q).t())
+
+
+@runs_kernel
 def test_the_casting_kernel_lets_what_is_not_finite_show():
     for value in (float("nan"), float("inf")):
         x = torch.ones(16, 16, device=DEVICE)
@@ -235,7 +250,9 @@ def test_compiled_code_computes_the_same():
 
     def run(x, weights, inputs):
         a, b = fp8.fp8_linear(2 * x, weights)
-        return a.sum() + (b * b).mean(), fp8.fp8_feed_forward(inputs[0] + 1, *inputs[1:])
+        bounded = fp8.fp8_linear(x.tanh(), weights, x.new_ones(()))[0]
+        total = a.sum() + (b * b).mean() + bounded.sum()
+        return total, fp8.fp8_feed_forward(inputs[0].tanh(), *inputs[1:], bound=x.new_ones(()))
 
     wanted = [x, *weights, *inputs]
     results = []
@@ -246,7 +263,7 @@ def test_compiled_code_computes_the_same():
         assert distance(a, b) < 0.05  # a border of two roundings is crossed where sums are rounded elsewhere
 
 
-@pytest.mark.parametrize("kernel", ["largest", "cast", "geglu", "geglu_backward"])
+@pytest.mark.parametrize("kernel", ["largest", "cast", "transpose", "geglu", "geglu_backward"])
 def test_kernels_compile_for_hopper_without_spilling(hopper, kernel):
     from altup.kernels.fp8 import triton as kernels
 
@@ -259,13 +276,15 @@ def test_kernels_compile_for_hopper_without_spilling(hopper, kernel):
         **dict.fromkeys(("out", "scale", "largest", "peaks", "hidden_scale", "grad_scale"), "*fp32"),
         **dict.fromkeys(("q", "transposed"), low),
     }  # fmt: skip
+    if kernel == "transpose":
+        arguments |= {"out": "*u8", "q": "*u8"}
     function = getattr(kernels, f"{kernel}_kernel")
     warps = {"cast": kernels.CAST[2]}.get(kernel, 8)
     built = hopper.build(
         function, {n: arguments[n] for n in function.arg_names}, divisible=[*sizes], num_warps=warps
     )
     assert not hopper.spills(built)
-    if kernel != "largest":
+    if kernel not in ("largest", "transpose"):
         assert "cvt.rn.satfinite.e" in built.asm["ptx"]
 
 

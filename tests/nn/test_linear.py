@@ -18,6 +18,7 @@ from altup import (
 )
 from altup.core.errors import UserError
 from altup.models.stack import compile_layers
+from altup.nn import RMSNorm
 from altup.nn.linear import KINDS, Fp8Maps, apply_linears, enable_fp8, use_fp8
 
 FAMILIES = {
@@ -125,6 +126,17 @@ def test_wrapped_and_watched_maps_are_left_alone():
     assert not layer.attention.fp8
     assert model.encoder.layers[1].attention.fp8
     passes(model)
+
+
+def test_no_output_of_a_norm_exceeds_its_bound():
+    norm = RMSNorm(64)
+    nn.init.normal_(norm.weight)
+    x = 1e-3 * torch.randn(1000, 64)
+    x[:, 7] = 100 * torch.randn(1000)
+    one_hot = torch.eye(64) * 1e4
+    for given in (x, one_hot):
+        assert norm(given).abs().amax() <= norm.bound()
+    assert norm(one_hot).abs().amax() > 0.99 * norm.bound()
 
 
 def test_biases_are_added():

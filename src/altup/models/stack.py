@@ -135,7 +135,7 @@ class PreNormLayer(GradientCheckpointingLayer):
     def _add_feed_forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """x + feed-forward or, where the update rule does this last addition, x and what is to be added."""
         normed = self.feed_forward_norm(x)
-        update = self.feed_forward(normed)
+        update = self.feed_forward(normed, self.feed_forward_norm.bound)
         if self.experts is not None:
             update = update + self.experts(normed)
         update = self._drop(update)

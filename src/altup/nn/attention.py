@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from altup.kernels.attention import attention
-from altup.nn.linear import Fp8Maps, apply_linears, is_bare
+from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_bare
 from altup.nn.positions import rotate
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ class Attention(Fp8Maps):
         cache: Cache | None = None,
         cached: bool = False,
         constant_beyond: int | None = None,
+        bound: Bound | None = None,
     ) -> Tensor:
         """x: [batch, queries, width]; bias: [heads, queries + keys − 1], the bias of query i and key j at
         j − i + queries − 1. It does not change where |j − i| is `constant_beyond` or more, which saves time.
@@ -115,7 +116,7 @@ class Attention(Fp8Maps):
         New keys and values are appended to `cache`; with `cached=True` they are only read from it.
         """
         own = (self.k, self.v) if memory is None and not cached else ()
-        *projected, queries = apply_linears(x, (*own, self.q), self.in_fp8("projections"))
+        *projected, queries = apply_linears(x, (*own, self.q), self.in_fp8("projections"), bound)
         if cache is not None and cached:
             k, v = cache.layers[self.index].keys, cache.layers[self.index].values  # type: ignore[union-attr]
         elif isinstance(memory, Projected):
@@ -185,12 +186,13 @@ class GroupedAttention(Fp8Maps):
         rotation: tuple[Tensor, Tensor] | None = None,
         cache: Cache | None = None,
         causal: bool = False,
+        bound: Bound | None = None,
     ) -> Tensor:
         """x: [batch, tokens, width]; mask: what is added to scores, broadcastable to [batch, heads, tokens, keys].
 
         `causal` hides the future where there is no mask; a mask must hide it itself.
         """
-        projected = apply_linears(x, (self.q, self.k, self.v), self.in_fp8("projections"))
+        projected = apply_linears(x, (self.q, self.k, self.v), self.in_fp8("projections"), bound)
         q, k, v = (part.unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for part in projected)
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)

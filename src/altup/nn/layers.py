@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from altup.kernels.dropout import dropout
 from altup.kernels.fp8 import fits_fp8, fp8_feed_forward
-from altup.nn.linear import Fp8Maps, apply_linears
+from altup.nn.linear import Bound, Fp8Maps, apply_linears
 
 
 class RMSNorm(nn.Module):
@@ -29,6 +29,10 @@ class RMSNorm(nn.Module):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
         return (wide * scale * self.weight).to(x.dtype)
+
+    def bound(self) -> Tensor:
+        """√width · max |weight|, which no number of the output exceeds."""
+        return self.weight.detach().abs().amax() * self.weight.shape[0] ** 0.5
 
 
 class LayerNorm(nn.LayerNorm):
@@ -58,13 +62,13 @@ class GatedFeedForward(Fp8Maps):
         """Those into the hidden layer, and the one out of it."""
         return [self.wi_0, self.wi_1], self.wo
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, bound: Bound | None = None) -> Tensor:
         low = self.in_fp8("feed_forward")
         if low and not self.dropout:
             weights = self.wi_0.weight, self.wi_1.weight, self.wo.weight
             if fits_fp8(x, *weights):
-                return fp8_feed_forward(x, *weights)
-        gate, linear = apply_linears(x, (self.wi_0, self.wi_1), low)
+                return fp8_feed_forward(x, *weights, bound=None if bound is None else bound())
+        gate, linear = apply_linears(x, (self.wi_0, self.wi_1), low, bound)
         hidden = dropout(F.gelu(gate, approximate="tanh") * linear, self.dropout, self.training)
         return apply_linears(hidden, (self.wo,), low)[0]
 
@@ -82,7 +86,7 @@ class SwiGLU(Fp8Maps):
         """Those into the hidden layer, and the one out of it."""
         return [self.gate, self.up], self.down
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, bound: Bound | None = None) -> Tensor:
         low = self.in_fp8("feed_forward")
-        gate, linear = apply_linears(x, (self.gate, self.up), low)
+        gate, linear = apply_linears(x, (self.gate, self.up), low, bound)
         return apply_linears(F.silu(gate) * linear, (self.down,), low)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ KINDS = ("projections", "output", "memory", "feed_forward")
 # Rounding costs time for each number of x and y, a product's gain grows with k·n: on an H200 it pays for a map
 # from k to n numbers from k·n = 512·(k + n) on.
 PAYS = 512
+Bound = Callable[[], Tensor]  # what no number of a module's input exceeds, as the norm before it knows
 
 
 class Fp8Maps(nn.Module):
@@ -54,11 +55,13 @@ def enable_fp8(model: nn.Module, device: torch.device) -> None:
         )
 
 
-def apply_linears(x: Tensor, linears: Sequence[nn.Linear], fp8: bool) -> tuple[Tensor, ...]:
+def apply_linears(
+    x: Tensor, linears: Sequence[nn.Linear], fp8: bool, bound: Bound | None = None
+) -> tuple[Tensor, ...]:
     """linear(x) for each; where `fp8` is wanted, and sizes allow it and make it pay, as one product."""
     if not fp8 or not fits_fp8(x, *(linear.weight for linear in linears)) or not _pays(x, linears):
         return tuple(linear(x) for linear in linears)
-    results = fp8_linear(x, [linear.weight for linear in linears])
+    results = fp8_linear(x, [linear.weight for linear in linears], None if bound is None else bound())
     return tuple(
         result if linear.bias is None else result + linear.bias.to(result.dtype)
         for linear, result in zip(linears, results, strict=True)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from altup.kernels.fp8.op import cast_op, geglu_backward_op, geglu_op, largest_op, product_op
-from altup.kernels.fp8.reference import GELU_SLOPE, GRADIENT, SLACK, VALUE, power_of_two
+from altup.kernels.fp8.op import cast_op, geglu_backward_op, geglu_op, largest_op, product_op, transpose_op
+from altup.kernels.fp8.reference import GELU_SLOPE, GRADIENT, SLACK, VALUE, power_of_two, quantize_reference
 
 ROW_GROUPS = 16  # of a matrix's rows, whose number is a multiple of it
 
@@ -38,9 +38,16 @@ def product(
     return product_op(a, b, scale_a, scale_b, dtype, fast)
 
 
-def round_values(x: Tensor) -> Rounded:
-    """Activations [m, n], whose largest number compiled code finds while it makes them."""
-    return Rounded(*cast_op([x], _largest([x]), False))
+def round_values(x: Tensor, bound: Tensor | None = None) -> Rounded:
+    """Activations [m, n]. With a `bound` of their size, compiled code rounds them where it makes them; else it
+    finds the largest there."""
+    if bound is None:
+        return Rounded(*cast_op([x], _largest([x]), False))
+    if not torch.compiler.is_compiling():
+        return Rounded(*cast_op([x], bound.float().reshape(1), False))
+    scale = power_of_two(bound, VALUE)
+    q = quantize_reference(x, scale, VALUE)
+    return Rounded(q, transpose_op(q), scale)
 
 
 def round_gradients(parts: Sequence[Tensor]) -> Rounded:
@@ -65,11 +72,11 @@ def _largest(parts: Sequence[Tensor]) -> Tensor:
 
 
 class LinearMaps(torch.autograd.Function):
-    """x [m, k] and weights [nᵢ, k] → x·weightᵢᵀ, each [m, nᵢ]."""
+    """x [m, k], perhaps a bound of its size, and weights [nᵢ, k] → x·weightᵢᵀ, each [m, nᵢ]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        value, weight = round_values(x), round_weights(weights, x.dtype)
+    def forward(ctx: Any, x: Tensor, bound: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+        value, weight = round_values(x, bound), round_weights(weights, x.dtype)
         ctx.save_for_backward(value.transposed, value.scale, weight.transposed, weight.scale)
         ctx.dtypes = x.dtype, weights[0].dtype
         ctx.rows = [weight.shape[0] for weight in weights]
@@ -84,9 +91,9 @@ class LinearMaps(torch.autograd.Function):
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = product(grad.q, weight, grad.scale, weight_scale, dtype)
-        if any(ctx.needs_input_grad[1:]):
+        if any(ctx.needs_input_grad[2:]):
             dw = product(grad.transposed, value, grad.scale, value_scale, weight_dtype, fast=False)
-        return dx, *([None] * len(ctx.rows) if dw is None else dw.split(ctx.rows))
+        return dx, None, *([None] * len(ctx.rows) if dw is None else dw.split(ctx.rows))
 
 
 class FeedForward(torch.autograd.Function):
@@ -98,8 +105,9 @@ class FeedForward(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, wi_0: Tensor, wi_1: Tensor, wo: Tensor) -> Tensor:
-        value, wi, out = round_values(x), round_weights([wi_0, wi_1], x.dtype), round_weights([wo], x.dtype)
+    def forward(ctx: Any, x: Tensor, bound: Tensor | None, wi_0: Tensor, wi_1: Tensor, wo: Tensor) -> Tensor:
+        value = round_values(x, bound)
+        wi, out = round_weights([wi_0, wi_1], x.dtype), round_weights([wo], x.dtype)
         h = product(value.q, wi.q, value.scale, wi.scale, x.dtype)
         hidden, scales, peaks = geglu_op(h)
         column = torch.linalg.vector_norm(wo, dim=0, dtype=torch.float32).amax()
@@ -110,7 +118,7 @@ class FeedForward(torch.autograd.Function):
         return product(hidden, out.q, scales, out.scale.expand(1, wo.shape[0]).contiguous(), x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         value, value_scale, wi, wi_scale, wo, wo_scale, h, peaks, column = ctx.saved_tensors
         dtype, weight_dtype = ctx.dtypes
         grad = round_gradients([dy])
@@ -123,4 +131,4 @@ class FeedForward(torch.autograd.Function):
         dx = product(d_h, wi, h_scale, wi_scale, dtype)
         d_wi = product(d_h_transposed, value, h_scale, value_scale, weight_dtype, fast=False)
         d_wo = product(grad.transposed, hidden, grad.scale, hidden_scale, weight_dtype, fast=False)
-        return dx, *d_wi.chunk(2), d_wo
+        return dx, None, *d_wi.chunk(2), d_wo

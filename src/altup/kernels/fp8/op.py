@@ -87,6 +87,24 @@ def _cast_results(parts: Sequence[Tensor], largest: Tensor, gradient: bool) -> t
     return largest.new_empty(m, n, dtype=dtype), largest.new_empty(n, m, dtype=dtype), largest.new_empty(())
 
 
+@library.custom_op("altup::fp8_transpose", mutates_args=())
+@on_its_device
+def transpose_op(q: Tensor) -> Tensor:
+    """qᵀ, contiguous, as q is."""
+    if not can_launch(q.device):
+        return q.t().contiguous()
+    from altup.kernels.fp8 import triton as kernels
+
+    out = q.new_empty(q.shape[1], q.shape[0])
+    kernels.transpose(out.view(torch.uint8), q.view(torch.uint8))
+    return out
+
+
+@transpose_op.register_fake
+def _(q: Tensor) -> Tensor:
+    return q.new_empty(q.shape[1], q.shape[0])
+
+
 @library.custom_op("altup::fp8_geglu", mutates_args=())
 @on_its_device
 def geglu_op(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -73,6 +73,23 @@ def cast_kernel(
     tl.store(transposed + column[:, None] * t_stride + row[None, :], tl.trans(low), mask=tl.trans(inside))
 
 
+def transpose(out: Tensor, q: Tensor) -> None:
+    """out ← qᵀ of bytes, both contiguous."""
+    rows, columns, warps = CAST
+    m, n = q.shape
+    grid = (triton.cdiv(n, columns), triton.cdiv(m, rows))
+    transpose_kernel[grid](out, q, m, n, ROWS=rows, COLUMNS=columns, num_warps=warps)
+
+
+@triton.jit
+def transpose_kernel(out, q, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < m)[:, None] & (column < n)[None, :]
+    value = tl.load(q + row[:, None] * n + column[None, :], mask=inside)
+    tl.store(out + column[:, None] * m + row[None, :], tl.trans(value), mask=tl.trans(inside))
+
+
 @triton.jit
 def gelu_parts(h0):
     """sigmoid(2u) with gelu(h) = h·sigmoid(2u), u = √(2/π)·(h + 0.044715·h³); and the derivative of 2u."""

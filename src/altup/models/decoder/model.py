@@ -62,7 +62,8 @@ class DecoderLayer(PreNormLayer):
 
         Gives x after both updates or, where the rule does the last addition, x before the last one and that.
         """
-        attended = self.attention(self.attention_norm(x), mask, rotation, past_key_values, causal=True)
+        norm = self.attention_norm
+        attended = self.attention(norm(x), mask, rotation, past_key_values, causal=True, bound=norm.bound)
         x = x + self._drop(attended)
         return self._add_feed_forward(x)
 

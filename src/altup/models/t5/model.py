@@ -71,7 +71,12 @@ class T5Layer(PreNormLayer):
         cache = past_key_values
         own_cache = None if cache is None else cache.self_attention_cache
         attended = self.attention(
-            self.attention_norm(x), bias, seen, cache=own_cache, constant_beyond=constant_beyond
+            self.attention_norm(x),
+            bias,
+            seen,
+            cache=own_cache,
+            constant_beyond=constant_beyond,
+            bound=self.attention_norm.bound,
         )
         x = x + self._drop(attended)
         if self.cross_attention is not None and self.cross_norm is not None:
@@ -82,6 +87,7 @@ class T5Layer(PreNormLayer):
                 memory,
                 cache=None if cache is None else cache.cross_attention_cache,
                 cached=cache is not None and bool(cache.is_updated.get(self.index)),
+                bound=self.cross_norm.bound,
             )
             if cache is not None:
                 cache.is_updated[self.index] = True
