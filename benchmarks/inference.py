@@ -2,8 +2,8 @@
 
     python benchmarks/inference.py --size small --rows 8
 
-512 input and 114 target tokens, teacher-forced, bf16 weights, compiled layers. Milliseconds by the host's clock, the
-median of several rounds in which all take turns; the device is waited for after each round.
+512 input and 114 target tokens, teacher-forced, bf16 weights, compiled layers. Milliseconds by the host's clock,
+the median of several rounds in which all take turns; the device is waited for after each round.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ def main() -> None:
             dense = statistics.median(times["dense", record])
             middle = statistics.median(found)
             how = "recorded" if record else "launched"
-            text = f"{options.size}, {rows} rows, {method} {how}: {middle:.2f} ms, {middle / dense - 1:+.1%} over dense"
-            print(f"{text}, loss {losses[method, record]:.4f}", flush=True)
+            text = f"{options.size}, {rows} rows, {method} {how}: {middle:.2f} ms"
+            loss = losses[method, record]
+            print(f"{text}, {middle / dense - 1:+.1%} over dense, loss {loss:.4f}", flush=True)
 
 
 if __name__ == "__main__":
