@@ -8,6 +8,7 @@ from transformers import AutoModel, Gemma3nConfig, Gemma3nForConditionalGenerati
 from transformers.models.gemma3n import modeling_gemma3n as theirs
 
 import altup
+from altup.models.gemma3n.fixed_cache import FixedCache
 from altup.models.gemma3n.parts import Fused, FusedNorm
 from tests.models.gemma3n.tiny import accelerated, assert_same, distance, stir, tiny_config
 
@@ -76,10 +77,10 @@ def test_evaluation_and_generate(model):
     data = {name: value for name, value in spoken().items() if name != "labels"}
     ours = accelerated(model.eval())
     assert distance(ours(**data).logits, model(**data).logits) < 1e-5
-    made = [
-        one.generate(**data, max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
-        for one in (model, ours)
-    ]
-    assert torch.equal(*made)
+    greedy = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    want = model.generate(**data, **greedy)
+    assert torch.equal(ours.generate(**data, **greedy), want)
+    cache = FixedCache(model.config.get_text_config(), want.shape[1])  # as a GPU does it
+    assert torch.equal(ours.generate(**data, **greedy, past_key_values=cache), want)
     altup.decelerate(ours)
     assert torch.equal(ours(**data).logits, model(**data).logits)
