@@ -98,7 +98,7 @@ class Bench:
         """A loop as a user writes it."""
         model = self.model()
         if accelerated:
-            altup.accelerate(model)
+            altup.accelerate(model, record=True)
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=DEVICE.type == "cuda")
         losses = []
 
@@ -118,7 +118,7 @@ class Bench:
         """Under `transformers.Trainer`, in the order of the data."""
         model = self.model()
         if accelerated:
-            altup.accelerate(model)
+            altup.accelerate(model, record=True)
         clock = Clock(WARM)
         with tempfile.TemporaryDirectory() as folder:
             arguments = TrainingArguments(

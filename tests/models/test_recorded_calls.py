@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import altup
-from altup.models.recorded_calls import LAUNCHED, RecordedCalls
+from altup.models.recorded_calls import LAUNCHED, RecordedCalls, stand_ins
 from tests.models.helpers import VOCABULARY, tiny, tiny_t5
 
 
@@ -140,6 +140,34 @@ def test_logits_are_left_out_in_training_only(pair):
     altup.decelerate(model)
     assert model.train()(**inputs).logits is not None
     assert plain(**inputs).logits is not None
+
+
+def test_by_default_only_calls_without_gradients_are_recorded(recwarn):
+    model = tiny_t5("altup").train()
+    model._compiled_call_impl = RecordedCalls(model)
+    for inputs in batches(LAUNCHED + 2):
+        model(**inputs).loss.backward()
+    assert not recordings(model)
+    with torch.no_grad():
+        for inputs in batches(LAUNCHED + 2):
+            model(**inputs)
+    assert len(recordings(model)) == 1
+    assert altup.accelerate(model, record=True)._compiled_call_impl.with_gradients
+
+
+def test_stand_ins_share_memory_and_nothing_of_autograd():
+    """A loss that is still held must not be tied to what is recorded; the model has its own weights afterwards."""
+    model = tiny_t5("altup")
+    model.lm_head.weight = model.encoder.embed_tokens.weight
+    before = dict(model.named_parameters(remove_duplicate=False))
+    with stand_ins(model) as others:
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            assert parameter is others[before[name]]
+            assert parameter is not before[name]
+            assert parameter.data_ptr() == before[name].data_ptr()
+        assert model.lm_head.weight is model.encoder.embed_tokens.weight
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert all(after[name] is parameter for name, parameter in before.items())
 
 
 def test_a_copy_is_not_recorded(pair):

@@ -38,7 +38,7 @@ def train(model, outer=True):
 
 def test_a_hand_written_loop_trains_as_launched():
     plain = tiny_t5("altup", dropout_rate=0.0).cuda().train()
-    ours = altup.accelerate(copy.deepcopy(plain), compile=False)
+    ours = altup.accelerate(copy.deepcopy(plain), compile=False, record=True)
     want, got = train(plain), train(ours)
     assert len(ours._compiled_call_impl._recorded) == 2
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
@@ -51,7 +51,7 @@ def test_a_hand_written_loop_trains_as_launched():
 def test_gradients_are_those_of_launched_calls_in_float32():
     """Two forward passes before their backward passes."""
     plain = tiny_t5("recycled", dropout_rate=0.0).cuda().train()
-    ours = altup.accelerate(copy.deepcopy(plain), compile=False)
+    ours = altup.accelerate(copy.deepcopy(plain), compile=False, record=True)
     for model in (plain, ours):
         for inputs in batches(4):
             model(**inputs).loss.backward()
@@ -65,7 +65,7 @@ def test_gradients_are_those_of_launched_calls_in_float32():
 
 
 def test_dropout_draws_anew_in_every_replay():
-    model = altup.accelerate(tiny_t5("altup", dropout_rate=0.3).cuda().train(), compile=False)
+    model = altup.accelerate(tiny_t5("altup", dropout_rate=0.3).cuda().train(), compile=False, record=True)
     (inputs,) = batches(1)
     losses = []
     for _ in range(8):
@@ -78,7 +78,7 @@ def test_dropout_draws_anew_in_every_replay():
 @pytest.mark.parametrize("build", [lambda: tiny_t5("altup"), lambda: tiny("bert", "altup")], ids=["t5", "bert"])
 def test_evaluation_is_replayed(build):
     model = build().cuda()
-    ours = altup.accelerate(copy.deepcopy(model), compile=False)
+    ours = altup.accelerate(copy.deepcopy(model), compile=False, record=True)
     with torch.inference_mode():
         for inputs in batches(5):
             torch.testing.assert_close(ours(**inputs).logits, model(**inputs).logits, rtol=1e-3, atol=1e-3)

@@ -31,8 +31,8 @@ def accelerate(
       correction, the per-layer input's norm and addition, the feed-forward network's gate, the projections before
       the first layer and behind the last, and the head with its loss, on Triton kernels; `generate` replays a
       token's pass as a CUDA graph.
-    - **Models of this library**: layers compiled by `torch.compile`, as `altup pretrain` compiles them, and passes
-      replayed as CUDA graphs: one for the forward pass, one for the backward pass, for each shape of batch.
+    - **Models of this library**: layers compiled by `torch.compile`, as `altup pretrain` compiles them, and calls
+      without gradients replayed as CUDA graphs, one for each shape of batch; with `record=True` training too.
     - **Models widened by it**: compiled layers.
 
     Weights, their names, config, `save_pretrained`, `generate`, caches, PEFT, `Trainer` and gradient checkpointing
@@ -47,8 +47,9 @@ def accelerate(
             The output's `logits` is then None in training, where labels are given.
         compile: Whether layers are compiled. By default those of our models and of widened ones are, on a GPU, and
             those of Gemma 3n are not.
-        record: Whether passes are replayed as CUDA graphs. By default those of our models are, on a GPU. Calls
-            that cannot be are launched: with a cache, with hooks, with gradient checkpointing, under FSDP.
+        record: Whether passes are replayed as CUDA graphs. By default those of our models are, on a GPU, that need
+            no gradients; True records forward and backward passes of training too, which has not run on a GPU yet.
+            Calls that cannot be are launched: with a cache, with hooks, with gradient checkpointing, under FSDP.
 
     Returns:
         The model itself.
@@ -89,12 +90,12 @@ def accelerate(
     if wanted and not getattr(model, COMPILED, False):
         compile_layers(model, ends=False, dynamic=None)
         setattr(model, COMPILED, True)
-    recorded = isinstance(model._compiled_call_impl, RecordedCalls)
-    if record if record is not None else device.type == "cuda" and _is_one_of_ours(model):
-        if not recorded:
-            has_option = "return_logits" in inspect.signature(type(model).forward).parameters
-            model._compiled_call_impl = RecordedCalls(model, skips_logits=head and has_option)
-    elif recorded:
+    calls = model._compiled_call_impl
+    wanted = record if record is not None else device.type == "cuda" and _is_one_of_ours(model)
+    if wanted and not (isinstance(calls, RecordedCalls) and calls.with_gradients == bool(record)):
+        has_option = "return_logits" in inspect.signature(type(model).forward).parameters
+        model._compiled_call_impl = RecordedCalls(model, head and has_option, with_gradients=bool(record))
+    elif not wanted and isinstance(calls, RecordedCalls):
         model._compiled_call_impl = None
     return model
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ class RecordedCalls:
     returned is a copy, so that it outlives the next call. All graphs share memory, as they never run at once:
     while a recorded forward pass waits for its backward pass, other calls are launched. Launched are also calls
     whose arguments or results hold more than tensors (a cache), and those of models with hooks, with recomputed
-    layers (gradient checkpointing) or with sharded weights. Where weights have moved, all is recorded anew.
+    layers (gradient checkpointing) or with sharded weights. Where weights have moved, all is recorded anew. Calls
+    that build a graph for a backward pass are recorded `with_gradients` only.
 
     With `skips_logits` a call in training that has labels is made with `return_logits=False`, unless it says
     otherwise.
@@ -38,9 +40,9 @@ class RecordedCalls:
     On a CPU the same calls are made again instead of replayed.
     """
 
-    def __init__(self, model: nn.Module, skips_logits: bool = False) -> None:
+    def __init__(self, model: nn.Module, skips_logits: bool = False, with_gradients: bool = False) -> None:
         self._model = weakref.ref(model)
-        self._skips_logits = skips_logits
+        self._skips_logits, self.with_gradients = skips_logits, with_gradients
         self._parts: list[tuple[nn.Module, list[int]]] = []
         self._parameters: list[nn.Parameter] = []
         self._weights: list[Any] = []
@@ -105,6 +107,8 @@ class RecordedCalls:
             return None
         if kind == "cuda" and torch.cuda.is_current_stream_capturing():
             return None
+        if torch.is_grad_enabled() and not self.with_gradients:
+            return None
         if any(_is_hooked(module) or _recomputes(module) for module, _ in self._parts):
             return None
         leaves, structure = pytree.tree_flatten((args, kwargs))
@@ -136,6 +140,30 @@ def _recomputes(module: nn.Module) -> bool:
     return module.training and bool(getattr(module, "gradient_checkpointing", False))
 
 
+@contextmanager
+def stand_ins(model: nn.Module) -> Iterator[dict[Tensor, nn.Parameter]]:
+    """In place of a model's parameters others that share their memory, where gradients are wanted.
+
+    The node of autograd that collects a parameter's gradient remembers the stream on which it was made. As long as
+    the caller holds a loss it is that of an ordinary call, which must not wait for a stream that is recorded.
+    """
+    found: dict[Tensor, nn.Parameter] = {}
+    places = []
+    for module in model.modules() if torch.is_grad_enabled() else ():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                places.append((module, name, parameter))
+                if parameter not in found:
+                    found[parameter] = nn.Parameter(parameter.detach(), parameter.requires_grad)
+    try:
+        for module, name, parameter in places:
+            module._parameters[name] = found[parameter]
+        yield found
+    finally:
+        for module, name, parameter in places:
+            module._parameters[name] = parameter
+
+
 class _Recorded:
     """One kind of call: `forward` fills `outputs`, `backward` turns `upstream` into `gradients`.
 
@@ -155,21 +183,23 @@ class _Recorded:
         self.gradients: Sequence[Tensor | None] = ()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._way_back: list[Tensor] = []  # the outputs that autograd knows
+        self._stand_ins: dict[Tensor, nn.Parameter] = {}
         device = parameters[0].device
-        if device.type == "cuda":
-            random = torch.cuda.get_rng_state(device)  # which the runs below use up
-            warm_up(lambda: self._try(parameters), device)
-            torch.clear_autocast_cache()  # a graph makes its own copies of weights, and leaves none behind
-            self._graphs.append(record(self._run_forward, pool).graph)
-            self.pool = self._graphs[0].pool()
-            self._make_places(parameters)
-            if self.parameters:
-                self._graphs.append(record(self._run_backward, self.pool).graph)
-            self._way_back = []
-            torch.clear_autocast_cache()
-            torch.cuda.set_rng_state(random, device)
-        else:
+        if device.type != "cuda":
             self._try(parameters)
+            return
+        random = torch.cuda.get_rng_state(device)  # which the runs below use up
+        warm_up(lambda: self._try(parameters), device)
+        self._way_back, self.outputs, self.gradients = [], [], ()
+        torch.clear_autocast_cache()  # a graph makes its own copies of weights, and leaves none behind
+        self._graphs.append(record(self._run_forward, pool).graph)
+        self.pool = self._graphs[0].pool()
+        self._make_places(parameters)
+        if self.parameters:
+            self._graphs.append(record(self._run_backward, self.pool).graph)
+        self._way_back, self._stand_ins = [], {}
+        torch.clear_autocast_cache()
+        torch.cuda.set_rng_state(random, device)
 
     def _try(self, parameters: Sequence[nn.Parameter]) -> None:
         torch.clear_autocast_cache()  # what another backward pass has gone through is not gone through again
@@ -186,14 +216,17 @@ class _Recorded:
     def _run_forward(self) -> None:
         model: Any = self._model()
         args, kwargs = pytree.tree_unflatten(self._leaves, self._structure)
-        leaves, self._answer = pytree.tree_flatten(model._call_impl(*args, **kwargs))
+        with stand_ins(model) as self._stand_ins:
+            answer = model._call_impl(*args, **kwargs)
+        leaves, self._answer = pytree.tree_flatten(answer)
         self._kinds = [(True, None) if isinstance(leaf, Tensor) else (False, leaf) for leaf in leaves]
         self._way_back = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self.outputs = [tensor.detach() for tensor in self._way_back]
 
     def _run_backward(self) -> None:
         ends = [self._way_back[i] for i in self.differentiable]
-        self.gradients = torch.autograd.grad(ends, self.parameters, self.upstream, allow_unused=True)
+        starts = [self._stand_ins[p] for p in self.parameters]
+        self.gradients = torch.autograd.grad(ends, starts, self.upstream, allow_unused=True)
 
     def forward(self, args: Any, kwargs: Any) -> None:
         for place, leaf in zip(self._leaves, pytree.tree_leaves((args, kwargs)), strict=True):

@@ -16,6 +16,7 @@ from altup.kernels import attention
 from altup.nn import RelativeBias
 
 Attend = Callable[..., Tensor]
+FLEX_TILE = 128  # tokens; FlexAttention's tiles divide it
 
 
 def problems(setup: Setup) -> Iterator[Problem]:
@@ -143,8 +144,11 @@ class Inputs:
 
         def attend(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor) -> Tensor:
             def add_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                place = j - i + length - 1
                 # It asks for whole tiles, so for positions behind the last one too, and reads what we say there.
-                return score + by_distance[h, (j - i + length - 1).clamp(0, 2 * length - 2)]
+                if length % FLEX_TILE:
+                    place = place.clamp(0, 2 * length - 2)
+                return score + by_distance[h, place]
 
             return flex_attention(q, k, v, score_mod=add_bias, block_mask=seen, scale=1.0)
 
