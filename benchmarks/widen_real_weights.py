@@ -102,8 +102,13 @@ MODELS = {
     "sameup": Model("sameup", factor=100),
     "recycled, last three layers": Model("recycled", factor=100, first=3),
 }
-PLAIN = ("original", "recycled, factor 100", "altup, factor 100")
-IDEAS = [name for name in MODELS if name not in PLAIN]
+# What is compared, with the members that a sweep tries: the rate of coefficients is a setting too.
+FAMILIES = {
+    "original": ("original",),
+    "recycled": ("recycled, factor 10", "recycled, factor 100"),
+    "altup": ("altup, factor 10", "altup, factor 100"),
+}
+IDEAS = [name for name in MODELS if not any(name in members for members in FAMILIES.values())]
 
 
 @dataclass(frozen=True)
@@ -125,37 +130,45 @@ class Run:
 
 
 def plan(tasks: list[str]) -> Iterator[Run]:
-    """What is compared, the most important first. Each model's rate is chosen before it is reported."""
+    """The most important first. Each family's settings are chosen before it is reported."""
     for task in tasks:
-        for model in PLAIN:
-            yield from sweep(task, model)
+        yield from sweep(task, "original", (2e-4, 1e-4))
+        around = (chosen(task, "original")[1],)
+        for family in ("recycled", "altup"):
+            yield from sweep(task, family, around)
         for seed in range(3):
-            for model in PLAIN:
-                yield Run(task, model, chosen_rate(task, model), seed)
-            yield Run(task, "original", chosen_rate(task, "original"), seed, longer=True)
-    for model in IDEAS:  # one seed: an idea must show something before it is worth three
-        like = next(name for name in PLAIN if name[:5] == model.replace("same", "alt")[:5])
-        yield Run(tasks[0], model, chosen_rate(tasks[0], like), CHOOSING_SEED, part="choose")
+            for family in FAMILIES:
+                yield Run(task, *chosen(task, family), seed)
+            yield Run(task, *chosen(task, "original"), seed, longer=True)
+    for task in tasks:
+        for model in IDEAS:  # one seed: an idea must show something before it is worth three
+            family = "altup" if "recycled" not in model else "recycled"
+            yield Run(task, model, chosen(task, family)[1], CHOOSING_SEED, part="choose")
 
 
-def sweep(task: str, model: str) -> Iterator[Run]:
-    """Two rates, and further ones beyond the best for as long as that is the highest or the lowest."""
-    tried = {1e-4, 2e-4}
-    while True:
-        for rate in sorted(tried):
+def sweep(task: str, family: str, rates: tuple[float, ...]) -> Iterator[Run]:
+    """All members at these rates, and the best beyond them for as long as it is at the highest or the lowest."""
+    for rate in rates:
+        for model in FAMILIES[family]:
             yield Run(task, model, rate, CHOOSING_SEED, part="choose")
-        best = chosen_rate(task, model)
-        beyond = {RATES[RATES.index(best) + 1]} if best == max(tried) < RATES[-1] else set()
-        beyond |= {RATES[RATES.index(best) - 1]} if best == min(tried) > RATES[0] else set()
-        if not beyond:
+    tried = set(rates)
+    while True:
+        model, best = chosen(task, family)
+        at = RATES.index(best)
+        beyond = {RATES[min(at + 1, len(RATES) - 1)]} if best == max(tried) else set()
+        beyond |= {RATES[max(at - 1, 0)]} if best == min(tried) else set()
+        if beyond <= tried or len(rates) == 1:
             return
+        for rate in sorted(beyond - tried):
+            yield Run(task, model, rate, CHOOSING_SEED, part="choose")
         tried |= beyond
 
 
-def chosen_rate(task: str, model: str) -> float:
-    """That of the lowest loss on the examples that were left out."""
-    rows = [row for row in read(RESULTS) if (row["task"], row["model"], row["part"]) == (task, model, "choose")]
-    return float(min(rows, key=lambda row: float(row["loss"]))["rate"])
+def chosen(task: str, family: str) -> tuple[str, float]:
+    """The member and the rate of the lowest loss on the examples that were left out."""
+    rows = [row for row in read(RESULTS) if (row["task"], row["part"]) == (task, "choose")]
+    best = min((row for row in rows if row["model"] in FAMILIES[family]), key=lambda row: float(row["loss"]))
+    return best["model"], float(best["rate"])
 
 
 @dataclass
@@ -316,9 +329,9 @@ def run_all(weights: Path, data: Path, tasks: list[str]) -> None:
         original, training, held_out = splits[run.task]
         if run.part == "choose":
             training, held_out = training.cut(slice(-LEFT_OUT)), training.cut(slice(-LEFT_OUT, None))
-        chosen = MODELS[run.model]
-        model = chosen.build(original, run.seed)
-        seconds = train(model, training, run, chosen.factor)
+        kind = MODELS[run.model]
+        model = kind.build(original, run.seed)
+        seconds = train(model, training, run, kind.factor)
         loss, score = evaluate(model, held_out)
         values = (*run.key, len(held_out.ids), f"{loss:.5f}", f"{score:.5f}", f"{moved(model):.4g}")
         append(RESULTS, (*values, f"{seconds:.1f}", torch.__version__))
@@ -405,9 +418,9 @@ def report(path: Path = RESULTS, steps_of_base: int | None = None) -> None:
 
 def rate_of(path: Path, task: str, model: str, rates: dict[str, dict[str, Measured]]) -> str:
     """The rate that was chosen; without a choice the one with the most seeds."""
-    if path == RESULTS and any(row["part"] == "choose" and row["task"] == task for row in read(path)):
-        return f"{chosen_rate(task, model):g}"
-    return max(rates, key=lambda rate: len(rates[rate]))
+    rows = [row for row in read(path) if (row["task"], row["model"], row["part"]) == (task, model, "choose")]
+    best = min(rows, key=lambda row: float(row["loss"]))["rate"] if rows else ""
+    return best if best in rates else max(rates, key=lambda rate: len(rates[rate]))
 
 
 def main() -> None:

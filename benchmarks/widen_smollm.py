@@ -29,6 +29,7 @@ RESULTS = Path(__file__).parent / "results" / "widen_smollm.csv"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 LENGTH, BATCH, STEPS, LONGER = 64, 2, 12, 13
 RATES = (3e-5, 1e-4)
+MEMBERS = {"original": ("original",), "recycled": ("recycled, factor 10",), "altup": ("altup, factor 10",)}
 ROWS = 400, 16, 32  # to train on, to choose a rate by, to report
 
 
@@ -51,10 +52,10 @@ def loss_of(model: Any, rows: Tensor) -> float:
     return sum(losses) / len(losses)
 
 
-def train(model: Any, rows: Tensor, steps: int, rate: float, seed: int) -> float:
+def train(model: Any, rows: Tensor, steps: int, rate: float, factor: float, seed: int) -> float:
     """Seconds of the processor that training took."""
     draw = torch.Generator().manual_seed(seed)
-    groups = altup.parameter_groups(model, lr=rate)
+    groups = altup.parameter_groups(model, lr=rate, coefficient_factor=factor)
     rates = [group["lr"] for group in groups]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
     model.train()
@@ -71,20 +72,23 @@ def done_rows() -> dict[tuple[str, ...], float]:
     return {tuple(row[field] for field in shared.KEY): float(row["loss"]) for row in shared.read(RESULTS)}
 
 
-def chosen_rate(model: str) -> float:
-    chosen = {key[2]: loss for key, loss in done_rows().items() if key[1] == model and key[5] == "choose"}
-    return float(min(chosen, key=lambda rate: chosen[rate]))
+def chosen(family: str) -> tuple[str, float]:
+    """The member of a family and the rate with the lowest loss on the rows to choose by."""
+    losses = {key: loss for key, loss in done_rows().items() if key[5] == "choose" and key[1] in MEMBERS[family]}
+    best = min(losses, key=lambda key: losses[key])
+    return best[1], float(best[2])
 
 
 def plan() -> Iterator[tuple[str, float, int, int, str]]:
     """The model, its rate, steps, seed, and what it is for."""
-    for model in shared.PLAIN:
+    for models in MEMBERS.values():
         for rate in RATES:
-            yield model, rate, STEPS, shared.CHOOSING_SEED, "choose"
+            for model in models:
+                yield model, rate, STEPS, shared.CHOOSING_SEED, "choose"
     for seed in range(3):
-        for model in shared.PLAIN:
-            yield model, chosen_rate(model), STEPS, seed, "report"
-        yield "original", chosen_rate("original"), LONGER, seed, "report"
+        for family in MEMBERS:
+            yield *chosen(family), STEPS, seed, "report"
+        yield *chosen("original"), LONGER, seed, "report"
 
 
 def run(weights: Path, text: Path) -> None:
@@ -102,10 +106,10 @@ def run(weights: Path, text: Path) -> None:
         key = ("text", name, f"{rate:g}", str(steps), str(seed), part)
         if key in done_rows():
             continue
-        chosen, model = shared.MODELS[name], copy.deepcopy(original)
-        if chosen.method:
-            altup.widen(model, chosen.method, chosen.k)
-        seconds = train(model, training, steps, rate, seed)
+        kind, model = shared.MODELS[name], copy.deepcopy(original)
+        if kind.method:
+            altup.widen(model, kind.method, kind.k)
+        seconds = train(model, training, steps, rate, kind.factor, seed)
         rows = left_out if part == "choose" else held_out
         loss, far = f"{loss_of(model, rows):.5f}", f"{shared.moved(model):.4g}"
         shared.append(RESULTS, (*key, len(rows), loss, "", far, f"{seconds:.1f}", torch.__version__))
