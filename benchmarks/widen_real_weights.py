@@ -157,7 +157,7 @@ def sweep(task: str, family: str, rates: tuple[float, ...]) -> Iterator[Run]:
         at = RATES.index(best)
         beyond = {RATES[min(at + 1, len(RATES) - 1)]} if best == max(tried) else set()
         beyond |= {RATES[max(at - 1, 0)]} if best == min(tried) else set()
-        if beyond <= tried or len(rates) == 1:
+        if beyond <= tried:
             return
         for rate in sorted(beyond - tried):
             yield Run(task, model, rate, CHOOSING_SEED, part="choose")

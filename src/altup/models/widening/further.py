@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from altup.models.widening.dropout import share_masks
 from altup.models.widening.parameters import WideningPlan, names_of, repeat, replace, share
 from altup.nn.altup import TWIN_NOISE, AltUp
 
@@ -31,6 +32,7 @@ def grow(model: PreTrainedModel, old: WideningPlan, new: WideningPlan) -> Callab
                 values.append((names, parameter.detach()))
                 replace(model, names, widened(parameter.detach(), dim, times))
                 done.add(id(model.get_parameter(name)))
+    share_masks(model, new)
     layers = []
     for stack in old.stacks:
         generator = torch.Generator().manual_seed(new.seed)
@@ -42,6 +44,7 @@ def grow(model: PreTrainedModel, old: WideningPlan, new: WideningPlan) -> Callab
             layer.place = dataclasses.replace(layer.place, num_blocks=new.num_blocks, active=rule.active[i])
 
     def undo() -> None:
+        share_masks(model, old)
         for names, value in reversed(values):
             replace(model, names, value)
         for layer, update, place in layers:

@@ -20,6 +20,7 @@ from altup.nn import AltUp
 
 METHODS = {"recycled": "alternating", "altup": "alternating", "sameup": "same"}
 Layers = slice | Sequence[int]
+LATER = ("layers", "dropouts")  # fields that folders of older versions lack
 
 
 @dataclass
@@ -32,6 +33,7 @@ class WideningPlan:
       to one.
     - `untied`: parameters that no longer are the table they were tied to, and that table.
     - `layers`: of stacks that are wide in one part only, the first wide layer and the one after the last.
+    - `dropouts`: those that the wide state goes through outside of the layers, with the width of a block.
     """
 
     method: str
@@ -43,6 +45,7 @@ class WideningPlan:
     shared: dict[str, int] = field(default_factory=dict)
     untied: dict[str, str] = field(default_factory=dict)
     layers: dict[str, list[int]] = field(default_factory=dict)
+    dropouts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def choose(cls, method: str, num_blocks: int, selection: str | list[int] | None, seed: int) -> WideningPlan:
@@ -69,7 +72,7 @@ class WideningPlan:
         """Into a config of the model's own: other models may have been built from the same one."""
         shared = model.config
         own = copy.deepcopy(shared)
-        own.altup = {name: value for name, value in asdict(self).items() if name != "layers" or value}
+        own.altup = {name: value for name, value in asdict(self).items() if value or name not in LATER}
         for module in model.modules():
             for name in [name for name, value in vars(module).items() if value is shared]:
                 setattr(module, name, own)

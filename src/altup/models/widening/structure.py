@@ -299,7 +299,10 @@ def _entries(
 
 @contextmanager
 def widening_readers(model: PreTrainedModel, plan: WideningPlan, widths: set[int]) -> Iterator[None]:
-    """While the model runs, widen each norm and each matrix that receives a state wider than it was made for."""
+    """While the model runs, widen each norm and each matrix that receives a state wider than it was made for.
+
+    Dropouts that receive it outside of the layers are noted in the plan.
+    """
 
     def widen_norm(name: str) -> Any:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -320,10 +323,22 @@ def widening_readers(model: PreTrainedModel, plan: WideningPlan, widths: set[int
 
         return hook
 
+    def note_dropout(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            state = _first(args, kwargs)
+            width = next((width for width in widths if _is_wide(state, width, plan, widths)), None)
+            if width is not None:
+                plan.dropouts[name] = width
+
+        return hook
+
     handles = []
     for name, module in model.named_modules():
         parameters = list(module.parameters(recurse=False))
-        if isinstance(module, nn.Linear | Conv1D):
+        if type(module) is nn.Dropout:
+            if not plan.recycled and not any(_inside(name, stack) for stack in plan.stacks):
+                handles.append(module.register_forward_pre_hook(note_dropout(name), with_kwargs=True))
+        elif isinstance(module, nn.Linear | Conv1D):
             handles.append(module.register_forward_pre_hook(widen_matrix(name), with_kwargs=True))
         elif parameters and all(parameter.dim() == 1 for parameter in parameters):
             handles.append(module.register_forward_pre_hook(widen_norm(name), with_kwargs=True))

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from altup.core.errors import UserError
 from altup.models.config import AltUpConfig
 from altup.models.widening.blocks import UnfitError, unwatch, watch_stack
+from altup.models.widening.dropout import separate_masks, share_masks
 from altup.models.widening.further import grow
 from altup.models.widening.layer import (
     Place,
@@ -158,12 +159,13 @@ def _try(
 
     `checks` are examples with what the model made of them; the first runs through all that is widened.
     """
-    plan.repeated, plan.shared, plan.untied = {}, {}, {}
+    plan.repeated, plan.shared, plan.untied, plan.dropouts = {}, {}, {}, {}
     try:
         _widen_entries(model, plan, entries)
         widen_layers(model, plan)
         with widening_readers(model, plan, widths):
             run(model, checks[0][0])
+        share_masks(model, plan)
         # Once more: a matrix widened in the middle of a run may have read a narrow tensor before.
         for example, before in checks:
             _compare(model, plan, before, run(model, example))
@@ -222,6 +224,7 @@ def apply(model: PreTrainedModel, plan: WideningPlan) -> None:
             if name not in (noted.shared if shared else noted.repeated):
                 widen_parameter(model, noted, name, dim, shared)
     widen_layers(model, plan)
+    share_masks(model, plan)
     finish(model)
 
 
@@ -392,6 +395,7 @@ def _undo(model: PreTrainedModel, plan: WideningPlan) -> None:
     for name, value in values.items():
         replace(model, names_of(model, model.get_parameter(name)), value.detach())
     unwatch(model)
+    separate_masks(model, plan)
     for layer in _wide_layers(model, plan).values():
         if hasattr(layer, "place"):
             narrow_layer(layer)
