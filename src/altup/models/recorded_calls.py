@@ -100,14 +100,14 @@ class RecordedCalls:
 
     def _key(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """The kind of a call; None where it cannot be recorded."""
+        if torch.is_grad_enabled() and not self.with_gradients:
+            return None
         self._look_at_weights(model)
         device = self._parameters[0].device
         kind = device.type
         if any(p.device != device or isinstance(p, DTensor) for p in self._parameters):
             return None
         if kind == "cuda" and torch.cuda.is_current_stream_capturing():
-            return None
-        if torch.is_grad_enabled() and not self.with_gradients:
             return None
         if any(_is_hooked(module) or _recomputes(module) for module, _ in self._parts):
             return None
