@@ -57,7 +57,7 @@ def test_a_model_of_others_from_widening_to_answers(
     table = altup("evaluate", "tuned", *task)
     written = altup("generate", "tuned" if save is not save_bert else "pretrained", "--prompt", prompt)
 
-    assert "adamw at 0.0001, coefficients at 0.01, " in told
+    assert "adamw at 0.0001, coefficients at 0.001, " in told
     assert "glue/sst2" in table
     assert written.splitlines()[-1].startswith("dun")
     for run in ("pretrained", "tuned"):

@@ -60,9 +60,9 @@ def test_coefficients_of_a_widened_model_have_the_rate_of_parameter_groups(tmp_p
 
     wide = str(tmp_path / "wide")
     assert factors(str(place)) == {}
-    assert factors(wide) == {"coefficients": 100}
-    assert factors(wide, lr=1e-3) == {"coefficients": pytest.approx(10)}
-    assert factors(wide, lr_factors={"head": 2.0}) == {"head": 2, "coefficients": 100}
+    assert factors(wide) == {"coefficients": 10}
+    assert factors(wide, lr=2e-3) == {"coefficients": pytest.approx(5)}
+    assert factors(wide, lr_factors={"head": 2.0}) == {"head": 2, "coefficients": 10}
     assert factors(wide, lr_factors={"coefficients": 1.0}) == {"coefficients": 1}
     older = yaml.safe_load(FinetuneConfig(model=wide, tasks=["sst2"]).to_yaml())
     assert factors(wide, older) == {}

@@ -161,7 +161,7 @@ def _say(text: str) -> None:
 
 
 def _own_rates(config: FinetuneConfig) -> str:
-    """`, coefficients at 0.01`: the parts of the model whose rate differs."""
+    """`, coefficients at 0.001`: the parts of the model whose rate differs."""
     assert config.lr is not None
     factors = {part: factor for part, factor in config.lr_factors.items() if factor != 1}
     return "".join(f", {part} at {factor * config.lr:g}" for part, factor in factors.items())

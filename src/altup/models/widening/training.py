@@ -16,12 +16,12 @@ from altup.models.widening.card import write_card
 from altup.models.widening.parameters import WideningPlan
 from altup.nn import coefficient_names
 
-COEFFICIENT_RATE = 0.01  # at 5e-5 coefficients hardly move, at 0.2 they harm: docs/widen.md
-LARGEST_FACTOR = 100.0
+COEFFICIENT_RATE = 0.01  # at most
+LARGEST_FACTOR = 10.0  # over the rate of the weights; 100 does harm: docs/widen.md
 
 
 def factor_for(lr: float) -> float:
-    """What brings the rate of the coefficients to 0.01: from 1, for an `lr` as high, to 100."""
+    """Ten, or what brings the rate of the coefficients to 0.01, but 1 at least."""
     return min(max(COEFFICIENT_RATE / lr, 1.0), LARGEST_FACTOR) if lr else 1.0
 
 
@@ -34,14 +34,14 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """The parameters of a widened model (or any of ours) as groups for any optimizer of PyTorch.
 
-    The coefficients of AltUp start at 0 and 1 and have a few hundred steps to move by tenths, so they need a
-    higher rate than pretrained weights, and no decay.
+    The coefficients of AltUp start at 0 and 1 and have a few hundred steps to move, so they need a higher rate
+    than pretrained weights, and no decay.
 
     Args:
         model: A widened model; any other model has no group of coefficients.
         lr: The learning rate of everything else.
         weight_decay: Of matrices; vectors (norms, biases) and coefficients have none.
-        coefficient_factor: The rate of the coefficients over `lr`; by default from 1 to 100, as brings it to 0.01.
+        coefficient_factor: The rate of the coefficients over `lr`; by default 10, or what brings it to 0.01.
 
     Returns:
         Groups with `params`, `lr` and `weight_decay`, of parameters that ask for gradients.
@@ -53,7 +53,7 @@ def parameter_groups(
         >>> groups = altup.parameter_groups(altup.widen(model), lr=5e-5, weight_decay=0.01)
         >>> optimizer = torch.optim.AdamW(groups)
         >>> [(group["lr"], group["weight_decay"]) for group in groups]
-        [(5e-05, 0.01), (5e-05, 0.0), (0.005, 0.0)]
+        [(5e-05, 0.01), (5e-05, 0.0), (0.0005, 0.0)]
     """
     check_range("lr", lr, 0, float("inf"))
     check_range("weight_decay", weight_decay, 0, float("inf"))
