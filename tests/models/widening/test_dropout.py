@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -69,3 +70,26 @@ def test_one_mask_for_all_blocks():
     torch.testing.assert_close(first[first != 0], torch.full_like(first[first != 0], 2.0))
     assert torch.equal(dropout.eval()(torch.ones(5, 24)), torch.ones(5, 24))
     assert (dropout.train()(torch.ones(5, 8)) == 0).any()  # what is not the wide state is dropped as ever
+
+
+def test_a_dropout_that_is_a_function_is_told():
+    """It cannot be given one mask for all blocks. Those inside the layers, and of 0, are no matter."""
+    sizes = {"d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "encoder_layers": 2, "decoder_layers": 2}
+    sizes |= {
+        "vocab_size": 60,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "activation_dropout": 0.1,
+    }
+
+    def bart(p):
+        return hf.BartForConditionalGeneration(hf.BartConfig(**sizes, dropout=p)).eval()
+
+    with pytest.warns(UserWarning, match=r"drops of each block for itself .* with p=0\.3"):
+        altup.widen(bart(0.3), "altup")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        altup.widen(bart(0.0), "altup")
+        altup.widen(bart(0.3), "recycled")
+        altup.widen(MODELS["gpt2"](), "altup")
+    assert nn.functional.dropout.__module__ == "torch.nn.functional"

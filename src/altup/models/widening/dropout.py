@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -42,3 +47,31 @@ def separate_masks(model: nn.Module, plan: WideningPlan) -> None:
         if isinstance(module, BlockDropout):
             module.__class__ = nn.Dropout  # type: ignore[assignment]
             del module.num_blocks, module.wide
+
+
+@contextmanager
+def functional_dropouts(model: nn.Module, plan: WideningPlan, widths: set[int]) -> Iterator[list[float]]:
+    """While the model runs, note the probabilities of dropouts that are functions and not modules, and that the
+    wide state goes through outside of the layers: they draw a mask for every block."""
+    found: list[float] = []
+    inside: list[nn.Module] = []  # of layers and modules, whose own dropouts are no matter here
+    drop = nn.functional.dropout
+
+    @functools.wraps(drop)
+    def noting(state: Any, p: float = 0.5, *args: Any, **options: Any) -> Any:
+        width = state.shape[-1] / plan.num_blocks if isinstance(state, Tensor) and state.dim() else None
+        if p and width in widths and not inside:
+            found.append(p)
+        return drop(state, p, *args, **options)
+
+    parts = [layer for stack in plan.stacks for layer in plan.wide_layers(model, stack).values()]
+    parts += [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    handles = [part.register_forward_pre_hook(lambda module, args: inside.append(module)) for part in parts]
+    handles += [part.register_forward_hook(lambda module, args, output: inside.remove(module)) for part in parts]
+    nn.functional.dropout = noting  # type: ignore[assignment]
+    try:
+        yield found
+    finally:
+        nn.functional.dropout = drop
+        for handle in handles:
+            handle.remove()

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from altup.core.errors import UserError
 from altup.models.config import AltUpConfig
 from altup.models.widening.blocks import UnfitError, unwatch, watch_stack
-from altup.models.widening.dropout import separate_masks, share_masks
+from altup.models.widening.dropout import functional_dropouts, separate_masks, share_masks
 from altup.models.widening.further import grow
 from altup.models.widening.layer import (
     Place,
@@ -163,7 +163,7 @@ def _try(
     try:
         _widen_entries(model, plan, entries)
         widen_layers(model, plan)
-        with widening_readers(model, plan, widths):
+        with widening_readers(model, plan, widths), functional_dropouts(model, plan, widths) as dropouts:
             run(model, checks[0][0])
         share_masks(model, plan)
         # Once more: a matrix widened in the middle of a run may have read a narrow tensor before.
@@ -180,6 +180,13 @@ def _try(
             f"with {_some(plan.repeated) or 'its layers'} widened it fails: {told(error)}",
             recycle=not plan.recycled,
         ) from error
+    if dropouts and not plan.recycled:
+        warnings.warn(
+            f"widen: in training {type(model).__name__} drops of each block for itself (a call of "
+            f"torch.nn.functional.dropout with p={dropouts[0]:g}), which is noise between the blocks; build the "
+            "model with a dropout of 0, or take method='recycled'",
+            stacklevel=3,
+        )
 
 
 def narrow(model: PreTrainedModel) -> PreTrainedModel:
