@@ -124,6 +124,15 @@ def test_under_autocast():
     assert off["ours"] < 1.05 * off["theirs"]
 
 
+@torch.no_grad()
+def test_under_autocast_a_bfloat16_model_stays_one():
+    model = tiny_gemma(layers=2).bfloat16().eval()
+    ours = accelerated(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states = [one(**batch(), output_hidden_states=True).hidden_states for one in (model, ours)]
+    assert [s.dtype for s in states[1]] == [s.dtype for s in states[0]]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing(reentrant):
     model = tiny_gemma(altup_coef_clip=0.2, num_kv_shared_layers=0)

@@ -43,7 +43,8 @@ class FusedNorm(Fused):
         fits = hidden_states.dtype in FUSED_DTYPES and (weight is None or weight.dtype == hidden_states.dtype)
         if not (fits and (self.implementation == "plain" or runs_triton(hidden_states.device))):
             return super().forward(hidden_states)
-        return F.rms_norm(hidden_states, hidden_states.shape[-1:], weight, self.eps)
+        normed = F.rms_norm(hidden_states, hidden_states.shape[-1:], weight, self.eps)
+        return normed.to(hidden_states.dtype)  # which autocast may have made float32
 
 
 class FusedMLP(Fused):
