@@ -64,7 +64,7 @@ class GatedFeedForward(Fp8Maps):
 
     def forward(self, x: Tensor, bound: Bound | None = None) -> Tensor:
         low = self.in_fp8("feed_forward")
-        if low and not self.dropout:
+        if low and self.fused_fp8 and not self.dropout:
             weights = self.wi_0.weight, self.wi_1.weight, self.wo.weight
             if fits_fp8(x, *weights):
                 return fp8_feed_forward(x, *weights, bound=None if bound is None else bound())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from altup.core.errors import UserError
 from altup.kernels.fp8 import check_fp8, fits_fp8, fp8_linear
+from altup.kernels.fp8.self_test import fused_works, products_work
 
 # Of attention: what makes queries, keys and values; the map behind it; keys and values of an encoder's output.
 # And the feed-forward.
@@ -25,30 +27,52 @@ class Fp8Maps(nn.Module):
     """A module whose linear maps may be computed in fp8 in training: `fp8` holds the kinds that are."""
 
     fp8: frozenset[str] = frozenset()
+    fused_fp8: bool = True  # whether the kernels of the feed-forward are right on this device
 
     def in_fp8(self, kind: str) -> bool:
         return self.training and kind in self.fp8
 
 
-def use_fp8(model: nn.Module, kinds: Collection[str] = KINDS) -> int:
+def use_fp8(model: nn.Module, kinds: Collection[str] = KINDS, device: torch.device | None = None) -> int:
     """Compute linear maps of a model's layers in fp8, in training; gives the number of modules.
 
     Not where they are wrapped, as an adapter does, or watched by hooks. Evaluation stays in 16 bits. Without kinds
     everything goes back to 16 bits.
+
+    On a GPU small maps are tried first, beside float64. Where the kernels of the feed-forward are wrong, plain maps
+    make it, and where those are wrong, it is a UserError. `device` is where the model will run, if not where it is.
     """
+    fused = not kinds or _try_device(device or next(model.parameters()).device)
     number = 0
     for module in model.modules():
         if isinstance(module, Fp8Maps):
             bare = all(is_bare(part, bias=getattr(part, "bias", None) is not None) for part in module.children())
             module.fp8 = frozenset(kinds) if bare else frozenset()
+            module.fused_fp8 = fused
             number += bool(module.fp8)
     return number
+
+
+def _try_device(device: torch.device) -> bool:
+    """Whether the fused kernels may be used; UserError where no product in fp8 is right."""
+    if device.type != "cuda":
+        return True
+    if not products_work(device):
+        name = torch.cuda.get_device_name(device)
+        raise UserError(
+            f"precision='fp8' computes wrong products on {name}, torch {torch.__version__}; take 'bf16'"
+        )
+    if not fused_works(device):
+        warnings.warn(
+            "fp8: the feed-forward's own kernels are wrong on this machine: plain ones run", stacklevel=3
+        )
+    return fused_works(device)
 
 
 def enable_fp8(model: nn.Module, device: torch.device) -> None:
     """`use_fp8` for a run, or a UserError where the GPU or the model cannot."""
     check_fp8(device)
-    if not use_fp8(model):
+    if not use_fp8(model, device=device):
         raise UserError(
             f"precision='fp8' is for the layers of altup's own T5, BERT and decoder, and {type(model).__name__} "
             "has none; take 'bf16'"

@@ -162,12 +162,15 @@ def geglu_backward_kernel(
     by_grad = tl.div_rn(1.0, tl.load(grad_scale))
     hidden = (gelu * h1 * by_hidden).to(hidden_transposed.dtype.element_ty)
     tl.store(hidden_transposed + there, tl.trans(hidden), mask=turned)
-    d = d * by_grad
-    d1 = (d * gelu).to(q.dtype.element_ty)
-    tl.store(q + here + n, d1, mask=inside)
+    # Each is computed and rounded twice, in two orders, which a power of two does not change: where one rounded
+    # value is stored in both layouts, ptxas 12.8 takes every fourth byte of the transpose from a register that
+    # holds something else.
+    slope = share + gelu * (1 - share) * slope
+    d1, d0 = d * by_grad * gelu, d * by_grad * h1 * slope
+    tl.store(q + here + n, d1.to(q.dtype.element_ty), mask=inside)
+    tl.store(q + here, d0.to(q.dtype.element_ty), mask=inside)
     # h's gradients lie side by side in a row, and one below the other where it is transposed.
     n_rows = n.to(tl.int64) * m
-    tl.store(transposed + there + n_rows, tl.trans(d1), mask=turned)
-    d0 = (d * h1 * (share + gelu * (1 - share) * slope)).to(q.dtype.element_ty)
-    tl.store(q + here, d0, mask=inside)
-    tl.store(transposed + there, tl.trans(d0), mask=turned)
+    d1, d0 = d * (by_grad * gelu), d * (by_grad * h1) * slope
+    tl.store(transposed + there + n_rows, tl.trans(d1.to(q.dtype.element_ty)), mask=turned)
+    tl.store(transposed + there, tl.trans(d0.to(q.dtype.element_ty)), mask=turned)

@@ -1,0 +1,52 @@
+"""A small feed-forward in fp8 beside float64, on the device that is to train.
+
+A compiler may be wrong about a kernel: ptxas 12.8 was (`geglu_backward_kernel`).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from altup.kernels.fp8.functions import FeedForward, LinearMaps
+
+ALLOWED = 0.2  # rounding alone gives up to 0.1
+
+
+@functools.cache
+def products_work(device: torch.device) -> bool:
+    """Whether linear maps in fp8 and their gradients are what they should be."""
+    x, wi_0, wi_1, _, grad = _problem(device)
+    with torch.enable_grad():
+        got = torch.autograd.grad(LinearMaps.apply(x, None, wi_0, wi_1), [x, wi_0, wi_1], [grad, grad.flip(0)])
+        exact = [t.detach().double().requires_grad_() for t in (x, wi_0, wi_1)]
+        out = [exact[0] @ weight.t() for weight in exact[1:]]
+        want = torch.autograd.grad(out, exact, [grad.double(), grad.flip(0).double()])
+    return _agree(got, want)
+
+
+@functools.cache
+def fused_works(device: torch.device) -> bool:
+    """The same for the feed-forward, whose kernels are of their own."""
+    *inputs, grad = _problem(device)
+    with torch.enable_grad():
+        got = torch.autograd.grad(FeedForward.apply(inputs[0], None, *inputs[1:]), inputs, grad)
+        x, wi_0, wi_1, wo = exact = [t.detach().double().requires_grad_() for t in inputs]
+        out = (F.gelu(x @ wi_0.t(), approximate="tanh") * (x @ wi_1.t())) @ wo.t()
+        want = torch.autograd.grad(out, exact, grad.double())
+    return _agree(got, want)
+
+
+def _problem(device: torch.device) -> list[Tensor]:
+    """x, three weights and a gradient, 128 × 128 each, drawn without touching anyone's random numbers."""
+    generator = torch.Generator().manual_seed(0)
+    x, *weights, grad = (torch.randn(128, 128, generator=generator) for _ in range(5))
+    made = [x, *(weight * 128**-0.5 for weight in weights), 1e-5 * grad]
+    return [t.to(device, torch.bfloat16).requires_grad_() for t in made[:4]] + [made[4].to(device, torch.bfloat16)]
+
+
+def _agree(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> bool:
+    return all(bool((a.double() - b).norm() <= ALLOWED * b.norm()) for a, b in zip(got, want, strict=True))
