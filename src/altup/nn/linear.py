@@ -39,8 +39,9 @@ def use_fp8(model: nn.Module, kinds: Collection[str] = KINDS, device: torch.devi
     Not where they are wrapped, as an adapter does, or watched by hooks. Evaluation stays in 16 bits. Without kinds
     everything goes back to 16 bits.
 
-    On a GPU small maps are tried first, beside float64. Where the kernels of the feed-forward are wrong, plain maps
-    make it, and where those are wrong, it is a UserError. `device` is where the model will run, if not where it is.
+    On a GPU small maps are tried first, beside float64. Where the kernels of the feed-forward are wrong, it is
+    made of plain maps; where those are wrong, it is a UserError. `device` is where the model will run, if not where
+    it is.
     """
     fused = not kinds or _try_device(device or next(model.parameters()).device)
     number = 0
