@@ -40,8 +40,8 @@ def use_fp8(model: nn.Module, kinds: Collection[str] = KINDS, device: torch.devi
     everything goes back to 16 bits.
 
     On a GPU small maps are tried first, beside float64. Where the kernels of the feed-forward are wrong, it is
-    made of plain maps; where those are wrong, it is a UserError. `device` is where the model will run, if not where
-    it is.
+    made of plain maps; where those are wrong, it is a UserError. `device` is where the model will run, by default
+    where it is.
     """
     fused = not kinds or _try_device(device or next(model.parameters()).device)
     number = 0
