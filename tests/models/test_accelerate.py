@@ -55,6 +55,7 @@ def test_asked_for_layers_are_compiled_and_copies_are_their_own(build, layers):
     assert all(part._compiled_call_impl is first[name] for name, part in model.named_modules())
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert not compiled_parts(other)  # compiled code is bound to the layers that it was made for
+        assert layers <= set(compiled_parts(altup.accelerate(other, compile=True)))
     altup.decelerate(model)
     assert not compiled_parts(model)
     assert not hasattr(model, module.COMPILED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -168,6 +169,35 @@ def test_stand_ins_share_memory_and_nothing_of_autograd():
         assert model.lm_head.weight is model.encoder.embed_tokens.weight
     after = dict(model.named_parameters(remove_duplicate=False))
     assert all(after[name] is parameter for name, parameter in before.items())
+
+
+def test_a_recorded_model_inside_another(pair):
+    """As an adapter's: the inner one's calls are part of what the outer one records."""
+    plain, model = pair
+    outer = torch.nn.Sequential(OrderedDict(model=model))
+    outer.forward = lambda **inputs: model(**inputs)
+    outer._compiled_call_impl = RecordedCalls(outer, with_gradients=True)
+    for inputs in batches(LAUNCHED + 2):
+        model(**inputs).loss.backward()
+    for inputs in batches(LAUNCHED + 2):
+        for one in (plain, outer):
+            one.zero_grad()
+            one(**inputs).loss.backward()
+    assert recordings(outer)
+    for one, other in zip(plain.parameters(), outer.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    altup.decelerate(outer)
+    assert outer._compiled_call_impl is None
+    assert model._compiled_call_impl is None
+
+
+def test_accelerating_again_takes_the_new_options(pair):
+    _, model = pair
+    inputs = next(batches(1))
+    assert altup.accelerate(model, record=True, head=False)(**inputs).logits is not None
+    calls = model._compiled_call_impl
+    assert altup.accelerate(model, record=True, head=False)._compiled_call_impl is calls
+    assert altup.accelerate(model, record=False)._compiled_call_impl is None
 
 
 def test_a_copy_is_not_recorded(pair):

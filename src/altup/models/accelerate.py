@@ -87,17 +87,35 @@ def accelerate(
     elif device.type != "cuda":
         warn_once(f"altup.accelerate: layers are compiled on a CUDA GPU, not on {device}, so the plain code runs")
     wanted = compile if compile is not None else device.type == "cuda" and not _has_gemma3n(model)
-    if wanted and not getattr(model, COMPILED, False):
+    if wanted and not _has_compiled_layers(model):
         compile_layers(model, ends=False, dynamic=None)
         setattr(model, COMPILED, True)
-    calls = model._compiled_call_impl
-    wanted = record if record is not None else device.type == "cuda" and _is_one_of_ours(model)
-    if wanted and not (isinstance(calls, RecordedCalls) and calls.with_gradients == bool(record)):
-        has_option = "return_logits" in inspect.signature(type(model).forward).parameters
-        model._compiled_call_impl = RecordedCalls(model, head and has_option, with_gradients=bool(record))
-    elif not wanted and isinstance(calls, RecordedCalls):
-        model._compiled_call_impl = None
+    _record_calls(model, record, head)
     return model
+
+
+def _has_compiled_layers(model: nn.Module) -> bool:
+    """A copy of a model has the mark, but no compiled code."""
+    parts = (part for part in model.modules() if part is not model)
+    return getattr(model, COMPILED, False) and any(part._compiled_call_impl is not None for part in parts)
+
+
+def _record_calls(model: nn.Module, record: bool | None, head: bool) -> None:
+    """See `accelerate`. By default a model whose call the user has compiled (`model.compile()`) keeps that."""
+    calls: object = model._compiled_call_impl
+    if record is None:
+        on_gpu = any(p.is_cuda for p in model.parameters())
+        wanted = on_gpu and _is_one_of_ours(model) and (calls is None or isinstance(calls, RecordedCalls))
+    else:
+        wanted = record
+    if not wanted:
+        if isinstance(calls, RecordedCalls):
+            model._compiled_call_impl = None
+        return
+    skips_logits = head and "return_logits" in inspect.signature(type(model).forward).parameters
+    options = skips_logits, bool(record)
+    if not (isinstance(calls, RecordedCalls) and (calls.skips_logits, calls.with_gradients) == options):
+        model._compiled_call_impl = RecordedCalls(model, *options)
 
 
 def decelerate(model: Model) -> Model:
@@ -123,10 +141,11 @@ def decelerate(model: Model) -> Model:
         from altup.models.gemma3n import classes
 
         classes.unfuse(model)
-    if isinstance(model._compiled_call_impl, RecordedCalls):
-        model._compiled_call_impl = None
-    if vars(model).pop(COMPILED, False):
-        uncompile_layers(model)
+    for part in model.modules():  # an adapter may have been put around what was accelerated
+        if isinstance(part._compiled_call_impl, RecordedCalls):
+            part._compiled_call_impl = None
+        if vars(part).pop(COMPILED, False):
+            uncompile_layers(part)
     return model
 
 

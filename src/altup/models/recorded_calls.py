@@ -42,7 +42,7 @@ class RecordedCalls:
 
     def __init__(self, model: nn.Module, skips_logits: bool = False, with_gradients: bool = False) -> None:
         self._model = weakref.ref(model)
-        self._skips_logits, self.with_gradients = skips_logits, with_gradients
+        self.skips_logits, self.with_gradients = skips_logits, with_gradients
         self._parts: list[tuple[nn.Module, list[int]]] = []
         self._parameters: list[nn.Parameter] = []
         self._weights: list[Any] = []
@@ -55,9 +55,10 @@ class RecordedCalls:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model: Any = self._model()
-        if self._skips_logits and model.training and kwargs.get("labels") is not None:
+        if self.skips_logits and model.training and kwargs.get("labels") is not None:
             kwargs.setdefault("return_logits", False)
-        key = None if torch.compiler.is_compiling() else self._key(model, args, kwargs)
+        is_part = torch.compiler.is_compiling() or _Recorded.running  # of a graph that someone else records
+        key = None if is_part else self._key(model, args, kwargs)
         if key is None or not self._may_replay(key):
             result = model._call_impl(*args, **kwargs)
             if key is not None and not all(isinstance(x, (Tensor, *PLAIN)) for x in pytree.tree_leaves(result)):
@@ -170,6 +171,8 @@ class _Recorded:
     `parameters` are those that get gradients: none where no gradients are wanted.
     """
 
+    running = False  # whether a forward pass is recorded, or made again on a CPU, in this process
+
     def __init__(
         self, model: nn.Module, args: Any, kwargs: Any, parameters: Sequence[nn.Parameter], pool: Any
     ) -> None:
@@ -216,8 +219,12 @@ class _Recorded:
     def _run_forward(self) -> None:
         model: Any = self._model()
         args, kwargs = pytree.tree_unflatten(self._leaves, self._structure)
-        with stand_ins(model) as self._stand_ins:
-            answer = model._call_impl(*args, **kwargs)
+        _Recorded.running = True
+        try:
+            with stand_ins(model) as self._stand_ins:
+                answer = model._call_impl(*args, **kwargs)
+        finally:
+            _Recorded.running = False
         leaves, self._answer = pytree.tree_flatten(answer)
         self._kinds = [(True, None) if isinstance(leaf, Tensor) else (False, leaf) for leaf in leaves]
         self._way_back = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
