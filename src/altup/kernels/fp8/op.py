@@ -76,8 +76,9 @@ def cast_op(parts: Sequence[Tensor], largest: Tensor, gradient: bool) -> tuple[T
             rows = part if part.stride(1) == 1 else part.contiguous()
             kernels.cast(q[:, begin:end], transposed[begin:end], scale, rows, largest)
         else:
-            low = reference.quantize_reference(part, scale, q.dtype)
-            q[:, begin:end], transposed[begin:end] = low, low.t()
+            low = reference.quantize_reference(part, scale, q.dtype).view(torch.uint8)
+            q.view(torch.uint8)[:, begin:end] = low
+            transposed.view(torch.uint8)[begin:end] = low.t()
         begin = end
     return q, transposed, scale
 
