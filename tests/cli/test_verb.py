@@ -93,6 +93,11 @@ def test_errors_name_options_as_they_were_typed(arguments: tuple[object, ...], t
     assert told in complaint(*arguments)
 
 
+def test_what_was_typed_is_named_once() -> None:
+    """-0.1 is how it was typed and how Python writes the number."""
+    assert complaint(*PRETRAIN, "--lr-factor", "embeddings=-0.1").count("--lr-factor") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [

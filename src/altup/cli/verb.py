@@ -41,11 +41,14 @@ class Verb(TyperCommand):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            text = str(error)
-            for field, value, typed in _typed(self, ctx):
-                named = re.escape(f"{field}={value}")
-                text = typed.join(re.split(rf"(?<![\w.'\"=-]){named}(?![\w.])", text))
-            error.args = (text,)
+            typed: dict[str, str] = {}
+            for field, value, shown in _typed(self, ctx):
+                typed.setdefault(f"{field}={value}", shown)
+            if typed:
+                # All at once: what was typed, `--set d_ff=0`, is named like a setting itself.
+                names = "|".join(map(re.escape, sorted(typed, key=len, reverse=True)))
+                named = rf"(?<![\w.'\"=-])({names})(?![\w.])"
+                error.args = (re.sub(named, lambda found: typed[found[1]], str(error)),)
             raise
 
 

@@ -111,8 +111,8 @@ def build_optimizer(
     parts, blocks = parts_of(model), blocks_of(model, muon_by)
     if factors.get("coefficients", 1.0) != 1 and "coefficients" not in parts.values():
         raise UserError(
-            f"lr_factors: coefficients={factors['coefficients']:g}: {type(model).__name__} has no coefficients of "
-            "AltUp, for its state is not wide; leave it out, or widen the model"
+            f"lr_factors.coefficients={factors['coefficients']:g}: {type(model).__name__} has no coefficients of "
+            "AltUp; leave it out, or take a method that has them"
         )
     for n, p in model.named_parameters():
         if not p.requires_grad:
