@@ -21,7 +21,8 @@ class FlatGradients:
     all ranks up, and `give` makes `p.grad` a view of them for the update. The buffers never move, so that one CUDA
     graph may end with `take` and another begin behind `give`; `exchange` runs between the two.
 
-    A parameter that a rank's passes did not reach has the gradient zero there.
+    A parameter that a rank's passes did not reach has the gradient zero there. (One that no rank's reach is left
+    alone by a single process, and has its weight decay here.)
     """
 
     def __init__(self, model: nn.Module) -> None:
