@@ -195,7 +195,11 @@ def test_sweeps_are_shown_and_merged_before_there_are_results(
     sweep = json.loads(path.read_text())
     path.write_text(json.dumps({**sweep, "chosen": None}))
     best = min(loss for _, loss, _ in sweep["runs"])
-    merge(begun, tmp_path / "merged")
+    merged = CliRunner().invoke(app, ["study", "merge", str(begun), "--into", str(tmp_path / "merged")])
+    assert merged.stdout.startswith("0 results, ")
+    assert "and 2 sweeps are now in" in merged.stdout
+    assert CliRunner().invoke(app, ["study", "table", "--results", str(begun), "--scale", "other"]).exit_code
+    assert CliRunner().invoke(app, ["study", "table", "nonsense", "--results", str(begun)]).exit_code
     for folder in (begun, tmp_path / "merged"):
         shown = CliRunner().invoke(app, ["study", "table", "--results", str(folder)])
         assert (shown.exit_code, f"{best:.3f}" in shown.stdout, "so far" in shown.stdout) == (0, True, True)

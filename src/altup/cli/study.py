@@ -288,7 +288,7 @@ def print_tables(
     form = form or ("table" if sys.stdout.isatty() else "markdown")
     check_choice("format", form, FORMATS)
     folders = _folders(results)
-    if begun := _sweeps_without_results(folders):
+    if begun := _sweeps_without_results(folders, names or [], scale):
         typer.echo(text_sweeps(begun))
         _say("no results yet, only sweeps: the same `altup study run` goes on")
         return
@@ -313,13 +313,19 @@ def print_tables(
         _say(f"not run: {', '.join(absent)}; run what is missing: {again}")
 
 
-def _sweeps_without_results(folders: list[Path]) -> dict[tuple[str, str], dict[str, Any]]:
-    """(model, its scale) → the sweep, where nothing but sweeps has been run."""
+def _sweeps_without_results(
+    folders: list[Path], names: list[str], scale: str | None
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """(model, its scale) → the sweep, where nothing but sweeps has been run. A sweep belongs to no study alone."""
     from altup.studies.results import read_results, read_sweeps
+    from altup.studies.study import find_study
 
     if any(map(read_results, folders)):
         return {}
-    return {(sweep["model"], sweep["scale"]): sweep for folder in folders for sweep in read_sweeps(folder)}
+    for name in names:
+        find_study(name)
+    sweeps = [sweep for folder in folders for sweep in read_sweeps(folder)]
+    return {(sweep["model"], sweep["scale"]): sweep for sweep in sweeps if scale in (None, sweep["scale"])}
 
 
 def _warn_of_lost_records(report: StudyReport) -> None:
@@ -349,10 +355,12 @@ def merge_results(
     target: Annotated[Path, typer.Option("--into", help="The folder that collects them.")],
 ) -> None:
     """Add the results of one folder to another, so that runs of several machines and days make one report."""
-    from altup.studies.results import merge
+    from altup.core.text import number_of
+    from altup.studies.results import merge, read_sweeps
 
     found, records = merge(source, target)
-    typer.echo(f"{found} results and {records} run records are now in {target}")
+    sweeps = number_of(len(read_sweeps(source)), "sweep")
+    typer.echo(f"{found} results, {records} run records and {sweeps} are now in {target}")
 
 
 def _say(text: str) -> None:
