@@ -202,6 +202,14 @@ def test_a_part_moves_at_its_own_rate(name, rate):
         torch.testing.assert_close(moved[n], expected, rtol=1e-5, atol=1e-7, msg=n)
 
 
+def test_a_model_of_others_has_no_heads_that_are_known():
+    """Its matrices would silently stay whole."""
+    other = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    with pytest.raises(UserError, match="muon_by='head' is for the layers of altup's own .* Sequential has none"):
+        build_optimizer("muon", other, lr=0.1, muon_by="head")
+    build_optimizer("muon", other, lr=0.1)
+
+
 def test_factors_that_make_no_sense_are_refused():
     with pytest.raises(UserError, match="lr_factors='heads' is not known"):
         build_optimizer("muon", tiny(), lr=0.1, lr_factors={"heads": 1.0})
