@@ -76,8 +76,8 @@ def blocks_of(model: nn.Module, muon_by: str) -> dict[Tensor, Block]:
             cut(next((units for units in HIDDEN if hidden % units == 0), hidden), into, out_of)
     if muon_by != "matrix" and not found:
         raise UserError(
-            f"muon_by={muon_by!r} is for the layers of altup's own T5, BERT and decoder, and {type(model).__name__} "
-            "has none; leave it at 'matrix'"
+            f"muon_by={muon_by!r} is for the layers of altup's own T5, BERT and decoder, and "
+            f"{type(model).__name__} has none; leave it at 'matrix'"
         )
     return {p: block for p, block in found.items() if tuple(p.shape) != block}
 
