@@ -13,6 +13,7 @@ import altup
 from altup import AltUpT5ForConditionalGeneration
 from altup.models.recorded_decoding import free_memory, is_hooked
 from altup.models.t5 import generation
+from altup.models.t5.kept_decoding import can_keep
 from tests.models.helpers import batch, tiny_t5
 
 
@@ -80,6 +81,8 @@ def test_what_is_kept_decodes_other_batches_of_the_same_shape(method):
         want = decode(model, {"input_ids": rows, "attention_mask": mask}, limit, ends)
         assert torch.equal(found, want), number
     assert [decoding is None for decoding in kept.values()] == [False, True]
+    assert can_keep(model)
+    assert not can_keep(model.train())  # whose dropout a kept step would leave out
 
 
 def test_goes_on_behind_given_tokens():

@@ -1,4 +1,4 @@
-"""Adapters, hooks and patches on projections whose weights we otherwise take from under them."""
+"""Adapters, hooks and patches on projections and norms whose weights we otherwise take from under them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from altup.nn import LayerNorm, RMSNorm
 from altup.nn.linear import is_bare
 from tests.models.helpers import batch, tiny, tiny_t5
 
@@ -68,6 +69,19 @@ def test_training_reads_the_memory_as_evaluation_does(change):
     want = model(**data).loss
     assert not torch.allclose(want, unchanged, rtol=1e-3)
     torch.testing.assert_close(model.train()(**data).loss, want)
+
+
+@pytest.mark.parametrize("family", ["t5", "bert", "decoder"])
+def test_norms_may_be_wrapped(family):
+    """As PEFT's LN tuning does: whoever takes its place has a forward, and nothing else of a norm."""
+    model = tiny_t5("altup") if family == "t5" else tiny(family, "altup")
+    data = batch(family)
+    want = model(**data).loss
+    for module in list(model.modules()):
+        for name, part in list(module.named_children()):
+            if isinstance(part, RMSNorm | LayerNorm):
+                setattr(module, name, nn.Sequential(part))
+    assert torch.equal(model(**data).loss, want)
 
 
 def test_plain_projections_are_bare():

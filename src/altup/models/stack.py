@@ -22,6 +22,7 @@ from altup.nn import (
     Sum,
 )
 from altup.nn.dynamic import DynamicUpdate
+from altup.nn.layers import bound_of
 from altup.nn.sequence import SequenceUpdate
 
 Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, tokens, d]
@@ -135,7 +136,7 @@ class PreNormLayer(GradientCheckpointingLayer):
     def _add_feed_forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """x + feed-forward or, where the update rule does this last addition, x and what is to be added."""
         normed = self.feed_forward_norm(x)
-        update = self.feed_forward(normed, self.feed_forward_norm.bound)
+        update = self.feed_forward(normed, bound_of(self.feed_forward_norm))
         if self.experts is not None:
             update = update + self.experts(normed)
         update = self._drop(update)

@@ -35,6 +35,11 @@ class RMSNorm(nn.Module):
         return self.weight.detach().abs().amax() * self.weight.shape[0] ** 0.5
 
 
+def bound_of(norm: nn.Module) -> Bound | None:
+    """What no number of a norm's output exceeds; unknown where an adapter has taken its place."""
+    return norm.bound if isinstance(norm, RMSNorm) else None
+
+
 class LayerNorm(nn.LayerNorm):
     """(x − mean) / √(variance + ε) · weight + bias. Under autocast, torch's own would give back float32."""
 

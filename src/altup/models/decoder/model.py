@@ -19,7 +19,7 @@ from altup.models.masks import causal_mask, check_segments, packed_mask, segment
 from altup.models.stack import Blocks, LayerInputs, LayerStack, PreNormLayer, build_experts, build_rule
 from altup.nn import RMSNorm
 from altup.nn.attention import GroupedAttention
-from altup.nn.layers import SwiGLU
+from altup.nn.layers import SwiGLU, bound_of
 from altup.nn.positions import rotation
 
 __all__ = ["AltUpCausalLMOutput", "AltUpDecoderForCausalLM", "AltUpDecoderModel"]
@@ -63,7 +63,7 @@ class DecoderLayer(PreNormLayer):
         Gives x after both updates or, where the rule does the last addition, x before the last one and that.
         """
         norm = self.attention_norm
-        attended = self.attention(norm(x), mask, rotation, past_key_values, causal=True, bound=norm.bound)
+        attended = self.attention(norm(x), mask, rotation, past_key_values, causal=True, bound=bound_of(norm))
         x = x + self._drop(attended)
         return self._add_feed_forward(x)
 

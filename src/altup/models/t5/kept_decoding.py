@@ -27,8 +27,8 @@ ALIGNED = 8  # places of a cache: attention copies a bias whose rows are of othe
 
 
 def can_keep(model: Any) -> bool:
-    """Whether the decoder is made of plain parts, whose weights may be taken for them."""
-    return all(_is_plain(layer) for layer in model.decoder.layers)
+    """Whether the decoder is made of plain parts, whose weights may be taken for them, and drops nothing."""
+    return not model.training and all(_is_plain(layer) for layer in model.decoder.layers)
 
 
 def _is_plain(layer: Any) -> bool:

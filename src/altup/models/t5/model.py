@@ -23,6 +23,7 @@ from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.generation import ReplayedGeneration
 from altup.nn import Attention, AveragePooling, GatedFeedForward, RelativeBias, RMSNorm
 from altup.nn.attention import EVERYTHING, Projected, Seen, can_share_memory, project_memory
+from altup.nn.layers import bound_of
 from altup.nn.sequence import refuse_left_padding
 
 __all__ = ["AltUpSeq2SeqLMOutput", "AltUpT5EncoderModel", "AltUpT5ForConditionalGeneration"]
@@ -76,7 +77,7 @@ class T5Layer(PreNormLayer):
             seen,
             cache=own_cache,
             constant_beyond=constant_beyond,
-            bound=self.attention_norm.bound,
+            bound=bound_of(self.attention_norm),
         )
         x = x + self._drop(attended)
         if self.cross_attention is not None and self.cross_norm is not None:
@@ -87,7 +88,7 @@ class T5Layer(PreNormLayer):
                 memory,
                 cache=None if cache is None else cache.cross_attention_cache,
                 cached=cache is not None and bool(cache.is_updated.get(self.index)),
-                bound=self.cross_norm.bound,
+                bound=bound_of(self.cross_norm),
             )
             if cache is not None:
                 cache.is_updated[self.index] = True
