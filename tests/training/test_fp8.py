@@ -50,12 +50,12 @@ def test_a_run_in_another_precision_is_another_run() -> None:
 
 
 @pytest.mark.gpu
-def test_a_recorded_step_on_a_gpu_resumes_exactly_and_learns(tmp_path: Path) -> None:
+def test_a_recorded_step_on_a_gpu_repeats_exactly_and_learns(tmp_path: Path) -> None:
     group = ProcessGroup(0, 1, torch.device("cuda", 0))
     fields = {"d_model": 64, "d_ff": 128, "d_kv": 32}
     settings = {"process_group": group, "steps": 60, "eval_every": 60, "save_every": 30, "model": fields}
     for precision in ("bf16", "fp8"):
         run(tmp_path / precision, precision=precision, **settings)
     assert abs(last_loss(tmp_path / "fp8") - last_loss(tmp_path / "bf16")) < 0.2
-    run(tmp_path / "cut", precision="fp8", **{**settings, "steps": 60})
-    assert_same_run(tmp_path / "fp8", tmp_path / "cut", 60)
+    run(tmp_path / "again", precision="fp8", **settings)
+    assert_same_run(tmp_path / "fp8", tmp_path / "again", 60)
