@@ -43,8 +43,8 @@ def accelerate(
         model: A model of one of these kinds, or one that contains it.
         implementation: Of Gemma 3n's parts: `auto` takes the kernels where they can run and the original code
             elsewhere, `triton` requires the kernels, `plain` takes our formulas in plain PyTorch.
-        head: Whether the loss in training is computed without holding the logits, of Gemma 3n and of our models.
-            The output's `logits` is then None in training, where labels are given.
+        head: Whether the loss in training is computed without holding the logits, of Gemma 3n and, unless `record`
+            is off, of our models. The output's `logits` is then None in training, where labels are given.
         compile: Whether layers are compiled. By default those of our models and of widened ones are, on a GPU, and
             those of Gemma 3n are not.
         record: Whether passes are replayed as CUDA graphs. By default those of our models are, on a GPU, that need
