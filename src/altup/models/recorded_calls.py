@@ -21,6 +21,7 @@ from altup.kernels.cuda_graph import record, warm_up
 
 LAUNCHED = 2  # calls of one kind before one is recorded: they compile, and a shape may never come again
 MOST = 16  # kinds of calls that are recorded
+REMEMBERED = 1000  # kinds of calls that are counted: lengths may never come again
 PLAIN = (bool, int, float, str, torch.dtype, type(None))
 
 
@@ -80,8 +81,12 @@ class RecordedCalls:
         waiting = self._waiting() if self._waiting is not None else None
         if key in self._never or (waiting is not None and not waiting.is_done):
             return False
-        self._seen[key] += key not in self._recorded
-        return key in self._recorded or (self._seen[key] > LAUNCHED and len(self._recorded) < MOST)
+        if key in self._recorded or len(self._recorded) == MOST:
+            return key in self._recorded
+        if len(self._seen) == REMEMBERED:
+            self._seen.clear()
+        self._seen[key] += 1
+        return self._seen[key] > LAUNCHED
 
     def decodings(self, model: nn.Module) -> dict[Any, Any]:
         """A place for what a model has recorded to decode; empty once weights have moved."""
