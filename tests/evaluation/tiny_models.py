@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +206,15 @@ def save_our_bert(folder: Path, method: str = "altup") -> Path:
     config = AltUpBertConfig.from_preset("tiny", method, k=2, max_position_embeddings=256, **shape)
     AltUpBertForMaskedLM(config).save_pretrained(folder)
     return folder
+
+
+def made_when_asked(makers: dict[str, Callable[[Path], Path]], root: Path) -> Callable[[str], Path]:
+    """A model's folder below `root` by its name, made when it is first asked for."""
+    made: dict[str, Path] = {}
+
+    def find(name: str) -> Path:
+        if name not in made:
+            made[name] = makers[name](root / name.replace(" ", "-"))
+        return made[name]
+
+    return find

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from altup.finetuning.packing import Sizes, Usual
 from tests.evaluation.tiny import made_up_words
 from tests.evaluation.tiny_models import (
     byte_level,
+    made_when_asked,
     save_bloom,
     save_decoder,
     save_gpt2,
@@ -44,7 +44,6 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A model folder by name, made when it is first asked for."""
-    root, made = tmp_path_factory.mktemp("models"), {}
     makers: dict[str, Callable[[Path], Path]] = {
         "decoder": save_decoder,
         "llama": save_llama,
@@ -54,27 +53,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         "bloom": save_bloom,
     }
 
-    def find(name: str) -> Path:
-        if name not in made:
-            made[name] = makers[name](root / name.replace(" ", "-"))
-        return made[name]
-
+    find = made_when_asked(makers, tmp_path_factory.mktemp("models"))
     return find
 
 
 def config(model: Path, task: Path, **fields: Any) -> FinetuneConfig:
     return FinetuneConfig(**{"model": str(model), "tasks": [str(task)], **SMALL, **fields})
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight questions whose answers have nothing to do with them."""
-    folder, words = tmp_path_factory.mktemp("tasks") / "pairs", made_up_words()
-    folder.mkdir()
-    lines = [{"input": f"what is {words[i]} {words[i + 9]}?", "target": words[100 + i]} for i in range(8)]
-    for split in ("train", "validation"):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
 
 
 def rows_of(folder: Path, packing: str | None) -> tuple[Any, list[np.ndarray], dict[str, torch.Tensor]]:

@@ -24,7 +24,7 @@ from altup.finetuning.finetune import finetune
 from altup.finetuning.learning import learning_of
 from altup.finetuning.packing import Sizes, Usual
 from tests.evaluation.tiny import made_up_words
-from tests.evaluation.tiny_models import save_bert, save_our_bert, save_wide
+from tests.evaluation.tiny_models import made_when_asked, save_bert, save_our_bert, save_wide
 from tests.training.compare import assert_same_run, weights
 
 SMALL: dict[str, Any] = {
@@ -36,7 +36,6 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A model folder by name, made when it is first asked for."""
-    root, made = tmp_path_factory.mktemp("models"), {}
 
     def headless(folder: Path) -> Path:
         AutoTokenizer.from_pretrained(find("bert")).save_pretrained(folder)
@@ -50,11 +49,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         "ours": save_our_bert,
     }
 
-    def find(name: str) -> Path:
-        if name not in made:
-            made[name] = makers[name](root / name)
-        return made[name]
-
+    find = made_when_asked(makers, tmp_path_factory.mktemp("models"))
     return find
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from altup.finetuning.learning import learning_of
 from altup.finetuning.learning.seq2seq import Seq2SeqRows
 from altup.finetuning.packing import Sizes, Usual
 from tests.evaluation.tiny import made_up_words
-from tests.evaluation.tiny_models import save_bart, save_t5, save_wide
+from tests.evaluation.tiny_models import made_when_asked, save_bart, save_t5, save_wide
 from tests.training.compare import assert_same_run
 
 SMALL: dict[str, Any] = {
@@ -31,31 +30,16 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A model folder by name, made when it is first asked for."""
-    root, made = tmp_path_factory.mktemp("models"), {}
     makers: dict[str, Callable[[Path], Path]] = {
         "bart": save_bart,
         "wide bart": lambda folder: save_wide(folder, find("bart")),
         "t5": save_t5,
-        "wide t5": lambda folder: save_wide(folder, save_t5(root / "1.1", feed_forward_proj="gated-gelu")),
+        "t5 1.1": lambda folder: save_t5(folder, feed_forward_proj="gated-gelu"),
+        "wide t5": lambda folder: save_wide(folder, find("t5 1.1")),
     }
 
-    def find(name: str) -> Path:
-        if name not in made:
-            made[name] = makers[name](root / name.replace(" ", "-"))
-        return made[name]
-
+    find = made_when_asked(makers, tmp_path_factory.mktemp("models"))
     return find
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight questions whose answers have nothing to do with them."""
-    folder, words = tmp_path_factory.mktemp("tasks") / "pairs", made_up_words()
-    folder.mkdir()
-    lines = [{"input": f"what is {words[i]} {words[i + 9]}?", "target": words[100 + i]} for i in range(8)]
-    for split in ("train", "validation"):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
 
 
 def config(model: Path, task: Path, **fields: Any) -> FinetuneConfig:

@@ -18,15 +18,6 @@ def on_gpu(data):
     return {name: value.cuda() for name, value in data.items()}
 
 
-@pytest.fixture
-def exact_products():
-    """Float32 means float32 here."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 @pytest.mark.usefixtures("exact_products")
 @pytest.mark.parametrize(("K", "active"), [(2, 1), (4, 0), (8, 3)])
 def test_float32(K, active):

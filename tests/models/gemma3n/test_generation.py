@@ -131,15 +131,6 @@ def test_the_loop_is_hugging_faces(options):
 
 
 @pytest.fixture
-def exact_products():
-    """Float32 means float32 here."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
-@pytest.fixture
 def strict():
     """What falls back says so, and here nothing may."""
     errors.TOLD.clear()
