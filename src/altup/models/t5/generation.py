@@ -27,7 +27,7 @@ from altup.models.recorded_decoding import (
     repeatable_attention,
     uncached_autocast,
 )
-from altup.models.t5.kept_decoding import ALIGNED, KeptDecoding, can_keep
+from altup.models.t5.kept_decoding import ALIGNED, KeptDecoding, Prompts, can_keep
 
 EAGER_STEPS = 3  # steps that are run one by one: they warm up what a graph records, and short answers end here
 KEPT = 2  # recordings that an accelerated model keeps: each holds the caches of a batch
@@ -117,16 +117,15 @@ def decode_greedily(
     without a graph.
     """
     given, device = input_ids.shape[1], input_ids.device
-    memory, kind = encoder_outputs[0], device.type
+    prompts, kind = Prompts(input_ids, limit, eos, pad, encoder_outputs[0], attention_mask), device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     with uncached_autocast(device):
         if kept is not None and given == 1 and limit > EAGER_STEPS and can_keep(model):
-            shapes = [None if t is None else (t.shape, t.dtype) for t in (input_ids, memory, attention_mask, eos)]
-            key = (*shapes, limit, pad, autocast, torch.is_inference_mode_enabled())
+            key = (prompts.shapes, autocast, torch.is_inference_mode_enabled())
             if key in kept:
-                decoding = kept.pop(key) or KeptDecoding(model, input_ids, limit, eos, pad, memory, attention_mask)
+                decoding = kept.pop(key) or KeptDecoding(model, prompts)
                 kept[key] = decoding  # the latest one is the last
-                decoding.set_inputs(input_ids, eos, memory, attention_mask)
+                decoding.set_inputs(prompts)
                 decoding.begin()
                 with decoding.stance():
                     done = _go_on(decoding.step, decoding.ended, given, given, limit)
@@ -135,22 +134,14 @@ def decode_greedily(
             while len(kept) > KEPT:
                 kept.pop(next(iter(kept)))
         with torch.compiler.set_stance("force_eager"):
-            return Decoding(model, input_ids, limit, eos, pad, memory, attention_mask).decode_once()
+            return Decoding(model, prompts).decode_once()
 
 
 class Decoding:
     """A batch that is decoded: its caches, its tokens so far, and which rows have ended."""
 
-    def __init__(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        limit: int,
-        eos: Tensor | None,
-        pad: int,
-        memory: Tensor,
-        mask: Tensor | None,
-    ) -> None:
+    def __init__(self, model: Any, prompts: Prompts) -> None:
+        input_ids, limit, eos, pad, memory, mask = prompts
         self.model, self.limit, self.pad = model, limit, pad
         self.eos, self.memory, self.mask = eos, memory, mask
         batch, self.given = input_ids.shape

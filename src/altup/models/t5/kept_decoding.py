@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,23 @@ from altup.nn.positions import distance_bucket
 
 log = logging.getLogger(__name__)
 ALIGNED = 8  # places of a cache: attention copies a bias whose rows are of other lengths
+
+
+class Prompts(NamedTuple):
+    """What is decoded: rows that begin with `input_ids` and have `limit` tokens at most, over the encoder's `memory`."""
+
+    input_ids: Tensor
+    limit: int
+    eos: Tensor | None
+    pad: int
+    memory: Tensor
+    mask: Tensor | None
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        """What two of a kind share."""
+        tensors = (self.input_ids, self.memory, self.mask, self.eos)
+        return (*(None if t is None else (t.shape, t.dtype) for t in tensors), self.limit, self.pad)
 
 
 def can_keep(model: Any) -> bool:
@@ -95,16 +112,8 @@ class KeptDecoding:
     Two graphs: what a call begins with, and a step, which feeds itself.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        limit: int,
-        eos: Tensor | None,
-        pad: int,
-        memory: Tensor,
-        mask: Tensor | None,
-    ) -> None:
+    def __init__(self, model: Any, prompts: Prompts) -> None:
+        input_ids, limit, eos, pad, memory, mask = prompts
         self.model, self.limit, self.pad = model, limit, pad
         self.latest, self.memory = input_ids.clone(), memory.clone()
         self.eos, self.mask = (None if tensor is None else tensor.clone() for tensor in (eos, mask))
@@ -184,10 +193,10 @@ class KeptDecoding:
             self.ended.logical_or_((found[:, None] == self.eos).any(dim=1))
         self.latest.copy_(found[:, None])
 
-    def set_inputs(self, input_ids: Tensor, eos: Tensor | None, memory: Tensor, mask: Tensor | None) -> None:
-        self.latest.copy_(input_ids)
-        self.memory.copy_(memory)
-        if self.eos is not None and eos is not None:
-            self.eos.copy_(eos)
-        if self.mask is not None and mask is not None:
-            self.mask.copy_(mask)
+    def set_inputs(self, prompts: Prompts) -> None:
+        self.latest.copy_(prompts.input_ids)
+        self.memory.copy_(prompts.memory)
+        if self.eos is not None and prompts.eos is not None:
+            self.eos.copy_(prompts.eos)
+        if self.mask is not None and prompts.mask is not None:
+            self.mask.copy_(prompts.mask)
