@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from altup.nn.linear import is_unhooked
+
 CACHE_SHARE = 0.25  # of the free memory, for a cache that has room for the longest text allowed
 
 
@@ -43,10 +45,7 @@ def uncached_autocast(device: torch.device) -> torch.autocast:
 def is_hooked(model: Any) -> bool:
     """Whether someone waits for each call of a module, as accelerate does where a model is spread over devices: a
     replayed step calls none."""
-    return any(
-        module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-        for module in model.modules()
-    )
+    return not all(map(is_unhooked, model.modules()))
 
 
 def fits_memory(numbers: int, dtype: torch.dtype, device: torch.device, free: int) -> bool:

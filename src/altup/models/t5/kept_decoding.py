@@ -27,7 +27,8 @@ ALIGNED = 8  # places of a cache: attention copies a bias whose rows are of othe
 
 
 class Prompts(NamedTuple):
-    """What is decoded: rows that begin with `input_ids` and have `limit` tokens at most, over the encoder's `memory`."""
+    """What is decoded: rows that begin with `input_ids` and get `limit` tokens at most, from the encoder's
+    `memory`."""
 
     input_ids: Tensor
     limit: int
