@@ -83,8 +83,8 @@ def time_products(name: str, m: int, k: int, n: int) -> None:
         off = [distance(functions.product(*factors["dw"], torch.bfloat16, fast), want) for fast in (True, False)]
         cells.append(f"dw off by {off[0]:.1e} ({off[1]:.1e})")
     one = torch.ones(1, device=DEVICE)
-    cells.append(f"cast dy {clock(lambda: op.cast_op([dy], one, True)):.3f}")
-    cells.append(f"largest of dy {clock(lambda: op.largest_op(dy)):.3f}")
+    cells.append(f"cast dy {clock(lambda: op.cast_op([dy], one, dy.dtype, True)):.3f}")
+    cells.append(f"and its largest number {clock(lambda: op.cast_op([dy], None, dy.dtype, True)):.3f}")
     print(f"{name} {m}×{k}×{n} ms bf16 → fast (precise): {'; '.join(cells)}")
 
 
@@ -92,7 +92,7 @@ def time_kernels(name: str, m: int, n: int) -> None:
     """Milliseconds, and bytes moved a second."""
     h, grad, x = random(m, 2 * n), random(m, n), random(m, 768 if not INTERPRETED else n)
     one = torch.ones((), device=DEVICE)
-    low = op.cast_op([x], one.reshape(1), False)[0]
+    low = op.cast_op([x], one.reshape(1), x.dtype, False)[0]
     ms = clock(lambda: op.geglu_op(h))
     print(f"{name} geglu {ms:.3f} ms {_rate(5 * m * n, ms)}")
     for tile in TILES:
@@ -100,7 +100,7 @@ def time_kernels(name: str, m: int, n: int) -> None:
         ms = clock(lambda: op.geglu_backward_op(grad, h, one, one))
         line = f"{name} {tile} geglu backward {ms:.3f} ms {_rate(11 * m * n, ms)}"
         kernels.CAST = tile
-        ms = clock(lambda: op.cast_op([x], one.reshape(1), False))
+        ms = clock(lambda: op.cast_op([x], one.reshape(1), x.dtype, False))
         line += f"; cast {list(x.shape)} {ms:.3f} ms {_rate(4 * x.numel(), ms)}"
         ms = clock(lambda: op.transpose_op(low))
         print(f"{line}; transpose {ms:.3f} ms {_rate(2 * x.numel(), ms)}")

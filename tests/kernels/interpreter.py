@@ -40,8 +40,9 @@ def fewer(few, all):
 
 
 def repair() -> None:
-    """For numpy 2.4 and later, where int() no longer takes an array of one; and rounding to 8 bits, which the
-    interpreter gets wrong where it carries into the exponent: a GPU rounds to the nearest and saturates."""
+    """For numpy 2.4 and later, where int() no longer takes an array of one; and rounding. The interpreter cuts
+    bfloat16 off, and gets 8 bits wrong where it carries into the exponent: a GPU rounds to the nearest and
+    saturates."""
     from triton.runtime import interpreter
 
     patch, convert = interpreter._patch_lang_tensor, interpreter._convert_float
@@ -51,6 +52,8 @@ def repair() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     def convert_float(data, source, target, rounding):
+        if (source.name, target.name) == ("fp32", "bf16"):
+            return torch.from_numpy(data.copy()).bfloat16().view(torch.int16).numpy().view("uint16")
         dtype = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}.get(target.name)
         if dtype is None or source.name != "fp32":
             return convert(data, source, target, rounding)

@@ -192,28 +192,48 @@ def test_old_gpus_are_refused(monkeypatch):
 
 @runs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_kernel_finds_the_largest_number(poisoned, dtype):
-    x = torch.randn(37, 1000, device=DEVICE).to(dtype)
-    x[20, 7] = -9
-    got = op.largest_op(x)
-    assert got.shape == (parts_of(x.numel()),)
-    assert got.amax() == 9
-    x[30, 2] = float("nan")
-    assert op.largest_op(x).isnan().any()
+@pytest.mark.parametrize("tensors", [1, 3])
+def test_the_kernel_finds_the_largest_number(poisoned, dtype, tensors):
+    from altup.kernels.fp8 import triton as kernels
+
+    parts = [torch.randn(37, 1000, device=DEVICE).to(dtype) for _ in range(tensors)]
+    out = torch.empty(tensors, parts_of(37_000, tensors), device=DEVICE)
+    for n, part in enumerate(parts):
+        part[20, 7 + n] = -9 - n
+    kernels.largest(out, parts, dtype)
+    assert out.amax(1).tolist() == [9 + n for n in range(tensors)]
+    parts[-1][30, 2] = float("nan")
+    kernels.largest(out, parts, dtype)
+    assert out[-1].isnan().any()
+    assert not out[:-1].isnan().any()
 
 
 @runs_kernel
 @pytest.mark.parametrize("gradient", [False, True])
-def test_the_kernel_casts_to_both_layouts(poisoned, gradient):
-    parts = [
-        torch.randn(80, 48, device=DEVICE).bfloat16(),
-        torch.randn(80, 200, device=DEVICE).bfloat16()[:, :176],
-    ]
+@pytest.mark.parametrize("known", [False, True])
+def test_the_kernel_casts_to_both_layouts(poisoned, gradient, known):
+    """Side by side: two alike, one that is not, and one cut out of a larger matrix."""
+    whole = torch.randn(80, 200, device=DEVICE).bfloat16()
+    parts = [torch.randn(80, 48, device=DEVICE).bfloat16() for _ in range(2)]
+    parts += [torch.randn(80, 80, device=DEVICE).bfloat16(), whole[:, :176]]
     largest = torch.stack([part.abs().amax().float() for part in parts])
-    q, transposed, scale = op.cast_op(parts, largest, gradient)
+    q, transposed, scale = op.cast_op(parts, largest if known else None, torch.bfloat16, gradient)
     dtype = GRADIENT if gradient else VALUE
     assert scale == power_of_two(largest.amax(), dtype)
     want = quantize_reference(torch.cat(parts, dim=1), scale, dtype)
+    assert torch.equal(bits(q), bits(want))
+    assert torch.equal(bits(transposed), bits(want).t())
+
+
+@runs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_casts_weights_one_below_the_other(poisoned, dtype):
+    """Whole tiles and parts of tiles, from masters of 32 bits, which bf16 rounds first."""
+    weights = [torch.randn(m, 192, device=DEVICE).to(dtype) for m in (128, 128, 80)]
+    q, transposed, scale = op.cast_op(weights, None, torch.bfloat16, False, True)
+    whole = torch.cat(weights).bfloat16()
+    assert scale == power_of_two(whole.abs().amax(), VALUE)
+    want = quantize_reference(whole, scale, VALUE)
     assert torch.equal(bits(q), bits(want))
     assert torch.equal(bits(transposed), bits(want).t())
 
@@ -229,7 +249,7 @@ def test_the_casting_kernel_lets_what_is_not_finite_show():
     for value in (float("nan"), float("inf")):
         x = torch.ones(16, 16, device=DEVICE)
         x[3, 5] = value
-        q, _, scale = op.cast_op([x], op.largest_op(x), False)
+        q, _, scale = op.cast_op([x], None, x.dtype, False)
         assert (q.float() * scale)[3, 5].isnan()
 
 
@@ -254,10 +274,12 @@ def test_the_kernels_of_the_feed_forward_compute_the_definition(poisoned):
 def test_operators_are_well_behaved():
     x = torch.randn(16, 32, device=DEVICE).bfloat16()
     one = torch.ones((), device=DEVICE)
-    low = op.cast_op([x], x.abs().amax().float().reshape(1), False)[0]
+    low = op.cast_op([x], None, x.dtype, False)[0]
     library.opcheck(op.product_op, (low, low, one, one, torch.bfloat16, True), test_utils="test_faketensor")
-    library.opcheck(op.largest_op, (x,), test_utils=CHEAP_CHECKS)
-    library.opcheck(op.cast_op, ([x, x], x.abs().amax().float().reshape(1), True), test_utils=CHEAP_CHECKS)
+    library.opcheck(op.cast_op, ([x, x], None, x.dtype, False, True), test_utils=CHEAP_CHECKS)
+    library.opcheck(
+        op.cast_op, ([x, x], x.abs().amax().float().reshape(1), x.dtype, True), test_utils=CHEAP_CHECKS
+    )
     library.opcheck(op.geglu_op, (x,), test_utils=CHEAP_CHECKS)
     library.opcheck(op.geglu_backward_op, (x[:, :16].contiguous(), x, one, one), test_utils=CHEAP_CHECKS)
 
@@ -283,28 +305,27 @@ def test_compiled_code_computes_the_same():
         assert distance(a, b) < 0.05  # a border of two roundings is crossed where sums are rounded elsewhere
 
 
+@pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize("kernel", ["largest", "cast", "transpose", "geglu", "geglu_backward"])
-def test_kernels_compile_for_hopper_without_spilling(hopper, kernel):
+def test_kernels_compile_for_hopper_without_spilling(hopper, kernel, even):
     from altup.kernels.fp8 import triton as kernels
 
-    sizes = {"m": "i32", "n": "i32", "x_stride": "i32", "q_stride": "i32", "t_stride": "i32", "numel": "i32"}
-    tile = {"ROWS": kernels.CAST[0], "COLUMNS": kernels.CAST[1], "CHUNK": reference.CHUNK, "BLOCK": 4096}
-    low = "*fp8e5" if kernel == "geglu_backward" else "*fp8e4nv"
-    pointers = {"x": "*bf16", "h": "*bf16", "grad": "*bf16", "hidden_transposed": "*fp8e4nv"}
+    sizes = ("m", "n", "x_stride", "q_stride", "words_stride", "numel")
+    rows, columns, warps = {"cast": kernels.CAST, "transpose": kernels.TRANSPOSE}.get(kernel, kernels.GEGLU)
     arguments = {
-        **sizes, **tile, **pointers, "rounds": "i32", "MOST": 448.0, "NUMBERS": 512,
-        **dict.fromkeys(("out", "scale", "largest", "peaks", "hidden_scale", "grad_scale"), "*fp32"),
-        **dict.fromkeys(("q", "transposed"), low),
+        **dict.fromkeys((*sizes, "rounds", "numbers"), "i32"),
+        **dict.fromkeys(("scale", "largest", "peaks", "hidden_scale", "grad_scale"), "*fp32"),
+        **dict.fromkeys(("words", "hidden_words"), "*i32"), **dict.fromkeys(("h", "grad"), "*bf16"),
+        "ROWS": rows, "COLUMNS": columns, "CHUNK": reference.CHUNK, "BLOCK": 4096, "MOST": 448.0, "NUMBERS": 512,
+        "EVEN": even, "BELOW": even, "HALF": even, "parts": ("*fp32" if even else "*bf16",) * 3,
+        "out": "*u8" if kernel == "transpose" else "*fp32",
+        "q": {"transpose": "*u8", "geglu_backward": "*fp8e5"}.get(kernel, "*fp8e4nv"),
     }  # fmt: skip
-    if kernel == "transpose":
-        arguments |= {"out": "*u8", "q": "*u8"}
     function = getattr(kernels, f"{kernel}_kernel")
-    warps = {"cast": kernels.CAST[2]}.get(kernel, 8)
-    built = hopper.build(
-        function, {n: arguments[n] for n in function.arg_names}, divisible=[*sizes], num_warps=warps
-    )
+    given = {name: arguments[name] for name in function.arg_names}
+    built = hopper.build(function, given, divisible=sizes, num_warps=warps)
     assert not hopper.spills(built)
-    # The stack's register, which nothing here uses: ptxas 12.8 has taken bytes from it (see `geglu_backward`).
+    # The stack's register, which nothing here uses: ptxas 12.8 has taken bytes from it (see `four_bytes`).
     assert len(re.findall(r"\bR1\b", hopper._dump(built, "-sass"))) <= 1
     if kernel not in ("largest", "transpose"):
         assert "cvt.rn.satfinite.e" in built.asm["ptx"]
@@ -317,13 +338,13 @@ def test_products_on_a_gpu_are_those_of_the_definition(tokens):
     x = torch.randn(tokens, 768, device="cuda")
     w = torch.randn(512, 768, device="cuda") / 28
     for dtype, fast in ((torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, False)):
-        a, _, scale_a = op.cast_op([x], x.abs().amax().reshape(1), True)
-        b, _, scale_b = op.cast_op([w], w.abs().amax().reshape(1), False)
+        a, _, scale_a = op.cast_op([x], None, x.dtype, True)
+        b, _, scale_b = op.cast_op([w], None, w.dtype, False)
         got = functions.product(a, b, scale_a, scale_b, dtype, fast)
         want = product_reference(a, b, scale_a, scale_b, torch.float32)
         assert got.dtype == dtype
         assert distance(got, want) < 4e-3
-    low, _, _ = op.cast_op([x], x.abs().amax().reshape(1), False)
+    low, _, _ = op.cast_op([x], None, x.dtype, False)
     rows, columns = torch.rand(tokens, 1, device="cuda") + 0.5, torch.rand(1, 512, device="cuda") + 0.5
     got = functions.product(low, b, rows, columns, torch.bfloat16)
     assert distance(got, product_reference(low, b, rows, columns, torch.float32)) < 4e-3

@@ -6,14 +6,13 @@ is summed over: rows for one product, columns for another.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from altup.kernels.fp8.op import cast_op, geglu_backward_op, geglu_op, largest_op, product_op, transpose_op
+from altup.kernels.fp8.op import cast_op, geglu_backward_op, geglu_op, product_op, transpose_op
 from altup.kernels.fp8.reference import GELU_SLOPE, GRADIENT, SLACK, VALUE, power_of_two, quantize_reference
 
 ROW_GROUPS = 16  # of a matrix's rows, whose number is a multiple of it
@@ -42,9 +41,9 @@ def round_values(x: Tensor, bound: Tensor | None = None) -> Rounded:
     """Activations [m, n]. With a `bound` of their size, compiled code rounds them where it makes them; else it
     finds the largest there."""
     if bound is None:
-        return Rounded(*cast_op([x], _largest([x]), False))
+        return Rounded(*cast_op([x], _largest(x), x.dtype, gradient=False))
     if not torch.compiler.is_compiling():
-        return Rounded(*cast_op([x], bound.float().reshape(1), False))
+        return Rounded(*cast_op([x], bound.float().reshape(1), x.dtype, gradient=False))
     scale = power_of_two(bound, VALUE)
     q = quantize_reference(x, scale, VALUE)
     return Rounded(q, transpose_op(q), scale)
@@ -52,23 +51,18 @@ def round_values(x: Tensor, bound: Tensor | None = None) -> Rounded:
 
 def round_gradients(parts: Sequence[Tensor]) -> Rounded:
     """Gradients [m, nᵢ], side by side."""
-    return Rounded(*cast_op(list(parts), _largest(parts), True))
+    largest = _largest(parts[0]) if len(parts) == 1 else None
+    return Rounded(*cast_op(list(parts), largest, parts[0].dtype, gradient=True))
 
 
 def round_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> Rounded:
     """Weights [nᵢ, k], one below the other, first rounded to the `dtype` that products would else have."""
-    weight = torch.cat([weight.to(dtype) for weight in weights]) if len(weights) > 1 else weights[0].to(dtype)
-    return Rounded(*cast_op([weight], largest_op(weight), False))
+    return Rounded(*cast_op([w.detach() for w in weights], None, dtype, gradient=False, below=True))
 
 
-def _largest(parts: Sequence[Tensor]) -> Tensor:
-    if len(parts) > 1 and not torch.compiler.is_compiling():
-        sizes = list(torch._foreach_norm(list(parts), ord=float("inf")))
-    else:
-        # By rows first, so that compiled code does it where it makes the rows; the cast takes the last step.
-        rows = [part.abs().amax(-1) for part in parts]
-        return functools.reduce(torch.maximum, rows).float().view(ROW_GROUPS, -1).amax(-1)
-    return torch.stack(sizes).amax().float().reshape(1)
+def _largest(x: Tensor) -> Tensor:
+    """By rows first, so that compiled code does it where it makes the rows; the cast takes the last step."""
+    return x.abs().amax(-1).float().view(ROW_GROUPS, -1).amax(-1)
 
 
 class LinearMaps(torch.autograd.Function):

@@ -32,62 +32,57 @@ def _(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype
     return a.new_empty(a.shape[0], b.shape[0], dtype=dtype)
 
 
-@library.custom_op("altup::fp8_largest", mutates_args=())
-@on_its_device
-def largest_op(x: Tensor) -> Tensor:
-    """The largest |x| of each of the parts of x, float32; NaN where there is one."""
-    if not can_launch(x.device):
-        return x.abs().amax().float().repeat(parts_of(x.numel()))
-    from altup.kernels.fp8 import triton as kernels
-
-    out = torch.empty(parts_of(x.numel()), device=x.device)
-    kernels.largest(out, x.contiguous())
-    return out
-
-
-@largest_op.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty(parts_of(x.numel()), device=x.device)
-
-
 @library.custom_op(
     "altup::fp8_cast",
     mutates_args=(),
-    schema="(Tensor[] parts, Tensor largest, bool gradient) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor[] parts, Tensor? largest, ScalarType dtype, bool gradient, bool below=False) -> "
+    "(Tensor, Tensor, Tensor)",
 )
 @on_its_device
-def cast_op(parts: Sequence[Tensor], largest: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+def cast_op(
+    parts: Sequence[Tensor], largest: Tensor | None, dtype: torch.dtype, gradient: bool, below: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Matrices [m, nᵢ], side by side, divided by a scale and rounded: [m, n], its transpose [n, m], and the scale.
 
-    largest: float32 numbers, a power of two of them, the largest of which is the largest of the matrices.
+    With `below` they are [mᵢ, n] and go one below the other. largest: float32 numbers, the largest of which is the
+    largest of the matrices, where that is known. All are first rounded to `dtype`.
     """
-    q, transposed, scale = _cast_results(parts, largest, gradient)
-    # Not for float32: of one rounded value in both layouts ptxas 12.8 makes a wrong transpose, as `geglu_backward`
-    # tells.
-    launches = can_launch(largest.device) and all(part.dtype != torch.float32 for part in parts)
-    if not launches:
-        scale = reference.power_of_two(largest.amax(), q.dtype)
-    begin = 0
-    for part in parts:
-        end = begin + part.shape[1]
-        if launches:
-            from altup.kernels.fp8 import triton as kernels
+    q, transposed, scale = _cast_results(parts, largest, dtype, gradient, below)
+    if can_launch(q.device):
+        from altup.kernels.fp8 import triton as kernels
 
-            rows = part if part.stride(1) == 1 else part.contiguous()
-            kernels.cast(q[:, begin:end], transposed[begin:end], scale, rows, largest)
-        else:
-            low = reference.quantize_reference(part, scale, q.dtype).view(torch.uint8)
-            q.view(torch.uint8)[:, begin:end] = low
-            transposed.view(torch.uint8)[begin:end] = low.t()
-        begin = end
-    return q, transposed, scale
+        parts = [part if part.stride(1) == 1 and part.data_ptr() % 16 == 0 else part.clone() for part in parts]
+        largest = _find_largest(parts, dtype) if largest is None else largest
+        kernels.cast(q, transposed, scale, parts, largest, dtype, below)
+        return q, transposed, scale
+    whole = torch.cat([part.to(dtype) for part in parts], dim=0 if below else 1)
+    scale = reference.power_of_two((whole if largest is None else largest).abs().amax(), q.dtype)
+    q = reference.quantize_reference(whole, scale, q.dtype)
+    return q, q.t().contiguous(), scale
+
+
+def _find_largest(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The largest numbers of the parts' parts; in one launch if they are alike."""
+    from altup.kernels.fp8 import triton as kernels
+
+    parts = [part.contiguous() for part in parts]
+    if any(part.shape != parts[0].shape for part in parts):
+        return torch.cat([_find_largest([part], dtype) for part in parts])
+    out = torch.empty(len(parts) * parts_of(parts[0].numel(), len(parts)), device=parts[0].device)
+    kernels.largest(out, parts, dtype)
+    return out
 
 
 @cast_op.register_fake
-def _cast_results(parts: Sequence[Tensor], largest: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
-    m, n = parts[0].shape[0], sum(part.shape[1] for part in parts)
-    dtype = GRADIENT if gradient else VALUE
-    return largest.new_empty(m, n, dtype=dtype), largest.new_empty(n, m, dtype=dtype), largest.new_empty(())
+def _cast_results(
+    parts: Sequence[Tensor], largest: Tensor | None, dtype: torch.dtype, gradient: bool, below: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    first = parts[0]
+    m, n = first.shape
+    m, n = (sum(part.shape[0] for part in parts), n) if below else (m, sum(part.shape[1] for part in parts))
+    low = GRADIENT if gradient else VALUE
+    scale = first.new_empty((), dtype=torch.float32)
+    return first.new_empty(m, n, dtype=low), first.new_empty(n, m, dtype=low), scale
 
 
 @library.custom_op("altup::fp8_transpose", mutates_args=())

@@ -23,9 +23,9 @@ GELU_SLOPE = 1.13  # the tanh form of GELU is never steeper
 SLACK = 2.0  # of a bound: rounding to 8 bits lengthens vectors by less
 
 
-def parts_of(numel: int) -> int:
-    """Into how many parts a tensor is cut to find its largest number: a power of two."""
-    return min(MOST_PARTS, 1 << (max(1, numel // CHUNK) - 1).bit_length())
+def parts_of(numel: int, tensors: int = 1) -> int:
+    """Into how many parts each of several tensors is cut to find their largest number."""
+    return min(max(1, MOST_PARTS // tensors), max(1, -(-numel // CHUNK)))
 
 
 def power_of_two(largest: Tensor, dtype: torch.dtype) -> Tensor:

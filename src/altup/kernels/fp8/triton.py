@@ -1,6 +1,12 @@
-"""Kernels that round to 8 bits: each writes a matrix and, for the product over its rows, its transpose."""
+"""Kernels that round to 8 bits: each writes a matrix and, for the product over its rows, its transpose.
+
+A program reads its tile as four, of every fourth row each. So a thread holds four numbers of a column, one below
+the other, and writes them into the transpose as one word.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -8,13 +14,17 @@ import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.fp8 import reference
+from altup.kernels.launch import interprets_triton
 
 EXPONENT = tl.constexpr(reference.EXPONENT)
 SMALLEST_SCALE = tl.constexpr(reference.SMALLEST_SCALE)
 VALUE_MAX = tl.constexpr(torch.finfo(reference.VALUE).max)
+# The GPU's own instructions, which the interpreter does not know: it computes the same in other words.
+NATIVE = tl.constexpr(not interprets_triton())
 # Rows and columns of a tile, and its warps; benchmarks/fp8.py times others.
-CAST = (64, 64, 4)
-GEGLU = (64, 64, 8)
+CAST = (128, 64, 8)
+TRANSPOSE = (64, 64, 4)
+GEGLU = (128, 64, 8)
 
 
 @triton.jit
@@ -23,59 +33,168 @@ def power_of_two(largest, most: tl.constexpr):
     return tl.maximum(2 * floor, SMALLEST_SCALE)
 
 
-def largest(out: Tensor, x: Tensor) -> None:
-    """Write the largest |x| of each of len(out) parts of a contiguous x; NaN where there is one."""
-    programs, chunk = out.numel(), reference.CHUNK
-    rounds = triton.cdiv(x.numel(), programs * chunk)
-    largest_kernel[(programs,)](out, x, x.numel(), rounds, CHUNK=chunk, num_warps=8)
+@triton.jit
+def four_bytes(a, b, c, d, dtype: tl.constexpr):
+    """Four numbers rounded to 8 bits, as the bytes of a word, `a` the lowest.
+
+    Not by the bytes of what `to` rounds: of a value that is stored in both layouts ptxas 12.8 takes every fourth
+    byte from a register that holds something else.
+    """
+    if NATIVE:
+        PAIRS: tl.constexpr = "e5m2x2" if dtype == tl.float8e5 else "e4m3x2"
+        return tl.inline_asm_elementwise(
+            "{ .reg .b16 low, high; cvt.rn.satfinite." + PAIRS + ".f32 low, $2, $1; "
+            "cvt.rn.satfinite." + PAIRS + ".f32 high, $4, $3; mov.b32 $0, {low, high}; }",
+            "=r,f,f,f,f", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return _byte(a, dtype) | _byte(b, dtype) << 8 | _byte(c, dtype) << 16 | _byte(d, dtype) << 24
 
 
 @triton.jit
-def largest_kernel(out, x, numel, rounds, CHUNK: tl.constexpr):
+def _byte(x, dtype: tl.constexpr):
+    return x.to(dtype).to(tl.uint8, bitcast=True).to(tl.int32)
+
+
+def largest(out: Tensor, parts: Sequence[Tensor], dtype: torch.dtype) -> None:
+    """Write the largest numbers of parts that are alike and contiguous, [parts, len(out) / parts]; NaN where there
+    is one. They are rounded to `dtype` first."""
+    programs, chunk, numel = out.numel() // len(parts), reference.CHUNK, parts[0].numel()
+    rounds = triton.cdiv(numel, programs * chunk)
+    largest_kernel[(programs, len(parts))](
+        out, tuple(parts), numel, rounds, HALF=_rounds_first(parts, dtype), CHUNK=chunk, num_warps=8
+    )
+
+
+@triton.jit
+def _pick(parts, part):
+    """parts[part]; all are aligned as PyTorch's allocator does."""
+    x = parts[0]
+    for i in tl.static_range(1, len(parts)):
+        if part == i:
+            x = parts[i]
+    return tl.multiple_of(x, 16)
+
+
+@triton.jit
+def largest_kernel(out, parts, numel, rounds, HALF: tl.constexpr, CHUNK: tl.constexpr):
     """Sizes are compared as integers, which order NaN above all numbers."""
+    x = _pick(parts, tl.program_id(1))
     most = tl.zeros([CHUNK], tl.int32)
     for i in range(rounds):
         place = (tl.program_id(0) + i * tl.num_programs(0)).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-        value = tl.load(x + place, mask=place < numel, other=0.0).to(tl.float32)
-        most = tl.maximum(most, tl.abs(value).to(tl.int32, bitcast=True))
-    tl.store(out + tl.program_id(0), tl.max(most, axis=0).to(tl.float32, bitcast=True))
+        value = tl.load(x + place, mask=place < numel, other=0.0)
+        if HALF:
+            value = value.to(tl.bfloat16)
+        most = tl.maximum(most, tl.abs(value.to(tl.float32)).to(tl.int32, bitcast=True))
+    to = out + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(to, tl.max(most, axis=0).to(tl.float32, bitcast=True))
 
 
-def cast(q: Tensor, transposed: Tensor, scale: Tensor, x: Tensor, largest: Tensor) -> None:
-    """scale ← that of the largest number, q ← x / scale, [m, n] with contiguous rows, transposed ← qᵀ, [n, m].
+def cast(
+    q: Tensor, transposed: Tensor, scale: Tensor, parts: Sequence[Tensor], largest: Tensor, dtype: torch.dtype,
+    below: bool = False,
+) -> None:  # fmt: skip
+    """scale ← that of the largest number, q ← parts / scale, side by side, [m, n], transposed ← qᵀ, [n, m].
 
-    q and transposed may be parts of larger matrices; len(largest) is a power of two.
+    parts: [m, nᵢ] with contiguous rows or, with `below`, [mᵢ, n] that go one below the other; numbers of rows are
+    multiples of 4. They are rounded to `dtype` first. Parts that are alike take one launch.
     """
+    begin, dim = 0, 0 if below else 1
+    while parts:
+        like = parts[0].shape, parts[0].stride()
+        count = next((i for i, part in enumerate(parts) if (part.shape, part.stride()) != like), len(parts))
+        size = count * parts[0].shape[dim]
+        _cast_alike(
+            q.narrow(dim, begin, size), transposed.narrow(1 - dim, begin, size), scale, parts[:count], largest,
+            dtype, below,
+        )  # fmt: skip
+        begin, parts = begin + size, parts[count:]
+
+
+def _cast_alike(
+    q: Tensor, transposed: Tensor, scale: Tensor, parts: Sequence[Tensor], largest: Tensor, dtype: torch.dtype,
+    below: bool,
+) -> None:  # fmt: skip
     rows, columns, warps = CAST
-    m, n = x.shape
-    grid = (triton.cdiv(n, columns), triton.cdiv(m, rows))
+    m, n = parts[0].shape
+    grid = (triton.cdiv(n, columns), triton.cdiv(m, rows), len(parts))
     cast_kernel[grid](
-        x, q, transposed, scale, largest, m, n, x.stride(0), q.stride(0), transposed.stride(0),
-        MOST=torch.finfo(q.dtype).max, NUMBERS=largest.numel(), ROWS=rows, COLUMNS=columns, num_warps=warps,
+        tuple(parts), q, transposed.view(torch.int32), scale, largest, largest.numel(), m, n,
+        parts[0].stride(0), q.stride(0), transposed.stride(0) // 4, MOST=torch.finfo(q.dtype).max,
+        NUMBERS=triton.next_power_of_2(largest.numel()), BELOW=below, HALF=_rounds_first(parts, dtype),
+        ROWS=rows, COLUMNS=columns, EVEN=m % rows == 0 and n % columns == 0, num_warps=warps,
     )  # fmt: skip
+
+
+def _rounds_first(parts: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    return parts[0].dtype == torch.float32 and dtype == torch.bfloat16
+
+
+@triton.jit
+def _load(x, row, column, stride, inside, EVEN: tl.constexpr):
+    """A tile; EVEN: all of it is inside."""
+    at = x + row[:, None] * stride + column[None, :]
+    if EVEN:
+        return tl.load(at).to(tl.float32)
+    else:
+        return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store(x, row, column, stride, value, inside, EVEN: tl.constexpr):
+    at = x + row[:, None] * stride + column[None, :]
+    if EVEN:
+        tl.store(at, value.to(x.dtype.element_ty))
+    else:
+        tl.store(at, value.to(x.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def cast_kernel(
-    x, q, transposed, scale, largest, m, n, x_stride, q_stride, t_stride,
-    MOST: tl.constexpr, NUMBERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    parts, q, words, scale, largest, numbers, m, n, x_stride, q_stride, words_stride,
+    MOST: tl.constexpr, NUMBERS: tl.constexpr, BELOW: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """words: the transpose, four rows of q in each."""
+    part = tl.program_id(2)
+    x = _pick(parts, part)
+    word = tl.program_id(1).to(tl.int64) * (ROWS // 4) + tl.arange(0, ROWS // 4)
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < m)[:, None] & (column < n)[None, :]
-    value = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    sizes = tl.load(largest + tl.arange(0, NUMBERS)).to(tl.int32, bitcast=True)
+    inside = (4 * word < m)[:, None] & (column < n)[None, :]
+    # All loads come first: none can be moved before a store, which might be to the same place.
+    a = _load(x, 4 * word, column, x_stride, inside, EVEN)
+    b = _load(x, 4 * word + 1, column, x_stride, inside, EVEN)
+    c = _load(x, 4 * word + 2, column, x_stride, inside, EVEN)
+    d = _load(x, 4 * word + 3, column, x_stride, inside, EVEN)
+    i = tl.arange(0, NUMBERS)
+    sizes = tl.load(largest + i, mask=i < numbers, other=0.0).to(tl.int32, bitcast=True)
     own = power_of_two(tl.max(sizes, axis=0).to(tl.float32, bitcast=True), MOST)
-    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0) & (part == 0):
         tl.store(scale, own)
-    low = (value * tl.div_rn(1.0, own)).to(q.dtype.element_ty)
-    tl.store(q + row[:, None] * q_stride + column[None, :], low, mask=inside)
-    tl.store(transposed + column[:, None] * t_stride + row[None, :], tl.trans(low), mask=tl.trans(inside))
+    by = tl.div_rn(1.0, own)
+    if HALF:
+        a, b = a.to(tl.bfloat16).to(tl.float32), b.to(tl.bfloat16).to(tl.float32)
+        c, d = c.to(tl.bfloat16).to(tl.float32), d.to(tl.bfloat16).to(tl.float32)
+    a, b, c, d = a * by, b * by, c * by, d * by
+    part = part.to(tl.int64)
+    if BELOW:
+        q += part * m * q_stride
+        words += part * (m // 4)
+    else:
+        q += part * n
+        words += part * n * words_stride
+    _store(q, 4 * word, column, q_stride, a, inside, EVEN)
+    _store(q, 4 * word + 1, column, q_stride, b, inside, EVEN)
+    _store(q, 4 * word + 2, column, q_stride, c, inside, EVEN)
+    _store(q, 4 * word + 3, column, q_stride, d, inside, EVEN)
+    turned = tl.trans(four_bytes(a, b, c, d, q.dtype.element_ty))
+    _store(words, column, word, words_stride, turned, tl.trans(inside), EVEN)
 
 
 def transpose(out: Tensor, q: Tensor) -> None:
     """out ← qᵀ of bytes, both contiguous."""
-    rows, columns, warps = CAST
+    rows, columns, warps = TRANSPOSE
     m, n = q.shape
     grid = (triton.cdiv(n, columns), triton.cdiv(m, rows))
     transpose_kernel[grid](out, q, m, n, ROWS=rows, COLUMNS=columns, num_warps=warps)
@@ -94,8 +213,18 @@ def transpose_kernel(out, q, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 def gelu_parts(h0):
     """sigmoid(2u) with gelu(h) = h·sigmoid(2u), u = √(2/π)·(h + 0.044715·h³); and the derivative of 2u."""
     square = h0 * h0
-    share = tl.sigmoid(1.5957691216057308 * h0 * (1 + 0.044715 * square))
-    return share, 1.5957691216057308 * (1 + 3 * 0.044715 * square)
+    # 2u·log₂e, and what follows, in instructions that are off by a few units of float32's last place.
+    exponent = h0 * (-2.302208198144325 - 0.1029432395800235 * square)
+    if NATIVE:
+        power = tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [exponent], dtype=tl.float32, is_pure=True, pack=1
+        )
+        share = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1 + power], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        share = 1 / (1 + tl.exp2(exponent))
+    return share, 1.5957691216057308 + 0.21406444881780076 * square
 
 
 def geglu(q: Tensor, scale: Tensor, peaks: Tensor, h: Tensor) -> None:
@@ -133,44 +262,62 @@ def geglu_backward(
     hidden_scale: Tensor,
     grad_scale: Tensor,
 ) -> None:
+    """As `geglu_backward_reference`; the number of rows is a multiple of 4."""
     rows, columns, warps = GEGLU
     m, n = grad.shape
     grid = (triton.cdiv(n, columns), triton.cdiv(m, rows))
     geglu_backward_kernel[grid](
-        q, transposed, hidden_transposed, grad, h, hidden_scale, grad_scale, m, n,
-        ROWS=rows, COLUMNS=columns, num_warps=warps,
+        q, transposed.view(torch.int32), hidden_transposed.view(torch.int32), grad, h, hidden_scale, grad_scale,
+        m, n, ROWS=rows, COLUMNS=columns, EVEN=m % rows == 0 and n % columns == 0, num_warps=warps,
     )  # fmt: skip
 
 
 @triton.jit
-def geglu_backward_kernel(
-    q, transposed, hidden_transposed, grad, h, hidden_scale, grad_scale, m, n,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < m)[:, None] & (column < n)[None, :]
-    turned = tl.trans(inside)
-    here = row[:, None] * (2 * n) + column[None, :]
-    there = column[:, None] * m + row[None, :]
-    h0 = tl.load(h + here, mask=inside, other=0.0).to(tl.float32)
-    h1 = tl.load(h + here + n, mask=inside, other=0.0).to(tl.float32)
-    d = tl.load(grad + row[:, None] * n + column[None, :], mask=inside, other=0.0).to(tl.float32)
+def _load_row(grad, h, row, column, n, inside, EVEN: tl.constexpr):
+    h0 = _load(h, row, column, 2 * n, inside, EVEN)
+    h1 = _load(h + n, row, column, 2 * n, inside, EVEN)
+    return h0, h1, _load(grad, row, column, n, inside, EVEN)
+
+
+@triton.jit
+def _geglu_row(q, loaded, row, column, n, by_hidden, by_grad, inside, EVEN: tl.constexpr):
+    """Of a quarter of a tile: hidden and the gradients of h₀ and h₁; these are rounded and stored, too."""
+    h0, h1, d = loaded
+    d *= by_grad
     share, slope = gelu_parts(h0)
     gelu = h0 * share
+    rest = gelu * slope
+    d0, d1 = d * h1 * (share + (rest - rest * share)), d * gelu
+    _store(q, row, column, 2 * n, d0, inside, EVEN)
+    _store(q + n, row, column, 2 * n, d1, inside, EVEN)
+    return gelu * (h1 * by_hidden), d0, d1
+
+
+@triton.jit
+def geglu_backward_kernel(
+    q, words, hidden_words, grad, h, hidden_scale, grad_scale, m, n,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """words: the transposes, four rows in each. h's gradients lie side by side in a row, and one below the other
+    where they are transposed."""
+    word = tl.program_id(1).to(tl.int64) * (ROWS // 4) + tl.arange(0, ROWS // 4)
+    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (4 * word < m)[:, None] & (column < n)[None, :]
+    # All loads come first: none can be moved before a store, which might be to the same place.
+    a = _load_row(grad, h, 4 * word, column, n, inside, EVEN)
+    b = _load_row(grad, h, 4 * word + 1, column, n, inside, EVEN)
+    c = _load_row(grad, h, 4 * word + 2, column, n, inside, EVEN)
+    d = _load_row(grad, h, 4 * word + 3, column, n, inside, EVEN)
     by_hidden = tl.div_rn(1.0, tl.load(hidden_scale))
     by_grad = tl.div_rn(1.0, tl.load(grad_scale))
-    hidden = (gelu * h1 * by_hidden).to(hidden_transposed.dtype.element_ty)
-    tl.store(hidden_transposed + there, tl.trans(hidden), mask=turned)
-    # Each is computed and rounded twice, in two orders, which a power of two does not change: where one rounded
-    # value is stored in both layouts, ptxas 12.8 takes every fourth byte of the transpose from a register that
-    # holds something else.
-    slope = share + gelu * (1 - share) * slope
-    d1, d0 = d * by_grad * gelu, d * by_grad * h1 * slope
-    tl.store(q + here + n, d1.to(q.dtype.element_ty), mask=inside)
-    tl.store(q + here, d0.to(q.dtype.element_ty), mask=inside)
-    # h's gradients lie side by side in a row, and one below the other where it is transposed.
-    n_rows = n.to(tl.int64) * m
-    d1, d0 = d * (by_grad * gelu), d * (by_grad * h1) * slope
-    tl.store(transposed + there + n_rows, tl.trans(d1.to(q.dtype.element_ty)), mask=turned)
-    tl.store(transposed + there, tl.trans(d0.to(q.dtype.element_ty)), mask=turned)
+    a, a0, a1 = _geglu_row(q, a, 4 * word, column, n, by_hidden, by_grad, inside, EVEN)
+    b, b0, b1 = _geglu_row(q, b, 4 * word + 1, column, n, by_hidden, by_grad, inside, EVEN)
+    c, c0, c1 = _geglu_row(q, c, 4 * word + 2, column, n, by_hidden, by_grad, inside, EVEN)
+    d, d0, d1 = _geglu_row(q, d, 4 * word + 3, column, n, by_hidden, by_grad, inside, EVEN)
+    hidden = tl.trans(four_bytes(a, b, c, d, tl.float8e4nv))
+    first = tl.trans(four_bytes(a0, b0, c0, d0, q.dtype.element_ty))
+    second = tl.trans(four_bytes(a1, b1, c1, d1, q.dtype.element_ty))
+    turned = tl.trans(inside)
+    _store(hidden_words, column, word, m // 4, hidden, turned, EVEN)
+    _store(words, column, word, m // 4, first, turned, EVEN)
+    _store(words, n + column, word, m // 4, second, turned, EVEN)
