@@ -17,9 +17,10 @@ import pytest
 from altup.core.errors import UserError
 from altup.studies.jobs import speed_key
 from altup.studies.report import StudyReport
-from altup.studies.results import Result, read_record, read_results, write_results
+from altup.studies.results import Result, read_record, read_results, write_record, write_results
 from altup.studies.run import StudyRun, find_device
 from altup.studies.scale import Scale, find_scale, with_settings
+from altup.studies.statistics import choose_results
 from altup.studies.study import shipped
 from altup.training.pretraining import PretrainConfig
 from tests.processes import altup, start, wait_until
@@ -64,6 +65,31 @@ def test_what_is_recorded_is_what_the_runs_say(done: tuple[StudyRun, Any]) -> No
     assert rows["Dense", "relative_speed"].value == 1
     assert rows["AltUp K=2", "relative_speed"].value > 0
     assert rows["AltUp K=2", "generate_ms"].value > 0
+
+
+def test_a_run_that_collapsed_is_repeated_with_spikes_skipped(
+    done: tuple[StudyRun, Any], scale: Scale, data: Path, tmp_path: Path
+) -> None:
+    """The record of a run that ends three nats above its best: its seed is run once more, and both stay."""
+    run, _ = done
+    shutil.copytree(run.out, tmp_path / "out", symlinks=True)
+    lost = {(r.label, r.metric): r.run for r in read_results(run.results)}["Dense", "accuracy"]
+    record = read_record(run.results, lost)
+    assert record is not None
+    record["curves"]["held_out"][-1][1] = record["curves"]["held_out"][0][1] + 3
+    write_record(tmp_path / "out" / "results", record)
+    again = study_run(tmp_path / "out", scale, data)
+    assert again.run(lambda text: None).finished == 1
+    rows = [r for r in read_results(again.results) if r.label == "Dense" and r.seed]
+    assert [(r.run, r.value) for r in rows if r.metric == "collapse"] == [(lost, pytest.approx(3))]
+    repeated = {r.run for r in rows} - {lost}
+    assert len(repeated) == 1
+    config = (read_record(again.results, repeated.pop()) or {})["config"]
+    assert config == {**record["config"], "on_spike": "skip"}
+    mean = choose_results(read_results(again.results)).mean("two", "Dense", "tiny", "accuracy")
+    assert mean is not None
+    assert mean.seeds == 1
+    assert again.run(lambda text: None).finished == 0
 
 
 def test_a_run_whose_last_evaluation_is_lost_is_not_recorded(

@@ -143,3 +143,15 @@ def test_scales_texts_and_machines_are_not_mixed() -> None:
         choose_results([*other, *SEEDS], "paper")
     with pytest.raises(UserError, match="no results"):
         choose_results([])
+
+
+def test_a_run_that_collapsed_is_counted_and_in_no_mean() -> None:
+    lost = [result("Dense", 9.0, "2", run="lost"), result("Dense", 3.5, "2", "collapse", run="lost")]
+    stats = choose_results([*SEEDS, *lost])
+    dense = stats.mean("varying-k", "Dense", "small", "accuracy")
+    assert dense is not None
+    assert (dense.mean, dense.seeds, stats.collapsed("varying-k", "Dense", "small")) == (40.5, 2, 1)
+    again = result("Dense", 42.0, "2", run="again", date="2024-01-01")  # even if an older one
+    dense = choose_results([*SEEDS, *lost, again]).mean("varying-k", "Dense", "small", "accuracy")
+    assert dense is not None
+    assert (dense.mean, dense.seeds) == (41.0, 3)

@@ -26,19 +26,27 @@ class Pair:
 @dataclass(frozen=True)
 class TableRow:
     """`in_paper` rows stand in the paper's table; `run` says whether we measured that model, `seeds` how often we
-    trained it."""
+    trained it, and `collapsed` how often besides it was trained and collapsed."""
 
     size: str
     label: str
     in_paper: bool
     run: bool
     seeds: int
+    collapsed: int
     cells: dict[str, Pair] = field(default_factory=dict)
     note: str = ""
 
     @property
     def name(self) -> str:
         return f"{self.size} · {self.label}"
+
+    @property
+    def count(self) -> str:
+        """Of its seeds."""
+        return (str(self.seeds) if self.seeds else "–") + (
+            f", {self.collapsed} collapsed" if self.collapsed else ""
+        )
 
 
 def compare(study: Study, stats: Statistics) -> list[TableRow]:
@@ -57,7 +65,8 @@ def compare(study: Study, stats: Statistics) -> list[TableRow]:
         base = numbers.get((size, study.baseline), {})
         cells = {m: _pair(study, stats, size, label, m, theirs, base) for m in study.measures}
         seeds = len(stats.runs(study.name, label, size))
-        rows.append(TableRow(size, label, place in numbers, place in ran, seeds, cells))
+        collapsed = stats.collapsed(study.name, label, size)
+        rows.append(TableRow(size, label, place in numbers, place in ran, seeds, collapsed, cells))
     return rows
 
 

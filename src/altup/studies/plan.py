@@ -27,7 +27,8 @@ class Trial:
     There is no job yet (`waits`) where the steps of an equal-time run wait for speeds (`waits_for` their keys), or
     settings for the end of a sweep; `as_long_as` are then jobs of about the same time, the training first. `size`
     is the variant's name. `seconds` is what the run should take, where a study compares times. `parent` is the run
-    that it goes on from, if any.
+    that it goes on from, if any. `collapsed` is the run of the same seed that lost what it had learned: `pretrain`
+    is then that run with `on_spike: skip`.
     """
 
     study: Study
@@ -36,6 +37,7 @@ class Trial:
     seed: int
     speed_key: str
     pretrain: Job | None = None
+    collapsed: Job | None = None
     as_long_as: tuple[Job, ...] = ()
     waits_for: tuple[str, ...] = ()
     sweep: Sweep | None = None
@@ -118,9 +120,10 @@ def make_plan(
     chosen_steps: Callable[[Study, str, str], int | None],
     machine: str,
     losses: Losses = lambda key: None,
+    collapsed: Callable[[str], bool] = lambda key: False,
 ) -> Plan:
     """All trials of the studies. `chosen_steps(study, label, size)` are those of an equal-time run made before,
-    `losses` those of the sweeps' runs."""
+    `losses` those of the sweeps' runs, `collapsed` says which runs lost what they had learned, by their keys."""
     labels = {row.label for study in studies for row in study.rows}
     for label in only:
         check_choice("--only", label, sorted(labels))
@@ -134,7 +137,7 @@ def make_plan(
         for variant, model in _models(study, scale, data, only, losses):
             for seed in seeds:
                 made = chosen_steps(study, model.row.label, variant.name)
-                trial, compared = _plan_trial(model, variant, seed, known, made, columns)
+                trial, compared = _plan_trial(model, variant, seed, known, made, columns, collapsed)
                 trials.append(trial)
                 for key, config in compared.items():
                     to_compare.setdefault(key, config)
@@ -154,8 +157,9 @@ def _models(
 
 
 def _plan_trial(
-    model: Model, variant: Variant, seed: int, known: _Speeds, made: int | None, columns: Sequence[str]
-) -> tuple[Trial, dict[str, PretrainConfig]]:
+    model: Model, variant: Variant, seed: int, known: _Speeds, made: int | None, columns: Sequence[str],
+    collapsed: Callable[[str], bool],
+) -> tuple[Trial, dict[str, PretrainConfig]]:  # fmt: skip
     """A trial, and the models by their keys whose speed it asks for. `made` are the steps of an equal-time run of
     another seed."""
     study, row, scale, data = model.study, model.row, model.scale, model.data
@@ -181,8 +185,11 @@ def _plan_trial(
 
     if steps is None or not model.settled:
         return replace(trial, as_long_as=(similar, *finetuned(similar).values())), compared
-    job = model.job(replace(config, steps=steps), parent)
-    return replace(trial, pretrain=job, finetune=finetuned(job)), compared
+    config = replace(config, steps=steps)
+    job, lost = model.job(config, parent), None
+    if collapsed(job.key):
+        job, lost = model.job(replace(config, on_spike="skip"), parent), job
+    return replace(trial, pretrain=job, collapsed=lost, finetune=finetuned(job)), compared
 
 
 def _timed(study: Study, label: str, scale: Scale, variant: Variant, seed: int, data: StudyData) -> PretrainConfig:

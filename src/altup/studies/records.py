@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
 
 POINTS = 120  # of a curve, at most
+COLLAPSED = 1.0  # nats a token above its own lowest: seeds differ by hundredths, a lost model by three
 # What a column measures: the metric of its one task, or None for the mean over its tasks.
 COLUMN_MEASURES: dict[str, dict[str, str | None]] = {
     "glue": {"glue": None},
@@ -132,6 +133,14 @@ def _describe_diverged(config: PretrainConfig, file: Path) -> Record:
     return {**found, "diverged": reason}
 
 
+def find_collapse(record: Record) -> float | None:
+    """How far a pretraining run has ended above its own lowest held-out loss, if that is more than a nat: it has
+    then lost what it had learned, and says nothing of its model. None of a run that trained."""
+    losses = [loss for _, loss, _ in record["curves"]["held_out"]] if record["kind"] == "pretrain" else []
+    rise = losses[-1] - min(losses) if losses else 0.0
+    return rise if rise > COLLAPSED else None
+
+
 def drop_weights(folder: Path) -> None:
     """Of a sweep's run, once it is recorded: nothing is made of its model."""
     for path in (*folder.glob("final/*.safetensors"), *folder.glob("checkpoints/*")):
@@ -204,13 +213,15 @@ def collect(plan: Plan, out: Path, results: Path, command: str) -> list[Result]:
 
 
 def _run_results(trial: Trial, results: Path, common: dict[str, Any]) -> Iterable[Result]:
-    for job in (trial.pretrain, *trial.finetune.values()):
+    for job in (trial.collapsed, trial.pretrain, *trial.finetune.values()):
         record = read_record(results, job.key) if job else None
         if record is None:
             continue
         measures = dict(record["measures"])
-        if trial.seconds is not None and job is trial.pretrain:
+        if trial.seconds is not None and record["kind"] == "pretrain":
             measures["planned_seconds"] = trial.seconds
+        if rise := find_collapse(record):
+            measures["collapse"] = rise
         for metric, value in measures.items():
             if not math.isfinite(value):
                 continue  # of a model that diverged; its record tells

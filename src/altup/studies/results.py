@@ -291,7 +291,8 @@ def _models_of(studies: Sequence[Study], scale: Scale) -> Iterable[tuple[Place, 
 
 
 def _untuned_key(config: dict[str, Any], start: dict[str, str], tuned: Iterable[str]) -> str:
-    """Of a model before it was tuned."""
+    """Of a model before it was tuned, whether or not a run of it had to be repeated after a collapse."""
+    config = {name: value for name, value in config.items() if name != "on_spike"}
     fields_tuned = {name.partition(".")[0] for name in tuned}
     if not fields_tuned:
         return model_key(config, start)

@@ -18,7 +18,7 @@ from altup.core.hardware import PEAK_BF16, device_name, peak_flops
 from altup.studies.jobs import Job, StudyData, objective_of, read_speed, speed_file, speed_key
 from altup.studies.plan import KnownSpeed, Plan, make_plan
 from altup.studies.queue import Queue
-from altup.studies.records import collect, drop_weights, lacks_scores, record_job
+from altup.studies.records import collect, drop_weights, find_collapse, lacks_scores, record_job
 from altup.studies.results import Result, read_record, read_results
 from altup.studies.scale import Scale, prepare_smoke_tasks, prepare_smoke_text
 from altup.studies.study import Study
@@ -122,13 +122,17 @@ class StudyRun:
             speeds=self.speeds(), machine=self.device.name,
             # Other seeds of an equal-time run take as many steps as the first.
             chosen_steps=lambda study, label, size: made.get((study.name, label, size)),
-            losses=self._loss,
+            losses=self._loss, collapsed=self._collapsed,
         )  # fmt: skip
 
     def _loss(self, key: str) -> float | None:
         """Of a sweep's run: infinite if it diverged, None if it is not done."""
         record = read_record(self.results, key)
         return None if record is None else record["measures"].get("loss", math.inf)
+
+    def _collapsed(self, key: str) -> bool:
+        record = read_record(self.results, key)
+        return record is not None and find_collapse(record) is not None
 
     def estimate(self, on: Device) -> Callable[[Job], float]:
         """A function that gives a job's seconds on a device."""
@@ -191,14 +195,17 @@ class StudyRun:
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         width = jobs or max(gpus, 1)
-        begun, finished = time.monotonic(), 0
+        begun, finished, lost = time.monotonic(), 0, False
         alone = width <= max(gpus, 1)
         plan = self.plan()
 
         def done(job: Job) -> None:
-            nonlocal finished
+            nonlocal finished, lost
             finished += 1
             record_job(job, self.out, self.results, alone)
+            if "tunes" not in job.settings and self._collapsed(job.key):
+                lost = True
+                say(f"collapsed: {job.title}; it is not counted, and is run again with on_spike: skip")
             if "tunes" in job.settings:
                 drop_weights(job.folder(self.out))
             collect(plan, self.out, self.results, self.command)
@@ -212,9 +219,10 @@ class StudyRun:
 
         def ready() -> list[Job]:
             """The runs that sweeps wait for, and those whose settings are known by now. Each sweep goes on, and is
-            followed by its model's runs, whatever the others do. Without sweeps all settings are known."""
+            followed by its model's runs, whatever the others do. Without sweeps all settings are known, unless a
+            run collapsed and is to be repeated."""
             nonlocal plan
-            if self.scale.tune:
+            if self.scale.tune or lost:
                 plan = self._plan_with_records()
             return [*self._next_of_sweeps(plan), *self.todo(plan)]
 

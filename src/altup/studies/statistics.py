@@ -14,6 +14,7 @@ from altup.studies.results import Result
 from altup.studies.study import METRICS, SUPERSEDED, Claim, Study
 
 CONFIDENCE = 0.95
+COLLAPSE = "collapse"  # the measure of a run that lost what it had learned
 REPRODUCED, NOT_VISIBLE, CONTRADICTED = "reproduced", "not visible", "contradicted"
 ONE_SEED, NOT_RUN = "one seed, no verdict", "not run"
 
@@ -91,7 +92,7 @@ def _with_interval(mean: float, seeds: tuple[int, int], error: float, freedom: f
 @dataclass(frozen=True)
 class Statistics:
     """Of the results of one scale on one text. The newest run of a seed counts, and for speeds the machine most
-    used."""
+    used. Runs that collapsed are counted, and are in no mean."""
 
     scale: str
     data: str
@@ -100,10 +101,13 @@ class Statistics:
     @cached_property
     def _values(self) -> dict[tuple[str, str, str, str], dict[str, Result]]:
         """(study, label, size, metric) → seed → the result that counts."""
+        collapsed = {r.run for r in self.results if r.metric == COLLAPSE}
         machines = Counter(r.hardware for r in self.results if not r.seed)
         usual = machines.most_common(1)[0][0] if machines else ""
         found: dict[tuple[str, str, str, str], dict[str, Result]] = {}
         for result in sorted(self.results, key=lambda r: (r.date, r.run)):
+            if result.run in collapsed and result.metric != COLLAPSE:
+                continue
             if result.seed or result.hardware == usual:
                 place = result.study, result.label, result.size, result.metric
                 found.setdefault(place, {})[result.seed] = result
@@ -128,6 +132,10 @@ class Statistics:
         """Keys of the pretraining runs, by seed."""
         by_seed = self._values.get((study, label, size, "accuracy"), {})
         return [by_seed[seed].run for seed in sorted(by_seed)]
+
+    def collapsed(self, study: str, label: str, size: str) -> int:
+        """How many of a model's runs collapsed."""
+        return len(self._values.get((study, label, size, COLLAPSE), {}))
 
     def mean(self, study: str, label: str, size: str, metric: str) -> Mean | None:
         values = self.values(study, label, size, metric)

@@ -30,7 +30,7 @@ def text_table(study: Study, stats: Statistics, form: str) -> str:
         head.append(f"{title}, ours")
     body = []
     for row in rows:
-        cells = [row.name, str(row.seeds or "–")]
+        cells = [row.name, row.count]
         for m in shown:
             theirs, ours = show_pair(row.cells[m], m)
             cells += [theirs] if has_paper[m] else []
@@ -94,6 +94,7 @@ def study_table(study: Study, stats: Statistics, record: Records) -> DataTable:
     for row in rows:
         beyond = study.table is not None and not row.in_paper
         below = [row.size, *([number_of(row.seeds, "seed")] if row.seeds else [])]
+        below += [f"{row.collapsed} collapsed"] if row.collapsed else []
         below += ["not in the paper's table"] if beyond else []
         cells = [Cell(row.label, below=", ".join(below))]
         for m in shown:

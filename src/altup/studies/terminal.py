@@ -31,7 +31,7 @@ def print_study(
     rows = compare(study, stats)
     run = [row for row in rows if row.run]
     shown = [m for m in measures_shown(rows, study) if any(row.cells[m].ours is not None for row in run)]
-    head, body = ["model", "seeds"], [[row.name, str(row.seeds or "–")] for row in run]
+    head, body = ["model", "seeds"], [[row.name, row.count] for row in run]
     joined: set[int] = set()
     for m in shown:
         title = "\n".join(textwrap.wrap(METRICS[m].head, HEAD))
