@@ -16,6 +16,7 @@ from altup.kernels.fp8.reference import (
     VALUE,
     geglu_backward_reference,
     geglu_reference,
+    geglu_scales_reference,
     parts_of,
     power_of_two,
     product_reference,
@@ -262,7 +263,10 @@ def test_the_kernels_of_the_feed_forward_compute_the_definition(poisoned):
     assert (bits(got[0]) == bits(want[0])).float().mean() > 0.998
     assert distance(got[0].float(), want[0].float()) < 2e-3
     grad = 1e-4 * torch.randn(80, 176, device=DEVICE).bfloat16()
-    scales = power_of_two(want[2][:, 2].amax(), VALUE), power_of_two(grad.abs().amax() * 20, GRADIENT)
+    sizes = 1e-4 * torch.rand(80, device=DEVICE), torch.rand(5000, device=DEVICE)
+    scales = op.geglu_scales_op(*sizes, want[2])
+    torch.testing.assert_close(scales, geglu_scales_reference(*sizes, want[2]), rtol=0, atol=0)
+    scales = scales[0], power_of_two(grad.abs().amax() * 20, GRADIENT)
     got, want = op.geglu_backward_op(grad, h, *scales), geglu_backward_reference(grad, h, *scales)
     for a, b in zip(got, want, strict=True):
         assert (bits(a) == bits(b)).float().mean() > 0.99
@@ -306,7 +310,7 @@ def test_compiled_code_computes_the_same():
 
 
 @pytest.mark.parametrize("even", [True, False])
-@pytest.mark.parametrize("kernel", ["largest", "cast", "transpose", "geglu", "geglu_backward"])
+@pytest.mark.parametrize("kernel", ["largest", "cast", "transpose", "geglu", "geglu_scales", "geglu_backward"])
 def test_kernels_compile_for_hopper_without_spilling(hopper, kernel, even):
     from altup.kernels.fp8 import triton as kernels
 
@@ -314,7 +318,7 @@ def test_kernels_compile_for_hopper_without_spilling(hopper, kernel, even):
     rows, columns, warps = {"cast": kernels.CAST, "transpose": kernels.TRANSPOSE}.get(kernel, kernels.GEGLU)
     arguments = {
         **dict.fromkeys((*sizes, "rounds", "numbers"), "i32"),
-        **dict.fromkeys(("scale", "largest", "peaks", "hidden_scale", "grad_scale"), "*fp32"),
+        **dict.fromkeys(("scale", "largest", "peaks", "hidden_scale", "grad_scale", "rows", "columns"), "*fp32"),
         **dict.fromkeys(("words", "hidden_words"), "*i32"), **dict.fromkeys(("h", "grad"), "*bf16"),
         "ROWS": rows, "COLUMNS": columns, "CHUNK": reference.CHUNK, "BLOCK": 4096, "MOST": 448.0, "NUMBERS": 512,
         "EVEN": even, "BELOW": even, "HALF": even, "parts": ("*fp32" if even else "*bf16",) * 3,
@@ -327,7 +331,7 @@ def test_kernels_compile_for_hopper_without_spilling(hopper, kernel, even):
     assert not hopper.spills(built)
     # The stack's register, which nothing here uses: ptxas 12.8 has taken bytes from it (see `four_bytes`).
     assert len(re.findall(r"\bR1\b", hopper._dump(built, "-sass"))) <= 1
-    if kernel not in ("largest", "transpose"):
+    if kernel not in ("largest", "transpose", "geglu_scales"):
         assert "cvt.rn.satfinite.e" in built.asm["ptx"]
 
 

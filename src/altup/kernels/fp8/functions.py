@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from altup.kernels.fp8.op import cast_op, geglu_backward_op, geglu_op, product_op, transpose_op
-from altup.kernels.fp8.reference import GELU_SLOPE, GRADIENT, SLACK, VALUE, power_of_two, quantize_reference
+from altup.kernels.fp8.op import cast_op, geglu_backward_op, geglu_op, geglu_scales_op, product_op, transpose_op
+from altup.kernels.fp8.reference import VALUE, power_of_two, quantize_reference
 
 ROW_GROUPS = 16  # of a matrix's rows, whose number is a multiple of it
 
@@ -93,9 +93,8 @@ class LinearMaps(torch.autograd.Function):
 class FeedForward(torch.autograd.Function):
     """wo(gelu(wi_0·x) ⊙ wi_1·x) of x [m, k], where nothing is written in 16 bits but wi·x.
 
-    The gradient of wi·x is rounded in the pass that makes it, so its scale must be known before: no element of
-    dy·wo is longer than the longest row of dy times the longest column of wo, and the factors of GELU's
-    derivative are no larger than the largest numbers of the forward pass.
+    The gradient of wi·x is rounded in the pass that makes it, so its scale must be known before
+    (`geglu_scales_reference`).
     """
 
     @staticmethod
@@ -104,23 +103,21 @@ class FeedForward(torch.autograd.Function):
         wi, out = round_weights([wi_0, wi_1], x.dtype), round_weights([wo], x.dtype)
         h = product(value.q, wi.q, value.scale, wi.scale, x.dtype)
         hidden, scales, peaks = geglu_op(h)
-        column = torch.linalg.vector_norm(wo, dim=0, dtype=torch.float32).amax()
+        columns = torch.linalg.vector_norm(wo, dim=0, dtype=torch.float32)
         ctx.save_for_backward(
-            value.transposed, value.scale, wi.transposed, wi.scale, out.transposed, out.scale, h, peaks, column
+            value.transposed, value.scale, wi.transposed, wi.scale, out.transposed, out.scale, h, peaks, columns
         )
         ctx.dtypes = x.dtype, wo.dtype
         return product(hidden, out.q, scales, out.scale.expand(1, wo.shape[0]).contiguous(), x.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        value, value_scale, wi, wi_scale, wo, wo_scale, h, peaks, column = ctx.saved_tensors
+        value, value_scale, wi, wi_scale, wo, wo_scale, h, peaks, columns = ctx.saved_tensors
         dtype, weight_dtype = ctx.dtypes
         grad = round_gradients([dy])
         d_hidden = product(grad.q, wo, grad.scale, wo_scale, dtype)
-        row = torch.linalg.vector_norm(dy, dim=-1, dtype=torch.float32).amax()
-        gelu, h1, largest = peaks.amax(0).unbind()
-        bound = SLACK * row * column * torch.maximum(gelu, GELU_SLOPE * h1)
-        hidden_scale, h_scale = power_of_two(largest, VALUE), power_of_two(bound, GRADIENT)
+        rows = torch.linalg.vector_norm(dy, dim=-1, dtype=torch.float32)
+        hidden_scale, h_scale = geglu_scales_op(rows, columns, peaks)
         d_h, d_h_transposed, hidden = geglu_backward_op(d_hidden, h, hidden_scale, h_scale)
         dx = product(d_h, wi, h_scale, wi_scale, dtype)
         d_wi = product(d_h_transposed, value, h_scale, value_scale, weight_dtype, fast=False)

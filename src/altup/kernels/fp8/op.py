@@ -123,6 +123,24 @@ def _geglu_results(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return h.new_empty(m, n, dtype=VALUE), scale, peaks
 
 
+@library.custom_op("altup::fp8_geglu_scales", mutates_args=())
+@on_its_device
+def geglu_scales_op(rows: Tensor, columns: Tensor, peaks: Tensor) -> tuple[Tensor, Tensor]:
+    """As `geglu_scales_reference`, in one launch; all are contiguous."""
+    if not can_launch(peaks.device):
+        return reference.geglu_scales_reference(rows, columns, peaks)
+    from altup.kernels.fp8 import triton as kernels
+
+    scales = _geglu_scales(rows, columns, peaks)
+    kernels.geglu_scales(*scales, rows, columns, peaks)
+    return scales
+
+
+@geglu_scales_op.register_fake
+def _geglu_scales(rows: Tensor, columns: Tensor, peaks: Tensor) -> tuple[Tensor, Tensor]:
+    return peaks.new_empty(()), peaks.new_empty(())
+
+
 @library.custom_op("altup::fp8_geglu_backward", mutates_args=())
 @on_its_device
 def geglu_backward_op(

@@ -58,6 +58,18 @@ def geglu_reference(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return quantize_reference(hidden, scale, VALUE), scale, peaks
 
 
+def geglu_scales_reference(rows: Tensor, columns: Tensor, peaks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales of hidden and of h's gradient, before that is known, from the lengths of dy's rows [m] and of wo's
+    columns [n], and `geglu_reference`'s peaks.
+
+    No element of dy·wo is larger than the longest row times the longest column, and the factors of GELU's
+    derivative are no larger than the largest numbers of the forward pass.
+    """
+    gelu, h1, largest = peaks.amax(0).unbind()
+    bound = SLACK * rows.amax() * columns.amax() * torch.maximum(gelu, GELU_SLOPE * h1)
+    return power_of_two(largest, VALUE), power_of_two(bound, GRADIENT)
+
+
 def geglu_backward_reference(
     grad: Tensor, h: Tensor, hidden_scale: Tensor, grad_scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,12 +19,15 @@ from altup.kernels.launch import interprets_triton
 EXPONENT = tl.constexpr(reference.EXPONENT)
 SMALLEST_SCALE = tl.constexpr(reference.SMALLEST_SCALE)
 VALUE_MAX = tl.constexpr(torch.finfo(reference.VALUE).max)
+GRADIENT_MAX = tl.constexpr(torch.finfo(reference.GRADIENT).max)
+GELU_SLOPE, SLACK = tl.constexpr(reference.GELU_SLOPE), tl.constexpr(reference.SLACK)
 # The GPU's own instructions, which the interpreter does not know: it computes the same in other words.
 NATIVE = tl.constexpr(not interprets_triton())
 # Rows and columns of a tile, and its warps; benchmarks/fp8.py times others.
 CAST = (128, 64, 8)
 TRANSPOSE = (64, 64, 4)
 GEGLU = (128, 64, 8)
+ROW = 512  # numbers of a row that a warp holds
 
 
 @triton.jit
@@ -230,7 +233,7 @@ def gelu_parts(h0):
 def geglu(q: Tensor, scale: Tensor, peaks: Tensor, h: Tensor) -> None:
     m, n = q.shape
     block = triton.next_power_of_2(n)
-    warps = min(16, max(1, block // 512))
+    warps = min(16, max(1, block // ROW))
     geglu_kernel[(m,)](q, scale, peaks, h, n, BLOCK=block, num_warps=warps)
 
 
@@ -251,6 +254,30 @@ def geglu_kernel(q, scale, peaks, h, n, BLOCK: tl.constexpr):
     tl.store(peaks + row * 3, tl.max(tl.abs(gelu), axis=0))
     tl.store(peaks + row * 3 + 1, tl.max(tl.abs(h1), axis=0))
     tl.store(peaks + row * 3 + 2, most)
+
+
+def geglu_scales(hidden_scale: Tensor, grad_scale: Tensor, rows: Tensor, columns: Tensor, peaks: Tensor) -> None:
+    m, n = rows.numel(), columns.numel()
+    geglu_scales_kernel[(1,)](hidden_scale, grad_scale, rows, columns, peaks, m, n, CHUNK=4096, num_warps=16)
+
+
+@triton.jit
+def _peak(x, numel, step, CHUNK: tl.constexpr):
+    """The largest of the numbers x[0], x[step], …, none of which is negative; NaN where there is one."""
+    most = tl.zeros([CHUNK], tl.int32)
+    for start in range(0, numel, CHUNK):
+        i = start + tl.arange(0, CHUNK)
+        most = tl.maximum(most, tl.load(x + i * step, mask=i < numel, other=0.0).to(tl.int32, bitcast=True))
+    return tl.max(most, axis=0).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def geglu_scales_kernel(hidden_scale, grad_scale, rows, columns, peaks, m, n, CHUNK: tl.constexpr):
+    gelu, h1 = _peak(peaks, m, 3, CHUNK), _peak(peaks + 1, m, 3, CHUNK)
+    tl.store(hidden_scale, power_of_two(_peak(peaks + 2, m, 3, CHUNK), VALUE_MAX))
+    bound = SLACK * _peak(rows, m, 1, CHUNK) * _peak(columns, n, 1, CHUNK)
+    bound *= tl.where(gelu < GELU_SLOPE * h1, GELU_SLOPE * h1, gelu)
+    tl.store(grad_scale, power_of_two(bound, GRADIENT_MAX))
 
 
 def geglu_backward(
