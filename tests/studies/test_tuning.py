@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from altup.cli.main import app
 from altup.core.errors import UserError
 from altup.studies.configs import resolve
+from altup.studies.jobs import deciding_fields, key_of
 from altup.studies.report import StudyReport
 from altup.studies.results import merge, read_record, read_results, read_sweep
 from altup.studies.run import StudyOutcome, StudyRun
@@ -25,6 +26,7 @@ from altup.studies.scale import Scale, Tuning, find_scale, with_settings
 from altup.studies.study import read_study, shipped
 from altup.studies.sweep_figures import sweep_plots, text_sweeps
 from altup.studies.tuning import HAVE_COEFFICIENTS, most_runs, walk_grid
+from altup.training.pretraining import PretrainConfig
 from tests.studies.samples import TEXT, TWO, plan, study_run
 
 Place = tuple[Any, ...]
@@ -257,6 +259,16 @@ def test_a_sweep_begins_with_what_the_model_has(tuned: Scale, data: Path) -> Non
         (dense, _) = plan([replace(TWO, settings={"smoke": settings})], scale, data, seeds=[1]).sweeps()
         config = dense.first.settings["config"]
         assert (config["lr"], config["lr_factors"]["embeddings"]) == (wanted, 4)
+
+
+def test_a_loss_that_jumps_ends_a_run_of_a_sweep(tuned: Scale, data: Path) -> None:
+    """What was run before sweeps did that is still known, and a user who says otherwise is heard."""
+    sweep = plan([TWO], tuned, data).sweeps()[0]
+    assert {job.settings["config"]["on_spike"] for job in sweep.todo} == {"stop"}
+    config = PretrainConfig.from_dict({**sweep.first.settings["config"], "on_spike": "ignore"}, "")
+    assert sweep.first.key == key_of("pretrain", deciding_fields(config), {}, sweep.first.settings["data"])
+    told = plan([TWO], with_settings(tuned, {"on_spike": "skip"}), data).sweeps()[0]
+    assert {job.settings["config"]["on_spike"] for job in told.todo} == {"skip"}
 
 
 def test_lengths_of_a_study_share_a_sweep(tuned: Scale, data: Path) -> None:

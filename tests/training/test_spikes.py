@@ -97,6 +97,13 @@ def test_a_run_that_a_spike_has_spoiled_may_turn_it_on(tmp_path: Path) -> None:
     assert loop(tmp_path / "run", keep_last=9).run(resume=True).finished
 
 
+def test_a_spike_may_stop_the_run_and_then_be_left_out(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"the loss jumped to [\d.]+ by step 34 \(on_spike=stop\)"):
+        loop(tmp_path / "run", on_spike="stop").run()
+    assert loop(tmp_path / "run").run(resume=True).finished
+    assert_same_run(whole, tmp_path / "run", 40)
+
+
 def test_spikes_without_end_stop_the_run(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"6 loss spikes came one after the other behind step 30"):
         loop(tmp_path, Spoiled(bad=frozenset(range(32, 1000)))).run()

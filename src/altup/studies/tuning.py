@@ -148,7 +148,7 @@ def find_sweep(
             job = pretrain_job(configure({**usual, **point}), row, data, parent.job if parent else None)
             told = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
                              for name, value in point.items())  # fmt: skip
-            job = replace(job, title=f"tuning {job.title}: {told}")
+            job = replace(_stopping(job), title=f"tuning {job.title}: {told}")
             jobs[place] = point, job, losses(job.key)
         return jobs[place]
 
@@ -164,6 +164,16 @@ def find_sweep(
     changes = {**row.settings.get("model_overrides", {}), **row.start}
     title = describe_model(config, changes) + (", going on" if parent else "")
     return Sweep(key, title, grid, walk, runs, todo, of_sweep(first), parent)
+
+
+def _stopping(job: Job) -> Job:
+    """The job, but a loss that jumps ends it: such settings are not worth the rest of their steps.
+
+    Its key stays: a run whose loss does not jump is the same.
+    """
+    config = job.settings["config"]
+    changed = {**config, "on_spike": "stop"} if config["on_spike"] == "ignore" else config
+    return replace(job, settings={**job.settings, "config": changed})
 
 
 def _read(config: PretrainConfig, name: str) -> Any:

@@ -17,7 +17,7 @@ PARALLEL = ("ddp", "fsdp")
 PARTS = ("embeddings", "head", "coefficients")  # of a model whose rates may differ from that of the rest
 MUON_BY = ("matrix", "head", "block")
 SCHEDULES = ("rsqrt", "constant", "linear", "cosine")
-SPIKES = ("ignore", "skip")
+SPIKES = ("ignore", "skip", "stop")
 TRACKERS = ("tensorboard", "wandb", "trackio", "none")
 
 # How each optimizer is run unless told otherwise; `lr` is the highest rate of the schedule. Muon's figures were
@@ -109,7 +109,7 @@ class TrainConfig(Settings):
         20, "Steps in a row with gradients that are not finite, before the run stops.", at_least=1, may_change=True
     )
     on_spike: str = setting(
-        "ignore", "A loss spike: {choices} (back to the last checkpoint, without the batches since then).",
+        "ignore", "A loss spike: {choices}; to skip is to go back a checkpoint and leave out what was read since.",
         panel="Training", choices=SPIKES,
     )  # fmt: skip
     watchdog: float = setting(

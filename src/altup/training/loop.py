@@ -362,14 +362,20 @@ class _Training:
             record["mfu"] = per_second * self.loop.flops / (peak * self.process_group.world_size)
         self.reporter.record(record)
         self._warn_of_uncompiled()
-        if self.config.on_spike == "skip" and values["num_tokens"]:
+        if self.config.on_spike != "ignore" and values["num_tokens"]:
             self._check_spike(done, values["nll_sum"] / values["num_tokens"])
         self.engine.meter.start_window()
         self.logged_at, self.tokens = done, 0.0
 
     def _check_spike(self, done: int, loss: float) -> None:
-        """Go back where the loss of the steps since the last record is a spike, if a checkpoint is from before."""
+        """Where the loss of the steps since the last record is a spike, stop, or go back if a checkpoint is from
+        before."""
         if is_spike(loss, self.state.recent):
+            if self.config.on_spike == "stop":
+                raise DivergedError(
+                    f"the loss jumped to {loss:.4f} by step {done:,} (on_spike=stop). Start again with a lower "
+                    "lr, or go on with --resume --on-spike skip"
+                )
             last_record = (done - 1) // self.config.log_every * self.config.log_every
             if checkpoint := self.folder.newest_checkpoint(self.process_group, at_most=last_record):
                 raise SpikeError(done, loss, checkpoint)

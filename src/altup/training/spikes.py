@@ -1,4 +1,5 @@
-"""Loss spikes (`on_spike: skip`): a run goes back to the checkpoint before one and leaves out the batches since.
+"""Loss spikes. With `on_spike: skip` a run goes back to the checkpoint before one and leaves out the batches
+since; with `stop` it ends.
 
 The loss of a record is a spike where it is above m + max(5 s, m / 10). Of the ten records before it, m is the
 median and s = 1.4826 / √2 · the median difference of neighbours: the standard deviation, whatever single records
