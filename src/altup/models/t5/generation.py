@@ -128,7 +128,7 @@ def decode_greedily(
                 decoding.set_inputs(prompts)
                 decoding.begin()
                 with decoding.stance():
-                    done = _go_on(decoding.step, decoding.ended, given, given, limit)
+                    done = _go_on(decoding.step, decoding.ended, given, given, limit, eos)
                 return decoding.tokens[:, : _end(decoding.tokens, given, done, eos)].clone()
             kept[key] = None
             while len(kept) > KEPT:
@@ -181,13 +181,13 @@ class Decoding:
         if done < self.limit and not bool(self.ended.all()):
             self.latest = self.latest.clone()
             step = record(self.feed_itself) if self.device.type == "cuda" else self.feed_itself
-            done = _go_on(step, self.ended, self.given, done, self.limit)
+            done = _go_on(step, self.ended, self.given, done, self.limit, self.eos)
         return self.tokens[:, : _end(self.tokens, self.given, done, self.eos)]
 
 
-def _go_on(step: Callable[[], Any], ended: Tensor, given: int, done: int, limit: int) -> int:
-    """Steps until all rows have ended; gives the number of tokens."""
-    while done < limit and ((done - given) % CHECK_EVERY or not bool(ended.all())):
+def _go_on(step: Callable[[], Any], ended: Tensor, given: int, done: int, limit: int, eos: Tensor | None) -> int:
+    """Steps until all rows have ended, if any can; gives the number of tokens."""
+    while done < limit and (eos is None or (done - given) % CHECK_EVERY or not bool(ended.all())):
         step()
         done += 1
     return done

@@ -1,8 +1,10 @@
 """Greedy decoding that an accelerated T5 keeps from call to call: a step with few kernels, recorded once.
 
-Products that read the same input are one: queries, keys and values, and both maps into the feed-forward. What such
-a step needs beside its inputs is made by a second graph at the beginning of each call: the joined weights, in the
-dtype that is computed in, and the keys and values of cross-attention.
+A layer is eight kernels of our own (`kernels/decoding`), for up to 64 rows. Where those cannot run, or choose worse
+tokens than plain code in a trial, the plain step is compiled. In either, products that read the same input are
+one: queries, keys and values, and both maps into the feed-forward. What such a step needs beside its inputs is made
+by a second graph at the beginning of each call: the joined weights, in the dtype that is computed in, and the keys
+and values of cross-attention.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from altup.kernels.cuda_graph import record, warm_up
+from altup.kernels.decoding import attend_to_cache, attend_to_memory, can_decode, choose, linear
 from altup.models.stack import COMPILED
-from altup.nn.layers import GatedFeedForward
+from altup.nn.layers import GatedFeedForward, RMSNorm
 from altup.nn.linear import is_bare, is_unhooked
 from altup.nn.positions import distance_bucket
 
 log = logging.getLogger(__name__)
 ALIGNED = 8  # places of a cache: attention copies a bias whose rows are of other lengths
+# Of a trial of the kernels: its tokens, and how far theirs may be below the highest logit, in standard deviations.
+TRIAL, REGRET = 3, 0.5
 
 
 class Prompts(NamedTuple):
@@ -55,6 +60,14 @@ def _is_plain(layer: Any) -> bool:
         return False
     linears = [getattr(attention, name) for attention in attentions for name in "qkvo"]
     return all(map(is_bare, [*linears, forward.wi_0, forward.wi_1, forward.wo]))
+
+
+def can_fuse(model: Any) -> bool:
+    """Whether norms and head are plain too, so that they may be parts of other kernels."""
+    decoder = model.decoder
+    names = ("attention_norm", "cross_norm", "feed_forward_norm")
+    norms = [*(getattr(layer, name) for layer in decoder.layers for name in names), decoder.final_norm]
+    return is_bare(model.lm_head) and all(type(norm) is RMSNorm and is_unhooked(norm) for norm in norms)
 
 
 class Layer:
@@ -102,6 +115,22 @@ class Layer:
         update = F.linear(F.gelu(gate, approximate="tanh") * hidden, out)
         return (x, update) if layer.leaves_last_addition else x + update
 
+    def fused(self, x: Tensor, place: Tensor, near: Tensor, mask: Tensor | None) -> Any:
+        """The same as eight kernels; place: [batch], near: [heads, places], mask: [batch, inputs]."""
+        layer, (joined, own_out, query, cross_out, into, out) = self._layer, self.weights
+        shape, x = x.shape, x.flatten(0, 1)
+        norms = (
+            (norm.weight, norm.eps) for norm in (layer.attention_norm, layer.cross_norm, layer.feed_forward_norm)
+        )
+        mixed = attend_to_cache(linear(x, joined, *next(norms)), self.keys, self.values, place, near)
+        x = linear(mixed, own_out, residual=x)
+        seen = attend_to_memory(linear(x, query, *next(norms)), self.memory_keys, self.memory_values, mask)
+        x = linear(seen, cross_out, residual=x)
+        hidden = linear(x, into, *next(norms), gated=True)
+        if layer.leaves_last_addition:
+            return x.view(shape), linear(hidden, out).view(shape)
+        return linear(hidden, out, residual=x).view(shape)
+
     def _heads(self, x: Tensor) -> Tensor:
         """[batch, 1, heads·d_kv] → [batch, heads, 1, d_kv]."""
         return x.unflatten(-1, (-1, self.d_kv)).transpose(1, 2)
@@ -122,30 +151,62 @@ class KeptDecoding:
         kind = device.type
         self.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
         self.tokens = input_ids.new_full((batch, limit), pad)
-        self.place = torch.zeros(1, dtype=torch.long, device=device)  # of the token that is fed
+        self.place = torch.zeros(batch, dtype=torch.long, device=device)  # of the token that is fed
         self.ended = torch.zeros(batch, dtype=torch.bool, device=device)
         self.places = -(-limit // ALIGNED) * ALIGNED
         self.layers = [Layer(layer, self.memory, self.places, self.dtype) for layer in model.decoder.layers]
         self.hidden = None if mask is None else memory.new_zeros(batch, 1, 1, memory.shape[1], dtype=self.dtype)
+        head = model.lm_head.weight
+        self.head = head if head.dtype == self.dtype else head.to(self.dtype)
+        table = model.decoder.relative_bias
+        self.near = table.weight.new_zeros(table.weight.shape[1], self.places, dtype=torch.float32)
         self.logits: Callable[[Tensor], Tensor] = self._logits
         self.begin: Callable[[], Any] = self._begin
         self.step: Callable[[], Any] = self._step
+        if can_fuse(model) and can_decode(device, self.dtype, batch, self.layers[0].d_kv):
+            self._fuse()
         if kind == "cuda":
             self._record(device)
 
+    def _fuse(self) -> None:
+        """Take the kernels, if they give the tokens of plain code in a trial, or nearly as likely ones."""
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                regret = self._try_kernels()
+        except Exception as error:
+            log.warning("decoding is slower than it could be, because its kernels failed: %s", error)
+            return
+        if regret <= REGRET:
+            self.step = self._fused_step
+        else:
+            log.warning("decoding is slower than it could be, because its kernels are wrong by %.2g", regret)
+
+    def _try_kernels(self) -> float:
+        self._begin()
+        worst = torch.zeros((), device=self.latest.device)
+        for _ in range(TRIAL):
+            logits = self._logits(self.latest).float()
+            self._fused_step()
+            self.ended.zero_()
+            chosen = logits.gather(1, self.latest).squeeze(1)
+            worst = torch.maximum(worst, ((logits.amax(dim=1) - chosen) / logits.std(dim=1)).max())
+        return float(worst)
+
     def _record(self, device: torch.device) -> None:
-        if getattr(self.model, COMPILED, False):
+        if getattr(self.model, COMPILED, False) and self.step == self._step:
             self._compile()
         with self.stance():
-            warm_up(self._try, device)
+            step = self.step
+            warm_up(lambda: (self._begin(), step()), device)
             begin = record(self._begin)
-            self.begin, self.step = begin, record(self._step, begin.graph.pool())
+            self.begin, self.step = begin, record(step, begin.graph.pool())
 
     def _compile(self) -> None:
         """The step as fewer kernels; where that fails it stays as it is."""
         self.logits = torch.compile(self._logits, dynamic=False)
         try:
-            self._try()
+            self._begin()
+            self._step()
         except Exception as error:
             log.warning("decoding is slower than it could be, because torch.compile failed: %s", error)
             self.logits = self._logits
@@ -155,16 +216,15 @@ class KeptDecoding:
         compiled = self.logits != self._logits
         return nullcontext() if compiled else torch.compiler.set_stance("force_eager")
 
-    def _try(self) -> None:
-        self._begin()
-        self._step()
-
     def _begin(self) -> None:
         for layer in self.layers:
             layer.fill()
         if self.mask is not None and self.hidden is not None:
             seen = self.model._memory_mask(self.mask, self.memory)
             self.hidden.copy_(torch.where(seen != 0, 0.0, torch.finfo(self.dtype).min)[:, None, None])
+        if self.head is not self.model.lm_head.weight:
+            self.head.copy_(self.model.lm_head.weight)
+        self.near.copy_(self._bias(-torch.arange(self.places, device=self.near.device)))
         self.tokens.fill_(self.pad)
         self.tokens[:, :1] = self.latest
         self.place.zero_()
@@ -174,25 +234,43 @@ class KeptDecoding:
         """[batch, vocabulary], of the token behind `latest` [batch, 1]."""
         model, decoder = self.model, self.model.decoder
         state = decoder.lift(model.encoder.embed_tokens(latest))
-        distance = torch.arange(self.places, device=latest.device) - self.place
-        table = decoder.relative_bias
-        bucket = distance_bucket(distance, table.num_buckets, table.max_distance, bidirectional=False)
-        bias = table.weight[bucket].t().to(self.dtype)[None, :, None]
+        place = self.place[:1]
+        distance = torch.arange(self.places, device=latest.device) - place
+        bias = self._bias(distance).to(self.dtype)[None, :, None]
         bias = bias.masked_fill(distance > 0, torch.finfo(self.dtype).min)
         for index, layer in enumerate(self.layers):
-            state = decoder.rule(state, layer, index, self.place, bias, self.hidden)
+            state = decoder.rule(state, layer, index, place, bias, self.hidden)
         hidden = decoder.lower(state)
         if model.config.scale_decoder_outputs:
             hidden = hidden * model.config.d_model**-0.5
         return model.logits(hidden)[:, -1]
 
+    def _bias(self, distance: Tensor) -> Tensor:
+        """[heads, places] of keys that lie at `distance` from the query."""
+        table = self.model.decoder.relative_bias
+        bucket = distance_bucket(distance, table.num_buckets, table.max_distance, bidirectional=False)
+        return table.weight[bucket].t()
+
     def _step(self) -> None:
         found = self.logits(self.latest).float().argmax(dim=-1).masked_fill(self.ended, self.pad)
         self.place.add_(1)
-        self.tokens.index_copy_(1, self.place, found[:, None])
+        self.tokens.index_copy_(1, self.place[:1], found[:, None])
         if self.eos is not None:
             self.ended.logical_or_((found[:, None] == self.eos).any(dim=1))
         self.latest.copy_(found[:, None])
+
+    def _fused_step(self) -> None:
+        """The norm behind the layers is part of the head; a scale before it changes no maximum."""
+        decoder = self.model.decoder
+        state = decoder.lift(self.model.encoder.embed_tokens(self.latest))
+        hidden = None if self.hidden is None else self.hidden.flatten(1)
+        for index, layer in enumerate(self.layers):
+            state = decoder.rule(state, layer.fused, index, self.place, self.near, hidden)
+        lowered, norm = decoder.rule.lower(state).flatten(0, 1), decoder.final_norm
+        choose(
+            lowered, self.head, norm.weight, norm.eps, tokens=self.tokens, latest=self.latest, place=self.place,
+            ended=self.ended, eos=self.eos, pad=self.pad,
+        )  # fmt: skip
 
     def set_inputs(self, prompts: Prompts) -> None:
         self.latest.copy_(prompts.input_ids)

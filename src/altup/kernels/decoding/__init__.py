@@ -1,0 +1,101 @@
+"""A decoder's step for one new token of up to 64 rows, as few kernels: it is bound by their number.
+
+A layer is eight: norm with queries, keys and values; attention over the cache; its output map with the addition;
+norm with the queries of cross-attention; that; its output map; norm with both maps into the feed-forward and its
+gate; the map out of it. Definitions: `reference.py`. Sums run in float32. There are no gradients.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from altup.kernels.decoding.reference import attend_reference, linear_reference
+from altup.kernels.launch import can_launch
+
+if TYPE_CHECKING:
+    from altup.kernels.decoding.attention import Parts
+
+__all__ = [
+    "attend_reference",
+    "attend_to_cache",
+    "attend_to_memory",
+    "can_decode",
+    "choose",
+    "linear",
+    "linear_reference",
+]
+
+MOST_ROWS = 64
+DTYPES = (torch.bfloat16, torch.float32)  # in float16 the rows before their norm could be too large
+PROGRAMMATIC = False  # whether kernels begin before the one before them has ended
+
+
+def can_decode(device: torch.device, dtype: torch.dtype, rows: int, d_kv: int) -> bool:
+    """Whether the kernels below take so many rows of a model that computes in `dtype`."""
+    power_of_2 = d_kv & (d_kv - 1) == 0
+    return rows <= MOST_ROWS and dtype in DTYPES and power_of_2 and d_kv <= 256 and can_launch(device)
+
+
+def linear(
+    x: Tensor | Parts,
+    weight: Tensor,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`linear_reference`, rounded to the weight's dtype or, where there is one, the residual's.
+
+    x: [rows, k], or what `attend_to_memory` gave; weight: [n, k].
+    """
+    from altup.kernels.decoding.maps import launch
+
+    return launch(x, weight, norm, eps, gated, residual, False, PROGRAMMATIC)[0]
+
+
+def attend_to_cache(qkv: Tensor, keys: Tensor, values: Tensor, place: Tensor, bias: Tensor) -> Tensor:
+    """Put the new keys and values to their place, and attend to all up to it.
+
+    qkv: [rows, 3·heads·d]; keys, values: [rows, heads, places, d]; place: [rows], the number of the new token;
+    bias: [heads, places], float32, by how many tokens a key lies back → [rows, heads·d].
+    """
+    from altup.kernels.decoding.attention import over_cache
+
+    return over_cache(qkv, keys, values, place, bias, PROGRAMMATIC)
+
+
+def attend_to_memory(q: Tensor, keys: Tensor, values: Tensor, added: Tensor | None = None) -> Tensor | Parts:
+    """`attend_reference`; of one row perhaps parts of it, which `linear` joins.
+
+    q: [rows, heads·d]; keys, values: [rows, heads, tokens, d]; added to scores: [rows, tokens].
+    """
+    from altup.kernels.decoding.attention import over_memory
+
+    return over_memory(q, keys, values, added, PROGRAMMATIC)
+
+
+def choose(
+    hidden: Tensor,
+    head: Tensor,
+    norm: Tensor,
+    eps: float,
+    *,
+    tokens: Tensor,
+    latest: Tensor,
+    place: Tensor,
+    ended: Tensor,
+    eos: Tensor | None,
+    pad: int,
+) -> None:
+    """The token with the largest logit, norm(hidden)·headᵀ, goes to `latest` [rows, 1] and behind `place` [rows]
+    into `tokens` [rows, limit], `pad` where a row has `ended` [rows]; `place` moves on, and a token of `eos` ends
+    a row."""
+    from altup.kernels.decoding import choice
+    from altup.kernels.decoding.maps import launch
+
+    tops, found = launch(hidden, head, norm, eps, False, None, True, PROGRAMMATIC)
+    state: Any = (tokens, latest, place, ended, eos, pad)
+    choice.choose(tops, found, *state, PROGRAMMATIC)  # type: ignore[arg-type]

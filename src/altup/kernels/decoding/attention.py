@@ -1,0 +1,190 @@
+"""Triton kernels of attention for one query of each row: over a cache that grows by that token, and over a memory.
+
+A program takes a row and a head, or a part of its keys. Each of its BLOCK slots goes through every BLOCK-th key
+with a softmax of its own, so that threads need one another at the end only:
+
+    m' = max(m, s),    l' = l·e^(m − m') + e^(s − m'),    a' = a·e^(m − m') + e^(s − m')·v
+"""
+
+# mypy: disable-error-code="assignment,misc"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+BLOCK = 64  # keys that a program reads at once
+PROGRAMS = 96  # where there are fewer rows and heads, keys are split
+
+
+class Parts(NamedTuple):
+    """Attention of one row over parts of its keys: Σ e^(s − top)·v [splits, 1, heads·d], the largest scores `tops`
+    and the sums Σ e^(s − top), [splits, heads] each, all float32."""
+
+    mixed: Tensor
+    tops: Tensor
+    sums: Tensor
+
+
+@triton.jit
+def _absorb(m, total, mixed, scores, valid, values):
+    top = tl.maximum(m, scores)
+    share = tl.exp(m - top)
+    weight = tl.where(valid, tl.exp(scores - top), 0.0)
+    return top, total * share + weight, mixed * share[:, None] + weight[:, None] * values
+
+
+@triton.jit
+def _join_slots(m, total, mixed):
+    top = tl.max(m, axis=0)
+    share = tl.exp(m - top)
+    return top, tl.sum(share * total, axis=0), tl.sum(share[:, None] * mixed, axis=0)
+
+
+@triton.jit
+def cache_kernel(
+    out,
+    qkv,
+    keys,
+    values,
+    place,
+    bias,
+    heads,
+    places,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):
+    """The new key and value are written to `place` of the cache, and attended to from registers."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    if PROGRAMMATIC:
+        gdc_launch_dependents()
+        gdc_wait()
+    lanes, slots = tl.arange(0, D), tl.arange(0, BLOCK)
+    now = tl.load(place + row).to(tl.int32)
+    start = qkv + row.to(tl.int64) * 3 * heads * D + head * D + lanes
+    q, k, v = tl.load(start), tl.load(start + heads * D), tl.load(start + 2 * heads * D)
+    of_row = (row * heads + head).to(tl.int64) * places * D
+    tl.store(keys + of_row + now * D + lanes, k)
+    tl.store(values + of_row + now * D + lanes, v)
+    wide = q.to(tl.float32)
+    m = tl.full([BLOCK], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    mixed = tl.zeros([BLOCK, D], tl.float32)
+    for first in range(0, now, BLOCK):
+        token = first + slots
+        valid = token < now
+        at = of_row + token[:, None] * D + lanes[None, :]
+        some_keys = tl.load(keys + at, mask=valid[:, None], other=0.0).to(tl.float32)
+        some_values = tl.load(values + at, mask=valid[:, None], other=0.0).to(tl.float32)
+        scores = tl.sum(some_keys * wide[None, :], axis=1)
+        scores += tl.load(bias + head * places + now - token, mask=valid, other=0.0)
+        m, total, mixed = _absorb(m, total, mixed, tl.where(valid, scores, LOWEST), valid, some_values)
+    top, all, a = _join_slots(m, total, mixed)
+    score = tl.sum(wide * k.to(tl.float32), axis=0) + tl.load(bias + head * places)
+    higher = tl.maximum(top, score)
+    before, new = tl.exp(top - higher), tl.exp(score - higher)
+    a = (a * before + new * v.to(tl.float32)) / (all * before + new)
+    tl.store(out + (row * heads + head).to(tl.int64) * D + lanes, a.to(out.dtype.element_ty))
+
+
+@triton.jit
+def memory_kernel(
+    out,
+    tops,
+    sums,
+    q,
+    keys,
+    values,
+    added,
+    heads,
+    tokens,
+    span,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if PROGRAMMATIC:
+        gdc_launch_dependents()
+        gdc_wait()
+    lanes, slots = tl.arange(0, D), tl.arange(0, BLOCK)
+    unit = row * heads + head
+    wide = tl.load(q + unit.to(tl.int64) * D + lanes).to(tl.float32)
+    m = tl.full([BLOCK], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    mixed = tl.zeros([BLOCK, D], tl.float32)
+    end = tl.minimum((split + 1) * span, tokens)
+    for first in range(split * span, end, BLOCK):
+        token = first + slots
+        valid = token < end
+        at = unit.to(tl.int64) * tokens * D + token[:, None] * D + lanes[None, :]
+        some_keys = tl.load(keys + at, mask=valid[:, None], other=0.0).to(tl.float32)
+        some_values = tl.load(values + at, mask=valid[:, None], other=0.0).to(tl.float32)
+        scores = tl.sum(some_keys * wide[None, :], axis=1)
+        if added is not None:
+            scores += tl.load(added + row.to(tl.int64) * tokens + token, mask=valid, other=0.0).to(tl.float32)
+        m, total, mixed = _absorb(m, total, mixed, tl.where(valid, scores, LOWEST), valid, some_values)
+    top, all, a = _join_slots(m, total, mixed)
+    if SPLIT:
+        tl.store(out + (split * heads + head) * D + lanes, a)
+        tl.store(tops + split * heads + head, top)
+        tl.store(sums + split * heads + head, all)
+    else:
+        tl.store(out + unit.to(tl.int64) * D + lanes, (a / all).to(out.dtype.element_ty))
+
+
+def over_cache(
+    qkv: Tensor, keys: Tensor, values: Tensor, place: Tensor, bias: Tensor, programmatic: bool
+) -> Tensor:
+    rows, heads, places, d = keys.shape
+    out = qkv.new_empty(rows, heads * d)
+    with torch.cuda.device_of(qkv):
+        cache_kernel[(rows, heads)](
+            out,
+            qkv,
+            keys,
+            values,
+            place,
+            bias,
+            heads,
+            places,
+            D=d,
+            BLOCK=BLOCK,
+            num_warps=4,
+            **programmed(programmatic),
+        )
+    return out
+
+
+def over_memory(
+    q: Tensor, keys: Tensor, values: Tensor, added: Tensor | None, programmatic: bool
+) -> Tensor | Parts:
+    rows, heads, tokens, d = keys.shape
+    splits = 1 if rows > 1 else max(1, min(PROGRAMS // heads, triton.cdiv(tokens, BLOCK)))
+    span = triton.cdiv(triton.cdiv(tokens, splits), BLOCK) * BLOCK
+    splits = triton.cdiv(tokens, span)
+    tops = sums = None
+    if splits > 1:
+        out = q.new_empty(splits, rows, heads * d, dtype=torch.float32)
+        tops, sums = (q.new_empty(splits, heads, dtype=torch.float32) for _ in range(2))
+    else:
+        out = q.new_empty(rows, heads * d)
+    with torch.cuda.device_of(q):
+        memory_kernel[(rows, heads, splits)](
+            out, tops, sums, q, keys, values, added, heads, tokens, span,
+            D=d, BLOCK=BLOCK, SPLIT=splits > 1, num_warps=4, **programmed(programmatic),
+        )  # fmt: skip
+    return out if tops is None or sums is None else Parts(out, tops, sums)
+
+
+def programmed(programmatic: bool) -> dict[str, bool]:
+    """How a kernel is told to begin before the one before it has ended."""
+    return {"PROGRAMMATIC": True, "launch_pdl": True} if programmatic else {"PROGRAMMATIC": False}

@@ -1,0 +1,188 @@
+"""The kernels of a decoder's step against their definitions in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from altup.kernels import decoding
+from tests.kernels.interpreter import DEVICE, INTERPRETED, fewer, runs_kernel
+
+ROWS = fewer([1, 3], [1, 2, 3, 16, 20, 64])
+HALF = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]  # whose dot knows no bf16
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+def random(*shape, dtype=torch.float32, scale=1.0):
+    return (scale * torch.randn(*shape, device=DEVICE)).to(dtype)
+
+
+def agrees(got, want, dtype):
+    error = (got.double() - want).norm() / want.norm()
+    assert error < TOLERANCE[dtype], float(error)
+
+
+@runs_kernel
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.bfloat16), *((r, d) for r in ROWS for d in HALF)])
+@pytest.mark.parametrize(
+    ("n", "k"), fewer([(24, 40)], [(24, 40), (768, 768), (2304, 768), (768, 2048), (10_000, 96)])
+)
+def test_linear_maps_with_norm_gate_and_addition(rows, dtype, n, k, poisoned):
+    torch.manual_seed(0)
+    x, residual = random(rows, k, dtype=dtype, scale=30), random(rows, n, dtype=dtype)
+    weight, norm = random(2 * n, k, dtype=dtype, scale=k**-0.5), random(k, dtype=dtype)
+    exact = [t.double() for t in (x, weight, norm, residual)]
+    for normed, gated, added in [(1, 0, 0), (0, 0, 1), (1, 1, 0), (1, 1, 1)]:
+        used, exact_weight = (weight, exact[1]) if gated else (weight[:n], exact[1][:n])
+        options = (norm if normed else None, 1e-6, bool(gated))
+        want = decoding.linear_reference(
+            exact[0], exact_weight, exact[2] if normed else None, 1e-6, bool(gated), exact[3] if added else None
+        )
+        got = decoding.linear(x, used, *options, residual=residual if added else None)
+        assert got.dtype == dtype
+        agrees(got, want, dtype)
+
+
+@runs_kernel
+def test_the_sum_keeps_the_residuals_dtype():
+    """Under autocast weights are bf16, and what runs through the model may be float32."""
+    torch.manual_seed(0)
+    for rows in fewer((1,), (1, 3)):
+        x, residual, norm = random(rows, 40), random(rows, 24), random(40)
+        weight = random(24, 40, dtype=torch.bfloat16)
+        got = decoding.linear(x, weight, norm, 1e-6, residual=residual)
+        want = decoding.linear_reference(
+            x.double(), weight.double(), norm.double(), 1e-6, residual=residual.double()
+        )
+        assert got.dtype == torch.float32
+        agrees(got, want, torch.bfloat16)
+
+
+@runs_kernel
+@pytest.mark.parametrize("rows", fewer([1, 3], [1, 3, 64]))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_over_a_growing_cache(rows, dtype, poisoned):
+    """The future of the cache holds NaN, which must not be read."""
+    torch.manual_seed(0)
+    heads, d, places = 3, 16, 136
+    keys, values = (torch.empty(rows, heads, places, d, device=DEVICE, dtype=dtype) for _ in range(2))
+    bias, past = random(heads, places), []
+    for now in (0, 1, 63, 64, 65, 130):
+        place = torch.full((rows,), now, device=DEVICE)
+        while len(past) <= now:
+            past.append(random(rows, 3 * heads * d, dtype=dtype))
+            if len(past) <= now:
+                for cache, part in zip(
+                    (keys, values), past[-1].view(rows, 3, heads, d).unbind(1)[1:], strict=True
+                ):
+                    cache[:, :, len(past) - 1] = part
+        got = decoding.attend_to_cache(past[-1], keys, values, place, bias)
+        q, k, v = torch.stack(past, dim=2).double().view(rows, 3, heads, d, now + 1).transpose(3, 4).unbind(1)
+        want = decoding.attend_reference(q[:, :, -1].flatten(1), k, v, bias[:, : now + 1].flip(1).double())
+        agrees(got, want, dtype)
+        assert torch.equal(keys[:, :, now], k[:, :, -1].to(dtype))
+        assert torch.equal(values[:, :, now], v[:, :, -1].to(dtype))
+
+
+@runs_kernel
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.bfloat16), *((r, d) for r in (1, 3, 64) for d in HALF)])
+@pytest.mark.parametrize("tokens", [5, 64, 200])
+def test_attention_over_a_memory(rows, dtype, tokens, poisoned):
+    """With and without hidden keys; a row that sees none attends to all alike, as PyTorch's does."""
+    torch.manual_seed(0)
+    heads, d = 3, 16
+    q = random(rows, heads * d, dtype=dtype)
+    keys, values = (random(rows, heads, tokens, d, dtype=dtype) for _ in range(2))
+    out = random(24, heads * d, dtype=dtype)
+    hidden = random(rows, tokens) > 0
+    hidden[-1] = True
+    added = torch.zeros(rows, tokens, device=DEVICE, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
+    for mask in (None, added):
+        wide = None if mask is None else mask.double()[:, None]
+        want = decoding.attend_reference(q.double(), keys.double(), values.double(), wide)
+        got = decoding.attend_to_memory(q, keys, values, mask)
+        if isinstance(got, torch.Tensor):
+            agrees(got, want, dtype)
+        agrees(decoding.linear(got, out), want @ out.double().t(), dtype)  # which joins the parts of one row
+    assert isinstance(got, torch.Tensor) == (rows > 1 or tokens <= 64)
+
+
+@runs_kernel
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_likeliest_token_goes_to_its_place(rows, poisoned):
+    """Of equal logits the first; rows that have ended are padded."""
+    torch.manual_seed(0)
+    vocabulary, width, limit = 10_007, 32, 5
+    hidden, head, norm = random(rows, width), random(vocabulary, width), random(width)
+    head[77] = head[9000] = 10 * hidden[0] * norm
+    logits = decoding.linear_reference(hidden.double(), head.double(), norm.double(), 1e-6)
+    likeliest = logits.argmax(dim=1)
+    assert likeliest[0] == 77
+    ended = torch.zeros(rows, dtype=torch.bool, device=DEVICE)
+    ended[-1] = rows > 1
+    tokens = torch.full((rows, limit), -1, device=DEVICE)
+    latest = torch.zeros(rows, 1, dtype=torch.long, device=DEVICE)
+    place = torch.full((rows,), 2, device=DEVICE)
+    eos = torch.tensor([5, 77], device=DEVICE)
+    decoding.choose(
+        hidden, head, norm, 1e-6, tokens=tokens, latest=latest, place=place, ended=ended, eos=eos, pad=3
+    )
+    want = likeliest.masked_fill(torch.arange(rows, device=DEVICE) == (rows - 1 if rows > 1 else -1), 3)
+    assert torch.equal(latest[:, 0], want)
+    assert torch.equal(tokens[:, 3], want)
+    assert (tokens[:, [0, 1, 2, 4]] == -1).all()
+    assert torch.equal(place, torch.full_like(place, 3))
+    assert ended[0]
+    assert ended.sum() == (1 if rows == 1 else 2)
+
+
+BASE = {"n": "i32", "k": "i32", "eps": "fp32", "found": None, "residual": None, "PROGRAMMATIC": False}
+
+
+@pytest.mark.parametrize("programmatic", [False, True])
+def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
+    from altup.kernels.decoding import attention, choice, maps
+
+    common = {
+        **BASE,
+        "PROGRAMMATIC": programmatic,
+        "out": "*bf16",
+        "x": "*bf16",
+        "weight": "*bf16",
+        "norm": "*bf16",
+    }
+    row = {**common, "heads": "i32", "tops": None, "sums": None, "SPLITS": 1, "D": 64, "CHOOSES": False}
+    parts = {"x": "*fp32", "tops": "*fp32", "sums": "*fp32", "SPLITS": 8, "norm": None, "residual": "*bf16"}
+    chosen = {"out": "*fp32", "found": "*i32", "CHOOSES": True}
+    built = [
+        hopper.build(maps.vector_kernel, {**row, **more}, divisible=("n", "k"), num_warps=4)
+        for more in (
+            {"GATED": False, "BLOCK_N": 4, "BLOCK_K": 1024},
+            {"GATED": True, "BLOCK_N": 4, "BLOCK_K": 1024},
+            {**parts, "GATED": False, "BLOCK_N": 4, "BLOCK_K": 1024},
+            {**chosen, "GATED": False, "BLOCK_N": 16, "BLOCK_K": 1024},
+        )
+    ]
+    many = {**common, "batch": "i32", "BLOCK_K": 128}
+    built += [
+        hopper.build(maps.rows_kernel, {**many, **more}, divisible=("n", "k", "batch"), num_warps=4, num_stages=3)
+        for more in (
+            {"GATED": False, "CHOOSES": False, "BLOCK_B": 32, "BLOCK_N": 16},
+            {"GATED": True, "CHOOSES": False, "BLOCK_B": 32, "BLOCK_N": 16},
+            {**chosen, "GATED": False, "BLOCK_B": 64, "BLOCK_N": 64},
+        )
+    ]
+    cache = dict.fromkeys(("out", "qkv", "keys", "values", "q", "added"), "*bf16")
+    sizes = {"heads": "i32", "places": "i32", "tokens": "i32", "span": "i32", "D": 64, "BLOCK": attention.BLOCK}
+    sizes |= {"place": "*i64", "bias": "*fp32", "PROGRAMMATIC": programmatic, "tops": None, "sums": None}
+    split = {"out": "*fp32", "tops": "*fp32", "sums": "*fp32", "SPLIT": True}
+    built.append(hopper.build(attention.cache_kernel, {**cache, **sizes}, num_warps=4))
+    built.append(hopper.build(attention.memory_kernel, {**cache, **sizes, "SPLIT": False}, num_warps=4))
+    built.append(hopper.build(attention.memory_kernel, {**cache, **sizes, **split}, num_warps=4))
+    places = {"tokens": "*i64", "latest": "*i64", "place": "*i64", "ended": "*u8", "eos": "*i64", "tops": "*fp32"}
+    numbers = {"found": "*i32", "tiles": "i32", "limit": "i32", "pad": "i32", "ENDS": 1, "BLOCK": choice.BLOCK}
+    arguments = {**places, **numbers, "PROGRAMMATIC": programmatic}
+    built.append(hopper.build(choice.choice_kernel, arguments, num_warps=4))
+    assert not any(map(hopper.spills, built))
+    waits = ["griddepcontrol.wait" in kernel.asm["ptx"] for kernel in built]
+    assert waits == [programmatic] * len(built)
