@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from functools import partial
 
@@ -10,7 +11,7 @@ import torch
 
 from altup.bench import timing
 from altup.bench.problem import Fact, Problem, Provider, Setup, Work, errors
-from altup.bench.runner import Runner, fast_math
+from altup.bench.runner import Runner, TimeIsUp, fast_math, stopped_after
 
 SETUP = Setup(torch.device("cpu"), quick=True)
 X = torch.tensor([1.0, 2.0, 3.0])
@@ -194,6 +195,24 @@ def test_time_limit_leaves_time_for_what_was_built(clock):
     ]
     assert 0 < len(skipped) < 12
     assert timed(rows) == set(names) - set(skipped)
+
+
+def test_the_time_limit_holds_inside_a_provider():
+    """The alarm comes while the second one is built; the first one's times are kept."""
+
+    def build():
+        signal.raise_signal(signal.SIGALRM)
+        return squares()()
+
+    rows = []
+    problem = Problem("toy", {}, [Provider("quick", squares()), Provider("slow", build)])
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(TimeIsUp), stopped_after(3600.0):
+        Runner(SETUP, rows.append, rounds=1).run([problem])
+    assert timed(rows) == {"quick"}
+    assert problems_of(rows) == {}
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 def test_what_is_cheap_is_timed_before_what_compiles_is_built():

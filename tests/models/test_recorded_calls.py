@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import altup
-from altup.models.recorded_calls import LAUNCHED, RecordedCalls, stand_ins
+from altup.models.recorded_calls import LAUNCHED, MOST_TRAINED, RecordedCalls, _Recorded, stand_ins
 from tests.models.helpers import VOCABULARY, tiny, tiny_t5
 
 
@@ -143,9 +143,9 @@ def test_logits_are_left_out_in_training_only(pair):
     assert plain(**inputs).logits is not None
 
 
-def test_by_default_only_calls_without_gradients_are_recorded(recwarn):
+def test_recordings_without_gradients_leave_training_alone(recwarn):
     model = tiny_t5("altup").train()
-    model._compiled_call_impl = RecordedCalls(model)
+    model._compiled_call_impl = RecordedCalls(model, with_gradients=False)
     for inputs in batches(LAUNCHED + 2):
         model(**inputs).loss.backward()
     assert not recordings(model)
@@ -153,7 +153,51 @@ def test_by_default_only_calls_without_gradients_are_recorded(recwarn):
         for inputs in batches(LAUNCHED + 2):
             model(**inputs)
     assert len(recordings(model)) == 1
-    assert altup.accelerate(model, record=True)._compiled_call_impl.with_gradients
+
+
+class Crowded(torch.nn.Module):
+    """A model whose calls find no memory while they are recorded."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        if _Recorded.running:
+            raise torch.OutOfMemoryError("no memory")
+        return self.weight * x
+
+
+def test_what_does_not_fit_into_the_memory_is_launched():
+    model = Crowded()
+    model._compiled_call_impl = RecordedCalls(model)
+    for number in range(LAUNCHED + 3):
+        model(torch.full((3,), float(number))).sum().backward()
+    assert torch.equal(model.weight.grad, torch.full((3,), float(sum(range(LAUNCHED + 3)))))
+    assert not recordings(model)
+
+
+def test_few_kinds_of_training_are_recorded_as_each_holds_all_gradients(pair):
+    _, model = pair
+    for rows in range(1, MOST_TRAINED + 3):
+        for inputs in batches(LAUNCHED + 1):
+            model(**{name: tensor[:1].repeat(rows, 1) for name, tensor in inputs.items()}).loss.backward()
+    assert len(recordings(model)) == MOST_TRAINED
+    with torch.no_grad():
+        for inputs in batches(LAUNCHED + 1):
+            model(**inputs)
+    assert len(recordings(model)) == MOST_TRAINED + 1
+
+
+def test_the_encoder_is_recorded_apart_for_generate(pair):
+    plain, model = (one.eval() for one in pair)
+    for inputs in batches(LAUNCHED + 2):
+        want, got = (one.generate(inputs["input_ids"], max_new_tokens=3) for one in (plain, model))
+        assert torch.equal(want, got)
+    assert len(recordings(model.encoder)) == 1
+    assert not recordings(model)
+    altup.decelerate(model)
+    assert model.encoder._compiled_call_impl is None
 
 
 def test_stand_ins_share_memory_and_nothing_of_autograd():

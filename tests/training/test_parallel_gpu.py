@@ -18,6 +18,7 @@ from tests.training.test_graphs_gpu import Varied, assert_alike, uneven
 from tests.training.tiny import SETTINGS, MadeUp, build
 
 pytestmark = pytest.mark.gpu
+Trained = tuple[dict[str, torch.Tensor], dict[str, float]]  # weights, and what was counted
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def train(
     dropout: float = 0.1,
     spoilt: int | None = None,
     **changes: Any,
-) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+) -> Trained:
     """Six steps as graphs."""
     settings = {**SETTINGS, "precision": "bf16", "deterministic": False, "compile": True, **changes}
     torch.manual_seed(0)
@@ -88,4 +89,19 @@ def test_two_ranks_on_one_gpu_train_as_one_process(tmp_path: Path) -> None:
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     for name, weight in first[0].items():
         assert torch.equal(weight, second[0][name]), name
-    assert_alike(alone, first)
+    assert_alike_but_for_rounding(alone, first)
+
+
+def assert_alike_but_for_rounding(want: Trained, got: Trained) -> None:
+    """Two rows at a time are rounded to bf16 otherwise than four. On a CPU that moves the change of the weights by
+    2 to 5 %, the norm of the gradient by 0.4 % and `num_correct` by 2; without the other rank's rows the change is
+    off by 64 %, with a mean over twice the tokens the norm by half."""
+    numbers = {name: number for name, number in want[1].items() if name not in ("num_correct", "grad_norm")}
+    assert {name: got[1][name] for name in numbers} == pytest.approx(numbers, rel=1e-3)
+    assert got[1]["num_correct"] == pytest.approx(want[1]["num_correct"], abs=8)
+    assert got[1]["grad_norm"] == pytest.approx(want[1]["grad_norm"], rel=0.03)
+    torch.manual_seed(0)
+    start = {name: weight.detach() for name, weight in build(dropout_rate=0.0).named_parameters()}
+    change = sum((weight - start[name]).square().sum() for name, weight in want[0].items())
+    apart = sum((got[0][name] - weight).square().sum() for name, weight in want[0].items())
+    assert apart < 0.15**2 * change

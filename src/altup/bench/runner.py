@@ -208,8 +208,10 @@ def measure(
     limit = config.time_limit or float("inf")
     runner = Runner(setup, emit, say, config.only, config.repeat or 1, limit, config.cold, config.cases)
     try:
-        with fast_math(), _stopped_by_sigterm():
+        with fast_math(), _stopped_by_sigterm(), stopped_after(limit):
             runner.run(problems(config.cases, setup))
+    except TimeIsUp:
+        say("time limit: what was measured is kept")
     except KeyboardInterrupt:
         say("stopped; what was measured is kept")
     if config.only and all(row.p50 is None and row.status == OK for row in rows):
@@ -229,6 +231,29 @@ def _stopped_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class TimeIsUp(BaseException):
+    """The time limit has come while something was built or timed; no provider may take it for its own failure."""
+
+
+@contextlib.contextmanager
+def stopped_after(seconds: float) -> Iterator[None]:
+    """TimeIsUp after so many seconds, as soon as Python code runs again."""
+    if seconds == float("inf") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager

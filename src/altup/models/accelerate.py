@@ -32,7 +32,8 @@ def accelerate(
       the first layer and behind the last, and the head with its loss, on Triton kernels; `generate` replays a
       token's pass as a CUDA graph.
     - **Models of this library**: layers compiled by `torch.compile`, as `altup pretrain` compiles them, and calls
-      without gradients replayed as CUDA graphs, one for each shape of batch; with `record=True` training too.
+      replayed as CUDA graphs, one for each shape of batch, in training a second one for the backward pass; T5's
+      greedy `generate` replays a token as one.
     - **Models widened by it**: compiled layers.
 
     Weights, their names, config, `save_pretrained`, `generate`, caches, PEFT, `Trainer` and gradient checkpointing
@@ -47,9 +48,9 @@ def accelerate(
             is off, of our models. The output's `logits` is then None in training, where labels are given.
         compile: Whether layers are compiled. By default those of our models and of widened ones are, on a GPU, and
             those of Gemma 3n are not.
-        record: Whether passes are replayed as CUDA graphs. By default those of our models are, on a GPU, that need
-            no gradients; True records forward and backward passes of training too, which has not run on a GPU yet.
-            Calls that cannot be are launched: with a cache, with hooks, with gradient checkpointing, under FSDP.
+        record: Whether passes, forward and backward, are replayed as CUDA graphs. By default those of our models
+            are, on a GPU. Calls that cannot be are launched: with a cache, with hooks, with gradient
+            checkpointing, under FSDP.
 
     Returns:
         The model itself.
@@ -96,8 +97,10 @@ def accelerate(
 
 def _has_compiled_layers(model: nn.Module) -> bool:
     """A copy of a model has the mark, but no compiled code."""
-    parts = (part for part in model.modules() if part is not model)
-    return getattr(model, COMPILED, False) and any(part._compiled_call_impl is not None for part in parts)
+    calls = (part._compiled_call_impl for part in model.modules() if part is not model)
+    return getattr(model, COMPILED, False) and any(
+        call is not None and not isinstance(call, RecordedCalls) for call in calls
+    )
 
 
 def _record_calls(model: nn.Module, record: bool | None, head: bool) -> None:
@@ -110,12 +113,21 @@ def _record_calls(model: nn.Module, record: bool | None, head: bool) -> None:
         wanted = record
     if not wanted:
         if isinstance(calls, RecordedCalls):
-            model._compiled_call_impl = None
+            _forget_calls(model)
         return
     skips_logits = head and "return_logits" in inspect.signature(type(model).forward).parameters
-    options = skips_logits, bool(record)
-    if not (isinstance(calls, RecordedCalls) and (calls.skips_logits, calls.with_gradients) == options):
-        model._compiled_call_impl = RecordedCalls(model, *options)
+    if not (isinstance(calls, RecordedCalls) and calls.skips_logits == skips_logits):
+        model._compiled_call_impl = RecordedCalls(model, skips_logits)
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and _is_one_of_ours(model):
+        encoder: nn.Module = model.encoder  # type: ignore[assignment]  # which `generate` calls apart
+        if encoder._compiled_call_impl is None:
+            encoder._compiled_call_impl = RecordedCalls(encoder, with_gradients=False)
+
+
+def _forget_calls(model: nn.Module) -> None:
+    for part in model.modules():  # an adapter may have been put around what was accelerated
+        if isinstance(part._compiled_call_impl, RecordedCalls):
+            part._compiled_call_impl = None
 
 
 def decelerate(model: Model) -> Model:
@@ -141,9 +153,8 @@ def decelerate(model: Model) -> Model:
         from altup.models.gemma3n import classes
 
         classes.unfuse(model)
-    for part in model.modules():  # an adapter may have been put around what was accelerated
-        if isinstance(part._compiled_call_impl, RecordedCalls):
-            part._compiled_call_impl = None
+    _forget_calls(model)
+    for part in model.modules():
         if vars(part).pop(COMPILED, False):
             uncompile_layers(part)
     return model

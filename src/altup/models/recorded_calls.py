@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 from altup.kernels.cuda_graph import record, warm_up
 
 LAUNCHED = 2  # calls of one kind before one is recorded: they compile, and a shape may never come again
-MOST = 16  # kinds of calls that are recorded
+MOST = 16  # kinds of calls without gradients that are recorded
+MOST_TRAINED = 4  # and of those with gradients, each of which holds all gradients
 REMEMBERED = 1000  # kinds of calls that are counted: lengths may never come again
 PLAIN = (bool, int, float, str, torch.dtype, type(None))
 
@@ -33,7 +34,8 @@ class RecordedCalls:
     while a recorded forward pass waits for its backward pass, other calls are launched. Launched are also calls
     whose arguments or results hold more than tensors (a cache), and those of models with hooks, with recomputed
     layers (gradient checkpointing) or with sharded weights. Where weights have moved, all is recorded anew. Calls
-    that build a graph for a backward pass are recorded `with_gradients` only.
+    that build a graph for a backward pass are recorded `with_gradients` only. What does not fit into the memory is
+    launched from then on.
 
     With `skips_logits` a call in training that has labels is made with `return_logits=False`, unless it says
     otherwise.
@@ -41,7 +43,7 @@ class RecordedCalls:
     On a CPU the same calls are made again instead of replayed.
     """
 
-    def __init__(self, model: nn.Module, skips_logits: bool = False, with_gradients: bool = False) -> None:
+    def __init__(self, model: nn.Module, skips_logits: bool = False, with_gradients: bool = True) -> None:
         self._model = weakref.ref(model)
         self.skips_logits, self.with_gradients = skips_logits, with_gradients
         self._parts: list[tuple[nn.Module, list[int]]] = []
@@ -66,7 +68,11 @@ class RecordedCalls:
                 self._never.add(key)
             return result
         if key not in self._recorded:
-            self._recorded[key] = _Recorded(model, args, kwargs, self._parameters, self._pool)
+            try:
+                self._recorded[key] = _Recorded(model, args, kwargs, self._parameters, self._pool)
+            except torch.OutOfMemoryError:
+                self._never.add(key)
+                return model._call_impl(*args, **kwargs)
             self._pool = self._recorded[key].pool
         recorded = self._recorded[key]
         recorded.forward(args, kwargs)
@@ -81,8 +87,11 @@ class RecordedCalls:
         waiting = self._waiting() if self._waiting is not None else None
         if key in self._never or (waiting is not None and not waiting.is_done):
             return False
-        if key in self._recorded or len(self._recorded) == MOST:
-            return key in self._recorded
+        if key in self._recorded:
+            return True
+        trained = key[-1][0]
+        if sum(kind[-1][0] == trained for kind in self._recorded) == (MOST_TRAINED if trained else MOST):
+            return False
         if len(self._seen) == REMEMBERED:
             self._seen.clear()
         self._seen[key] += 1

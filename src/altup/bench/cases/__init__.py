@@ -51,7 +51,7 @@ class BenchConfig(Settings):
         None, "Rounds of timing.", shown="10; 3 with --quick", panel="Options", at_least=1
     )
     time_limit: float | None = setting(
-        None, "Seconds after which nothing more is begun.", shown="none", panel="Options", above=0
+        None, "Seconds after which it stops, with what was measured.", shown="none", panel="Options", above=0
     )
     cold: bool = setting(
         False, "Measure the start of compiled providers alone, without any cache.", panel="Options", flag="--cold"

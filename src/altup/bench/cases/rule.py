@@ -34,6 +34,7 @@ def problems(setup: Setup) -> Iterator[Problem]:
                     Provider("plain eager", partial(inputs.work, plain), "plain"),
                     Provider("plain compiled", partial(inputs.work, plain, compiled=True), "plain", compiled=True),
                     Provider("triton dynamic", partial(dynamic, "triton"), compiled=compiled, triton=True),
+                    Provider("auto dynamic", partial(dynamic, "auto"), compiled=compiled),
                     Provider("plain dynamic", partial(dynamic, "plain"), "plain", compiled=compiled),
                     Provider("gemma3n eager", inputs.gemma, "peer"),
                     Provider("gemma3n compiled", partial(inputs.gemma, compiled=True), "peer", compiled=True),

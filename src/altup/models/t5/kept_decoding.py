@@ -1,10 +1,10 @@
 """Greedy decoding that an accelerated T5 keeps from call to call: a step with few kernels, recorded once.
 
-A layer is eight kernels of our own (`kernels/decoding`), for up to 64 rows. Where those cannot run, or choose worse
-tokens than plain code in a trial, the plain step is compiled. In either, products that read the same input are
-one: queries, keys and values, and both maps into the feed-forward. What such a step needs beside its inputs is made
-by a second graph at the beginning of each call: the joined weights, in the dtype that is computed in, and the keys
-and values of cross-attention.
+A layer is eight kernels of our own (`kernels/decoding`), for up to 64 rows. Where those cannot run, or choose
+worse tokens than plain code in a trial, the plain step is compiled. In either, products that read the same input
+are one: queries, keys and values, and both maps into the feed-forward. What such a step needs beside its inputs is
+made by a second graph at the beginning of each call: the joined weights, in the dtype that is computed in, and the
+keys and values of cross-attention.
 """
 
 from __future__ import annotations
