@@ -12,8 +12,16 @@ from torch import library
 from torch.utils.checkpoint import checkpoint
 
 from altup.core.errors import UserError
-from altup.kernels.attention import WIDTHS, attention, attention_reference, keep_mask, launch
-from altup.kernels.attention.op import attend, attend_backward
+from altup.kernels.attention import (
+    WIDTHS,
+    attention,
+    attention_reference,
+    joined,
+    joined_attention,
+    keep_mask,
+    launch,
+)
+from altup.kernels.attention.op import attend, attend_backward, attend_joined, attend_joined_backward
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, INTERPRETED, fewer, needs_gpu, runs_kernel
 
 B, H, Q, K, D = 2, 3, 5, 7, 4
@@ -484,6 +492,97 @@ def test_operator_registrations(small):
     for bias_grad in (False, True):
         given = (torch.randn_like(out), out, lse, *tensors, *settings, bias_grad)
         library.opcheck(attend_backward, given, test_utils=CHEAP_CHECKS)
+
+
+def whole(q, k, v, by_distance, **options):
+    """Of queries, keys and values in one tensor."""
+    qkv = torch.stack([x.transpose(1, 2) for x in (q, k, v)], dim=2)
+    return joined_attention(qkv, by_distance=by_distance, implementation="triton", **options)
+
+
+def of_memory(q, k, v, by_distance, **options):
+    """Of keys and values that are the second of three layers' in one tensor."""
+    rows = torch.stack([x.transpose(1, 2) for x in (v, k, k, v, q.new_zeros(k.shape), k)], dim=2)
+    both = rows[:, :, 2:4]
+    return joined_attention(
+        q.transpose(1, 2).unsqueeze(2), both, by_distance=by_distance, implementation="triton", **options
+    )
+
+
+@runs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("run", [whole, of_memory])
+def test_joined_queries_keys_and_values(run, dtype, poisoned, small):
+    small(16, 16)
+    inputs = problem(2, 2, 40, dtype=dtype, beyond=10)
+    compare(inputs, run, constant_beyond=10, causal=run is whole, **segments(2, 40, 40))
+    compare([*inputs[:3], None], run, dropout=0.3)
+
+
+@runs_kernel
+def test_queries_over_a_longer_memory(poisoned, small):
+    """As a decoder reads its encoder's output: without a bias, and few queries."""
+    small(16, 16)
+    compare([*problem(2, 2, *fewer((14, 40), (114, 512)))[:3], None], of_memory)
+
+
+@pytest.mark.parametrize("run", [whole, of_memory])
+def test_joined_is_plain_where_no_kernel_runs(run, monkeypatch):
+    q, k, v, by_distance = tensors()
+    k, v = (x[:, :, :Q] for x in (k, v))
+    by_distance = by_distance[:, : 2 * Q - 1]
+    options = {"causal": True, "scale": 0.5}
+    want = attention_reference(q, k, v, by_distance=by_distance, **options)
+    parts = [torch.stack([x.transpose(1, 2) for x in (q, k, v)], dim=2)]
+    parts = [parts[0][:, :, :1], parts[0][:, :, 1:]] if run is of_memory else parts
+    torch.testing.assert_close(joined_attention(*parts, by_distance=by_distance, **options), want)
+
+
+def test_joining_gradients_that_lie_side_by_side_copies_nothing():
+    rows = torch.randn(2, 5, 12)
+    parts = list(rows.split(4, dim=-1))
+    assert joined(parts).data_ptr() == rows.data_ptr()
+    assert torch.equal(joined(parts), rows)
+    for other in ([parts[1], parts[0], parts[2]], parts[:2], [x.clone() for x in parts]):
+        together = joined(other)
+        assert torch.equal(together, torch.cat(other, -1))
+        assert together.data_ptr() not in [part.data_ptr() for part in other]
+
+
+@runs_kernel
+def test_gradients_of_many_layers_are_one_tensor(small):
+    """Three layers read parts of one tensor; a pass that is repeated does not write over the first one's."""
+    small(16, 16)
+    q = torch.randn(2, 20, 1, 2, 16, device=DEVICE)
+    rows = torch.randn(2, 20, 3, 2, 2, 16, device=DEVICE)
+    layers = [x.requires_grad_() for x in rows.detach().unbind(2)]
+    outs = [joined_attention(q, both, implementation="triton") for both in layers]
+
+    def backward():
+        return [
+            torch.autograd.grad(out.sum(), x, retain_graph=True)[0].flatten(2)
+            for out, x in zip(outs, layers, strict=True)
+        ]
+
+    first = backward()
+    before = [x.clone() for x in first]
+    assert joined(first).data_ptr() == first[0].data_ptr()
+    again = backward()
+    assert joined(again).data_ptr() == again[0].data_ptr() != first[0].data_ptr()
+    assert all(torch.equal(a, b) and torch.equal(b, c) for a, b, c in zip(first, before, again, strict=True))
+
+
+@runs_kernel
+def test_joined_operator_registrations(small):
+    small(16, 16)
+    rows = torch.randn(1, 16, 3, 1, 16, device=DEVICE)
+    by_distance = torch.randn(1, 31, device=DEVICE, requires_grad=True)
+    settings = (None, None, None, True, 0.0, 1.0, None)
+    library.opcheck(attend_joined, ([rows.clone().requires_grad_()], by_distance, *settings))
+    parts = [rows[:, :, :1], rows[:, :, 1:]]
+    out, lse = attend_joined(parts, by_distance.detach(), *settings)
+    given = (torch.randn_like(out), out, lse, parts, by_distance.detach(), *settings, True)
+    library.opcheck(attend_joined_backward, given, test_utils=CHEAP_CHECKS)
 
 
 @runs_kernel

@@ -23,6 +23,7 @@ from altup.nn import (
 )
 from altup.nn.dynamic import DynamicUpdate
 from altup.nn.layers import bound_of
+from altup.nn.linear import join_maps
 from altup.nn.sequence import SequenceUpdate
 
 Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, tokens, d]
@@ -151,6 +152,8 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
 
     With `ends` also what stands before the first layer and behind the last, after which a model cannot be copied.
 
+    On a GPU maps of one input become one product in training (`join_maps`).
+
     Equal layers share compiled code, so that depth adds no start-up time. The static update rule is a kernel
     already and stays outside. `options` go to `torch.compile`; with `dynamic=None` a size that is seen to vary is
     compiled once for all its values, instead of once for each.
@@ -159,6 +162,8 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
     layers = set(getattr(model, "_no_split_modules", None) or ())
     inside: set[nn.Module] = set()
     options = {"dynamic": False, **options}
+    if any(parameter.is_cuda for parameter in model.parameters()):
+        join_maps(model)
     for module in model.modules():
         if ends and hasattr(module, "compile_ends"):
             module.compile_ends(**options)  # type: ignore[operator]
@@ -172,6 +177,7 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
 
 def uncompile_layers(model: nn.Module) -> nn.Module:
     """Undo `compile_layers(model, ends=False)`."""
+    join_maps(model, False)
     for module in model.modules():
         module._compiled_call_impl = None
     return model

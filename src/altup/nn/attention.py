@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from altup.kernels.attention import attention
-from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_bare
+from altup.kernels.attention import apart, attention, joined, joined_attention
+from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_bare, joined_linear
 from altup.nn.positions import rotate
 
 if TYPE_CHECKING:
@@ -41,7 +41,27 @@ class Projected(NamedTuple):
     values: Tensor
 
 
-def project_memory(memory: Tensor, layers: Sequence[Attention]) -> list[Projected]:
+class Joined(NamedTuple):
+    """A memory's keys and values for one layer in one tensor [batch, keys, 2, heads, d_kv]."""
+
+    both: Tensor
+
+
+class _OfEachLayer(torch.autograd.Function):
+    """[batch, keys, layers, 2, heads, d_kv] → one part a layer. Their gradients are written side by side by the
+    attention's kernels, and are then one tensor already."""
+
+    @staticmethod
+    def forward(ctx: Any, projected: Tensor) -> tuple[Tensor, ...]:
+        ctx.shape = projected.shape
+        return projected.unbind(2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return joined([gradient.flatten(2) for gradient in gradients]).view(ctx.shape)
+
+
+def project_memory(memory: Tensor, layers: Sequence[Attention]) -> Sequence[Projected | Joined]:
     """The keys and values of many layers in one product, so that the memory's gradient is one product too.
 
     Layer by layer it would be a sum of twice as many products as there are layers, each as wide as the memory.
@@ -50,9 +70,11 @@ def project_memory(memory: Tensor, layers: Sequence[Attention]) -> list[Projecte
     projected: Sequence[Tensor]
     if layers[0].in_fp8("memory"):
         projected = apply_linears(memory, linears, fp8=True)
+    elif all(layer.joins("memory") for layer in layers):
+        together = joined_linear(memory, linears).unflatten(-1, (len(layers), 2, -1, layers[0].d_kv))
+        return [Joined(both) for both in _OfEachLayer.apply(together)]
     else:
-        weight = torch.cat([linear.weight for linear in linears])
-        projected = F.linear(memory, weight).unflatten(-1, (len(linears), -1)).unbind(-2)
+        projected = joined_linear(memory, linears).unflatten(-1, (len(linears), -1)).unbind(-2)
     return [Projected(*projected[i : i + 2]) for i in range(0, 2 * len(layers), 2)]
 
 
@@ -103,7 +125,7 @@ class Attention(Fp8Maps):
         x: Tensor,
         bias: Tensor | None = None,
         seen: Seen = EVERYTHING,
-        memory: Tensor | Projected | None = None,
+        memory: Tensor | Projected | Joined | None = None,
         cache: Cache | None = None,
         cached: bool = False,
         constant_beyond: int | None = None,
@@ -116,6 +138,8 @@ class Attention(Fp8Maps):
         New keys and values are appended to `cache`; with `cached=True` they are only read from it.
         """
         own = (self.k, self.v) if memory is None and not cached else ()
+        if isinstance(memory, Joined) or (own and cache is None and self.joins("projections")):
+            return self._attend_joined(x, bias, seen, memory, constant_beyond)
         *projected, queries = apply_linears(x, (*own, self.q), self.in_fp8("projections"), bound)
         if cache is not None and cached:
             k, v = cache.layers[self.index].keys, cache.layers[self.index].values  # type: ignore[union-attr]
@@ -139,6 +163,28 @@ class Attention(Fp8Maps):
             constant_beyond=constant_beyond,
             dropout=dropout,
         )
+        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), self.in_fp8("output"))[0]
+
+    def _attend_joined(
+        self, x: Tensor, bias: Tensor | None, seen: Seen, memory: Any, constant_beyond: int | None
+    ) -> Tensor:
+        """`forward` without a cache, where as much as possible is one product."""
+        maps = (self.q,) if memory is not None else (self.q, self.k, self.v)
+        parts = [joined_linear(x, maps).unflatten(-1, (len(maps), -1, self.d_kv))]
+        if memory is not None:
+            parts.append(memory.both)
+        options: dict[str, Any] = {
+            "by_distance": bias,
+            "causal": seen.causal,
+            "query_segments": seen.query_segments,
+            "key_segments": seen.key_segments,
+            "constant_beyond": constant_beyond,
+            "dropout": self.dropout if self.training else 0.0,
+        }
+        if seen.additive is not None:
+            mixed = attention(*apart(parts), seen.additive, **options)
+        else:
+            mixed = joined_attention(*parts, **options)
         return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), self.in_fp8("output"))[0]
 
     def project(self, source: Tensor) -> tuple[Tensor, Tensor]:

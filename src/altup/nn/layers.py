@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from altup.kernels.dropout import dropout
 from altup.kernels.fp8 import fits_fp8, fp8_feed_forward
-from altup.nn.linear import Bound, Fp8Maps, apply_linears
+from altup.kernels.geglu import geglu
+from altup.nn.linear import Bound, Fp8Maps, apply_linears, joined_linear
 
 
 class RMSNorm(nn.Module):
@@ -73,6 +74,9 @@ class GatedFeedForward(Fp8Maps):
             weights = self.wi_0.weight, self.wi_1.weight, self.wo.weight
             if fits_fp8(x, *weights):
                 return fp8_feed_forward(x, *weights, bound=None if bound is None else bound())
+        if self.joins("feed_forward"):
+            hidden = geglu(joined_linear(x, (self.wi_0, self.wi_1)), self.dropout, self.training)
+            return self.wo(hidden)
         gate, linear = apply_linears(x, (self.wi_0, self.wi_1), low, bound)
         hidden = dropout(F.gelu(gate, approximate="tanh") * linear, self.dropout, self.training)
         return apply_linears(hidden, (self.wo,), low)[0]

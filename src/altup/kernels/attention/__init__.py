@@ -8,11 +8,21 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice, check_range
 from altup.kernels.attention.launch import WIDTHS
-from altup.kernels.attention.op import attend
+from altup.kernels.attention.op import apart, attend, attend_joined
 from altup.kernels.attention.reference import attention_reference, hidden_keys, keep_mask, lay_out
+from altup.kernels.attention.slots import joined
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
-__all__ = ["WIDTHS", "attention", "attention_reference", "keep_mask", "lay_out"]
+__all__ = [
+    "WIDTHS",
+    "apart",
+    "attention",
+    "attention_reference",
+    "joined",
+    "joined_attention",
+    "keep_mask",
+    "lay_out",
+]
 
 
 def attention(
@@ -68,21 +78,58 @@ def attention(
     if implementation == "plain":
         return _plain(q, k, v, bias, by_distance, causal, query_segments, key_segments, dropout, scale)
     _check_kernels(q, k, v, bias, scale, constant_beyond)
-    seed = None
-    if dropout:
-        seed = torch.randint(2**62, (1,), device=q.device)
-    out, _ = attend(
-        *(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)),
+    tensors = _for_kernels(by_distance, query_segments, key_segments, dropout, q.device)
+    rows = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    out, _ = attend(*rows, *tensors, causal, dropout, scale, constant_beyond)
+    return out
+
+
+def joined_attention(
+    *parts: Tensor,
+    by_distance: Tensor | None = None,
+    causal: bool = False,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
+    constant_beyond: int | None = None,
+    dropout: float = 0.0,
+    scale: float = 1.0,
+    implementation: str = "auto",
+) -> Tensor:
+    """`attention` of what few products gave: [batch, tokens, 3, heads, d] holds queries, keys and values; or
+    [batch, queries, 1, heads, d] and [batch, keys, 2, heads, d]. The result is [batch, heads, queries, d].
+
+    The kernels' gradients have the parts' shapes, so that the products' backward passes need not join them first.
+    Where a part is cut out of longer rows, its gradient lies in rows as long (see `joined`).
+    """
+    q, k, v = apart(parts)
+    if implementation == "auto":
+        half = q.dtype in (torch.float16, torch.bfloat16)
+        fits = q.shape[-1] in WIDTHS and half and _fit(q, k, v) and runs_triton(q.device)
+        implementation = "triton" if fits else "plain"
+    query_segments = _of_each_row("query_segments", query_segments, q)
+    key_segments = _of_each_row("key_segments", key_segments, k)
+    if implementation == "plain":
+        return _plain(q, k, v, None, by_distance, causal, query_segments, key_segments, dropout, scale)
+    _check_kernels(q, k, v, None, scale, constant_beyond)
+    tensors = _for_kernels(by_distance, query_segments, key_segments, dropout, q.device)
+    out, _ = attend_joined(list(parts), *tensors, causal, dropout, scale, constant_beyond)
+    return out
+
+
+def _for_kernels(
+    by_distance: Tensor | None,
+    query_segments: Tensor | None,
+    key_segments: Tensor | None,
+    dropout: float,
+    device: torch.device,
+) -> tuple[Tensor | None, ...]:
+    """Bias, segments and the seed of dropout as the kernels read them."""
+    return (
         None if by_distance is None else by_distance.float().contiguous(),
         None if query_segments is None else query_segments.to(torch.int32).contiguous(),
         None if key_segments is None else key_segments.to(torch.int32).contiguous(),
-        seed,
-        causal,
-        dropout,
-        scale,
-        constant_beyond,
+        torch.randint(2**62, (1,), device=device) if dropout else None,
     )
-    return out
 
 
 def _plain(

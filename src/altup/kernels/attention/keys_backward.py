@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.attention.launch import KEYS, AttentionCall, empty_heads, strides
+from altup.kernels.attention.launch import KEYS, AttentionCall, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
     bias_row,
@@ -22,11 +22,12 @@ from altup.kernels.attention.tiles import (
 from altup.kernels.dropout.triton import stream_keys
 
 
-def keys_backward(problem: AttentionCall, d_out: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-    """dk and dv."""
+def keys_backward(
+    problem: AttentionCall, d_out: Tensor, lse: Tensor, delta: Tensor, dk: Tensor, dv: Tensor
+) -> None:
+    """Writes dk and dv."""
     q, k, v = problem.q, problem.k, problem.v
     config = problem.cut(KEYS)
-    dk, dv = empty_heads(k), empty_heads(v)
     keys_kernel[(triton.cdiv(k.shape[2], config.keys) * problem.sequences,)](
         *problem.tensors(),
         lse,
@@ -39,7 +40,6 @@ def keys_backward(problem: AttentionCall, d_out: Tensor, lse: Tensor, delta: Ten
         *problem.numbers(),
         **problem.constants(config),
     )
-    return dk, dv
 
 
 @triton.jit(do_not_specialize=["heads", "drop_below"])

@@ -9,12 +9,14 @@ and both backward kernels recompute the scores.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, library
 
 from altup.kernels.attention.launch import AttentionCall, empty_heads
+from altup.kernels.attention.slots import empty_slot, slot
 from altup.kernels.launch import on_its_device
 
 
@@ -66,18 +68,32 @@ def attend_backward(
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and by_distance; the last is empty unless it is wanted."""
-    from altup.kernels.attention.keys_backward import keys_backward
-    from altup.kernels.attention.queries_backward import distance_sums, queries_backward
-
     problem = AttentionCall(
         q, k, v, by_distance, query_segments, key_segments, seed, causal, dropout, scale, constant_beyond
     )
+    dq, dk, dv = empty_heads(q), empty_heads(k), empty_heads(v)
+    return dq, dk, dv, _write_gradients(problem, d_out, out, lse, bias_grad, dq, dk, dv)
+
+
+def _write_gradients(
+    problem: AttentionCall,
+    d_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    bias_grad: bool,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+) -> Tensor:
+    """The gradient of by_distance, or nothing."""
+    from altup.kernels.attention.keys_backward import keys_backward
+    from altup.kernels.attention.queries_backward import distance_sums, queries_backward
+
     if d_out.stride(-1) != 1:
         d_out = d_out.contiguous()
-    dq, delta, strips = queries_backward(problem, d_out, out, lse, bias_grad)
-    dk, dv = keys_backward(problem, d_out, lse, delta)
-    d_bias = lse.new_empty(0) if strips is None else distance_sums(problem, strips)
-    return dq, dk, dv, d_bias
+    delta, strips = queries_backward(problem, d_out, out, lse, bias_grad, dq)
+    keys_backward(problem, d_out, lse, delta, dk, dv)
+    return lse.new_empty(0) if strips is None else distance_sums(problem, strips)
 
 
 @attend.register_fake
@@ -96,9 +112,11 @@ def _(
     by_distance: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    bias_grad = rest[-1]
-    d_bias = lse.new_empty(by_distance.shape if bias_grad and by_distance is not None else 0)
-    return empty_heads(q), empty_heads(k), empty_heads(v), d_bias
+    return empty_heads(q), empty_heads(k), empty_heads(v), _empty_bias(lse, by_distance, rest[-1])
+
+
+def _empty_bias(lse: Tensor, by_distance: Tensor | None, wanted: bool) -> Tensor:
+    return lse.new_empty(by_distance.shape if wanted and by_distance is not None else 0)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -114,3 +132,83 @@ def _backward(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Tensor | None,
 
 
 attend.register_autograd(_backward, setup_context=_setup_context)
+
+
+_SETTINGS = (
+    "Tensor? by_distance, Tensor? query_segments, Tensor? key_segments, Tensor? seed, bool causal, float dropout, "
+    "float scale, int? constant_beyond"
+)
+
+
+@library.custom_op(
+    "altup::attention_joined", mutates_args=(), schema=f"(Tensor[] parts, {_SETTINGS}) -> (Tensor, Tensor)"
+)
+@on_its_device
+def attend_joined(
+    parts: Sequence[Tensor],
+    by_distance: Tensor | None,
+    query_segments: Tensor | None,
+    key_segments: Tensor | None,
+    seed: Tensor | None,
+    *settings: Any,
+) -> tuple[Tensor, Tensor]:
+    """As `attend`, where queries, keys and values come from fewer products than three: [B, N, 3, H, D] holds all
+    of them; or [B, Q, 1, H, D] and [B, K, 2, H, D]. Their gradients are of the same shapes, so that nothing has to
+    be joined before the products of the backward pass."""
+    from altup.kernels.attention.forward import forward
+
+    tensors = by_distance, query_segments, key_segments, seed
+    return forward(AttentionCall(*apart(parts), *tensors, *settings))
+
+
+@library.custom_op(
+    "altup::attention_joined_backward",
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor out, Tensor lse, Tensor[] parts, {_SETTINGS}, bool bias_grad) -> Tensor[]",
+)
+@on_its_device
+def attend_joined_backward(
+    d_out: Tensor, out: Tensor, lse: Tensor, parts: Sequence[Tensor], *rest: Any
+) -> list[Tensor]:
+    """The gradients of the parts, and by_distance's, which is empty unless it is wanted."""
+    *settings, bias_grad = rest
+    problem = AttentionCall(*apart(parts), *settings)
+    gradients = [slot(part) for part in parts]
+    return [*gradients, _write_gradients(problem, d_out, out, lse, bias_grad, *apart(gradients))]
+
+
+def apart(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, each [B, H, N, D]."""
+    q, k, v = (one.transpose(1, 2) for part in parts for one in part.unbind(2))
+    return q, k, v
+
+
+@attend_joined.register_fake
+def _(parts: Sequence[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
+    B, Q, _several, H, D = parts[0].shape
+    return parts[0].new_empty(B, Q, H, D).transpose(1, 2), parts[0].new_empty(B, H, Q, dtype=torch.float32)
+
+
+@attend_joined_backward.register_fake
+def _(
+    d_out: Tensor, out: Tensor, lse: Tensor, parts: Sequence[Tensor], by_distance: Tensor | None, *rest: Any
+) -> list[Tensor]:
+    return [*map(empty_slot, parts), _empty_bias(lse, by_distance, rest[-1])]
+
+
+def _setup_joined(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    parts, *tensors = inputs[:5]
+    ctx.settings = inputs[5:]
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*output, *parts, *tensors)
+
+
+def _backward_joined(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    out, lse, *parts, by_distance, query_segments, key_segments, seed = ctx.saved_tensors
+    bias_grad = ctx.needs_input_grad[1]
+    tensors = by_distance, query_segments, key_segments, seed
+    *gradients, d_bias = attend_joined_backward(d_out, out, lse, parts, *tensors, *ctx.settings, bias_grad)
+    return gradients, d_bias if bias_grad else None, *[None] * 7
+
+
+attend_joined.register_autograd(_backward_joined, setup_context=_setup_joined)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.attention.launch import QUERIES, AttentionCall, TileConfig, empty_heads, strides
+from altup.kernels.attention.launch import QUERIES, AttentionCall, TileConfig, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
     bias_row,
@@ -30,14 +30,13 @@ from altup.kernels.dropout.triton import stream_keys
 
 
 def queries_backward(
-    problem: AttentionCall, d_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """dq, the row sums of d_out ∘ out, which the other kernel reads, and the strips."""
+    problem: AttentionCall, d_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool, dq: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Writes dq; gives the row sums of d_out ∘ out, which the other kernel reads, and the strips."""
     q = problem.q
     config = problem.cut(QUERIES)
     blocks = triton.cdiv(q.shape[2], config.queries)
     beyond, near, edges = _near_tiles(problem, config)
-    dq = empty_heads(q)
     delta = torch.empty_like(lse)
     strips = None
     if bias_grad:
@@ -59,7 +58,7 @@ def queries_backward(
         EDGES=edges,
         **problem.constants(config),
     )
-    return dq, delta, strips
+    return delta, strips
 
 
 def distance_sums(problem: AttentionCall, strips: Tensor) -> Tensor:

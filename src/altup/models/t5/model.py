@@ -22,7 +22,7 @@ from altup.models.stack import Blocks, LayerInputs, LayerStack, PreNormLayer, bu
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.generation import ReplayedGeneration
 from altup.nn import Attention, AveragePooling, GatedFeedForward, RelativeBias, RMSNorm
-from altup.nn.attention import EVERYTHING, Projected, Seen, can_share_memory, project_memory
+from altup.nn.attention import EVERYTHING, Joined, Projected, Seen, can_share_memory, project_memory
 from altup.nn.layers import bound_of
 from altup.nn.sequence import refuse_left_padding
 
@@ -60,7 +60,7 @@ class T5Layer(PreNormLayer):
         x: Tensor,
         bias: Tensor | None,
         seen: Seen,
-        memory: Tensor | Projected | None = None,
+        memory: Tensor | Projected | Joined | None = None,
         memory_seen: Seen = EVERYTHING,
         past_key_values: EncoderDecoderCache | None = None,
         constant_beyond: int | None = None,
@@ -245,7 +245,9 @@ class T5Decoder(T5Stack):
         ]
         return self.run_layers(state, inputs, output_hidden_states)
 
-    def _memories(self, memory: Tensor, cache: EncoderDecoderCache | None) -> Sequence[Tensor | Projected]:
+    def _memories(
+        self, memory: Tensor, cache: EncoderDecoderCache | None
+    ) -> Sequence[Tensor | Projected | Joined]:
         """What each layer's cross-attention is given: in training its keys and values, made for all at once.
 
         Not where layers are recomputed in the backward pass, which is to save just such tensors.

@@ -1,0 +1,37 @@
+"""GELU(gate) ⊙ linear, then dropout, in one pass forward and one backward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from altup.core.errors import UserError, check_choice, check_range
+from altup.kernels.dropout import dropout
+from altup.kernels.geglu.op import geglu_op
+from altup.kernels.geglu.reference import geglu_reference
+from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
+
+__all__ = ["geglu", "geglu_reference"]
+
+
+def geglu(h: Tensor, p: float = 0.0, training: bool = True, implementation: str = "auto") -> Tensor:
+    """dropout(gelu(gate) ⊙ linear) of h = [gate | linear], [..., 2·n] → [..., n], with the tanh form of GELU.
+
+    Computed in float32 and rounded once. implementation: "triton", the kernels, on Ampere GPUs or later; "plain";
+    "auto", the kernels where they run. They keep what `altup.kernels.dropout` would keep under the same seed.
+    """
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
+    check_range("p", p, 0, 1)
+    fits = h.dtype in FUSED_DTYPES and h.shape[-1] % 2 == 0 and h.numel() > 0
+    if implementation == "auto":
+        implementation = "triton" if fits and runs_triton(h.device) else "plain"
+    if implementation == "plain":
+        return dropout(geglu_reference(h), p, training)
+    if not (fits and can_launch(h.device)):
+        raise UserError(
+            f"implementation='triton' needs a CUDA GPU, Triton and rows of [gate | linear] in 16 or 32 bits, not "
+            f"{h.dtype} {list(h.shape)} on {h.device}; use 'auto' or 'plain'"
+        )
+    drops = training and p > 0
+    seed = torch.randint(2**62, (1,), device=h.device) if drops else None
+    return geglu_op(h.contiguous(), seed, p if drops else 0.0)

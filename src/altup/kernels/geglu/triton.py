@@ -1,0 +1,110 @@
+"""GEGLU's kernels. A program makes four times LANES numbers, as the kernel of dropout's masks does."""
+
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from altup.kernels.dropout.reference import LANES, drop_below, keep_scale
+from altup.kernels.dropout.triton import stream_keys, stream_words, upper_halves
+
+WARPS = 4
+
+
+def forward(hidden: Tensor, h: Tensor, seed: Tensor | None, p: float) -> None:
+    forward_kernel[(triton.cdiv(hidden.numel(), 4 * LANES),)](
+        hidden, h, seed, hidden.numel(), drop_below(p), keep_scale(p),
+        N=hidden.shape[-1], V=_vector(hidden.shape[-1]), DROPOUT=seed is not None, LANES=LANES, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def backward(d_h: Tensor, grad: Tensor, h: Tensor, seed: Tensor | None, p: float) -> None:
+    backward_kernel[(triton.cdiv(grad.numel(), 4 * LANES),)](
+        d_h, grad, h, seed, grad.numel(), drop_below(p), keep_scale(p),
+        N=grad.shape[-1], V=_vector(grad.shape[-1]), DROPOUT=seed is not None, LANES=LANES, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def _vector(n: int) -> int:
+    """How many neighbours are read at once: eight where rows begin at multiples of that."""
+    return math.gcd(n, 8)
+
+
+@triton.jit
+def _share(x):
+    """sigmoid(2u), with gelu(x) = x·sigmoid(2u) and u = √(2/π)·(x + 0.044715·x³)."""
+    return tl.sigmoid(1.5957691216057308 * x * (1 + 0.044715 * x * x))
+
+
+@triton.jit
+def _places(start, N: tl.constexpr, LANES: tl.constexpr, V: tl.constexpr):
+    """Where LANES numbers of the result lie, from number `start` on, and where their gates do: [LANES/V, V], V of
+    them neighbours in both, which are read and written together. Numbers of 64 bits are divided once."""
+    group = tl.arange(0, LANES // V)
+    inner = tl.arange(0, V)
+    own = (start + group * V)[:, None] + inner[None, :]
+    group += (start % N).to(tl.int32) // V
+    gate = start // N * (2 * N) + (group // (N // V)) * (2 * N) + group % (N // V) * V
+    return own, gate[:, None] + inner[None, :]
+
+
+@triton.jit
+def _factors(seed, drop_below, keep_scale, LANES: tl.constexpr):
+    """What dropout multiplies the program's four times LANES numbers by."""
+    random = stream_keys(tl.load(seed), tl.zeros([], tl.int32))
+    counter = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    a, b = stream_words(random, counter, counter >> 32)
+    first, second = upper_halves(a)
+    third, fourth = upper_halves(b)
+    return (
+        tl.where(first >= drop_below, keep_scale, 0.0),
+        tl.where(second >= drop_below, keep_scale, 0.0),
+        tl.where(third >= drop_below, keep_scale, 0.0),
+        tl.where(fourth >= drop_below, keep_scale, 0.0),
+    )
+
+
+@triton.jit(do_not_specialize=["drop_below"])
+def forward_kernel(
+    hidden, h, seed, numel, drop_below, keep_scale,
+    N: tl.constexpr, V: tl.constexpr, DROPOUT: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """hidden[r, c] = gelu(h[r, c])·h[r, N + c], and dropout."""
+    start = tl.program_id(0).to(tl.int64) * (4 * LANES)
+    if DROPOUT:
+        factors = _factors(seed, drop_below, keep_scale, LANES)
+    for quarter in tl.static_range(4):
+        place, here = _places(start + quarter * LANES, N, LANES, V)
+        inside = place < numel
+        x = tl.load(h + here, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(h + here + N, mask=inside, other=0.0).to(tl.float32)
+        result = x * _share(x) * y
+        if DROPOUT:
+            result *= tl.reshape(factors[quarter], [LANES // V, V])
+        tl.store(hidden + place, result.to(hidden.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["drop_below"])
+def backward_kernel(
+    d_h, grad, h, seed, numel, drop_below, keep_scale,
+    N: tl.constexpr, V: tl.constexpr, DROPOUT: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    start = tl.program_id(0).to(tl.int64) * (4 * LANES)
+    if DROPOUT:
+        factors = _factors(seed, drop_below, keep_scale, LANES)
+    for quarter in tl.static_range(4):
+        place, here = _places(start + quarter * LANES, N, LANES, V)
+        inside = place < numel
+        x = tl.load(h + here, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(h + here + N, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        if DROPOUT:
+            d *= tl.reshape(factors[quarter], [LANES // V, V])
+        share = _share(x)
+        slope = 1.5957691216057308 * (1 + 3 * 0.044715 * x * x)
+        d_gate = d * y * share * (1 + x * (1 - share) * slope)
+        tl.store(d_h + here, d_gate.to(d_h.dtype.element_ty), mask=inside)
+        tl.store(d_h + here + N, (d * x * share).to(d_h.dtype.element_ty), mask=inside)
