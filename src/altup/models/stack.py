@@ -86,6 +86,7 @@ class LayerStack:
     dropout: float = 0.0
     stride: int = 1
     strided: frozenset[int] = frozenset()
+    hands_on: bool = False  # whether in training a layer leaves its last addition to the next one
 
     def stride_layers(self, config: AltUpConfig) -> None:
         """Wrap the layers that see every `stride`-th token only."""
@@ -112,6 +113,8 @@ class LayerStack:
         self, state: Blocks, inputs: Sequence[LayerInputs], output_hidden_states: bool | None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """The stack's output [batch, tokens, output_width] and, on request, the inputs of all layers and it."""
+        if self.hands_on and self.training and not output_hidden_states and not self._recomputes():
+            return self._hand_on(state[0], inputs), None
         hidden = []
         for index, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
             if output_hidden_states:
@@ -119,6 +122,21 @@ class LayerStack:
             state = self.rule(state, layer, index, *args, **kwargs)
         output = self.lower(state)
         return output, (*hidden, output) if output_hidden_states else None
+
+    def can_hand_on(self) -> bool:
+        """Whether there is one block, and all layers can do the last addition of the one before."""
+        dense = isinstance(self.rule, Sum) or getattr(self.rule, "num_blocks", 0) == 1
+        return dense and not self.strided and all(getattr(layer, "takes_pending", False) for layer in self.layers)
+
+    def _recomputes(self) -> bool:
+        return any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
+
+    def _hand_on(self, x: Tensor, inputs: Sequence[LayerInputs]) -> Tensor:
+        """`run_layers` of one block, where a layer's last addition is done by the next one, whose norm reads it."""
+        update: Tensor | None = None
+        for layer, (args, kwargs) in zip(self.layers, inputs, strict=True):
+            x, update = layer(x, *args, **kwargs, pending=update, leaves=True)
+        return self.lower((x + update,))  # type: ignore[operator]
 
     def lower(self, state: Blocks) -> Tensor:
         """The last state → [batch, tokens, output_width]."""
@@ -134,14 +152,15 @@ class PreNormLayer(GradientCheckpointingLayer):
     experts: PartialExperts | None
     leaves_last_addition: bool
 
-    def _add_feed_forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """x + feed-forward or, where the update rule does this last addition, x and what is to be added."""
+    def _add_feed_forward(self, x: Tensor, leaves: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """x + feed-forward or, where the update rule or the next layer (`leaves`) does this last addition, x and
+        what is to be added."""
         normed = self.feed_forward_norm(x)
         update = self.feed_forward(normed, bound_of(self.feed_forward_norm))
         if self.experts is not None:
             update = update + self.experts(normed)
         update = self._drop(update)
-        return (x, update) if self.leaves_last_addition else x + update
+        return (x, update) if leaves or self.leaves_last_addition else x + update
 
     def _drop(self, x: Tensor) -> Tensor:
         return dropout(x, self.dropout, self.training)
@@ -152,7 +171,8 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
 
     With `ends` also what stands before the first layer and behind the last, after which a model cannot be copied.
 
-    On a GPU maps of one input become one product in training (`join_maps`).
+    On a GPU, in training, maps of one input become one product (`join_maps`), and a layer of a dense T5 leaves its
+    last addition to the next one.
 
     Equal layers share compiled code, so that depth adds no start-up time. The static update rule is a kernel
     already and stays outside. `options` go to `torch.compile`; with `dynamic=None` a size that is seen to vary is
@@ -162,9 +182,11 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
     layers = set(getattr(model, "_no_split_modules", None) or ())
     inside: set[nn.Module] = set()
     options = {"dynamic": False, **options}
-    if any(parameter.is_cuda for parameter in model.parameters()):
-        join_maps(model)
+    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+    join_maps(model, on_gpu)
     for module in model.modules():
+        if isinstance(module, LayerStack):
+            module.hands_on = on_gpu and module.can_hand_on()
         if ends and hasattr(module, "compile_ends"):
             module.compile_ends(**options)  # type: ignore[operator]
         if module in inside:
@@ -179,6 +201,8 @@ def uncompile_layers(model: nn.Module) -> nn.Module:
     """Undo `compile_layers(model, ends=False)`."""
     join_maps(model, False)
     for module in model.modules():
+        if isinstance(module, LayerStack):
+            module.hands_on = False
         module._compiled_call_impl = None
     return model
 

@@ -32,6 +32,8 @@ __all__ = ["AltUpSeq2SeqLMOutput", "AltUpT5EncoderModel", "AltUpT5ForConditional
 class T5Layer(PreNormLayer):
     """x + attention, + cross-attention in the decoder, + feed-forward (and experts beside it), each pre-normed."""
 
+    takes_pending = True
+
     def __init__(self, config: AltUpT5Config, index: int, is_decoder: bool, strided: bool = False) -> None:
         super().__init__()
         width, eps, dropout = config.layer_width, config.layer_norm_epsilon, config.dropout_rate
@@ -64,11 +66,17 @@ class T5Layer(PreNormLayer):
         memory_seen: Seen = EVERYTHING,
         past_key_values: EncoderDecoderCache | None = None,
         constant_beyond: int | None = None,
+        pending: Tensor | None = None,
+        leaves: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """x: [batch, tokens, d]; `memory` is the encoder's output, for the decoder's layers.
+        """x: [batch, tokens, d]; `memory` is the encoder's output, for the decoder's layers. `pending` is still to be
+        added to x.
 
-        Gives x after its three updates or, where the rule does the last addition, x before the last one and that.
+        Gives x after its three updates or, where the rule or the next layer (`leaves`) does the last addition, x
+        before the last one and that.
         """
+        if pending is not None:
+            x = x + pending
         cache = past_key_values
         own_cache = None if cache is None else cache.self_attention_cache
         attended = self.attention(
@@ -93,7 +101,7 @@ class T5Layer(PreNormLayer):
             if cache is not None:
                 cache.is_updated[self.index] = True
             x = x + self._drop(attended)
-        return self._add_feed_forward(x)
+        return self._add_feed_forward(x, leaves)
 
 
 class T5Stack(LayerStack, nn.Module):
