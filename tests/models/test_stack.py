@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from altup.models.stack import compile_layers, left_uncompiled
+from altup.nn.linear import join_maps
 from tests.models.helpers import ALL_METHODS, STACKS, batch, tiny, tiny_t5
 
 # Methods combine without code of their own: these hold every part. Dense and AltUp alone are among BY_LAYER.
@@ -41,6 +42,39 @@ def test_compiles_without_graph_breaks_forward_and_backward(family, method):
     want = gradients(family, method, None)
     for name, got in gradients(family, method, "aot_eager").items():
         torch.testing.assert_close(got, want[name], rtol=1e-4, atol=1e-5)
+
+
+def passes(model, data):
+    loss = model(**data).loss
+    return loss, torch.autograd.grad(loss, list(model.parameters()))
+
+
+@pytest.mark.parametrize("method", ["dense", "altup+sequence-altup"])
+def test_joined_products_and_handed_on_additions_change_nothing(method):
+    """As layers compiled for a GPU run: in float64 they are the same function with the same gradients."""
+    model, data = build("t5", method, 4).double(), batch("t5")
+    loss, gradients = passes(model, data)
+    join_maps(model)
+    for stack in (model.encoder, model.decoder):
+        stack.hands_on = stack.can_hand_on()
+    assert model.encoder.hands_on == model.decoder.hands_on == (method == "dense")
+    assert model.decoder.layers[1].cross_attention.joins_maps
+    assert model.decoder.layers[1].feed_forward.joins_maps
+    got_loss, got = passes(model, data)
+    torch.testing.assert_close(got_loss, loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(got, gradients, rtol=1e-9, atol=1e-12)
+
+
+def test_wrapped_and_watched_maps_are_not_joined():
+    model = build("t5", "dense", 2)
+    layer = model.encoder.layers[0]
+    layer.attention.k.register_forward_hook(lambda *given: None)
+    layer.feed_forward.wi_0 = torch.nn.Sequential(layer.feed_forward.wi_0)
+    join_maps(model)
+    assert not layer.attention.joins_maps
+    assert not layer.feed_forward.joins_maps
+    assert model.encoder.layers[1].attention.joins_maps
+    model(**batch("t5")).loss.backward()
 
 
 @pytest.mark.parametrize(("family", "method"), BY_LAYER)

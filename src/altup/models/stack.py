@@ -32,6 +32,9 @@ Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, to
 BETWEEN = (RMSNorm, SequenceUpdate, AveragePooling, DynamicUpdate)
 # Kinds of layers × of inputs (training, evaluation, padded, packed) that one process may meet.
 RECOMPILE_LIMIT = 64
+JOINS = (
+    False  # whether compiled layers on a GPU join products and additions; not until it was seen to be right there
+)
 COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
 
 
@@ -132,7 +135,7 @@ class LayerStack:
         return any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
 
     def _hand_on(self, x: Tensor, inputs: Sequence[LayerInputs]) -> Tensor:
-        """`run_layers` of one block, where a layer's last addition is done by the next one, whose norm reads it."""
+        """`run_layers` of one block. A layer's last addition is done by the next one, whose norm reads it."""
         update: Tensor | None = None
         for layer, (args, kwargs) in zip(self.layers, inputs, strict=True):
             x, update = layer(x, *args, **kwargs, pending=update, leaves=True)
@@ -171,8 +174,8 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
 
     With `ends` also what stands before the first layer and behind the last, after which a model cannot be copied.
 
-    On a GPU, in training, maps of one input become one product (`join_maps`), and a layer of a dense T5 leaves its
-    last addition to the next one.
+    With `JOINS`, on a GPU and in training, maps of one input become one product (`join_maps`), and a layer of a
+    dense T5 leaves its last addition to the next one.
 
     Equal layers share compiled code, so that depth adds no start-up time. The static update rule is a kernel
     already and stays outside. `options` go to `torch.compile`; with `dynamic=None` a size that is seen to vary is
@@ -182,11 +185,11 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
     layers = set(getattr(model, "_no_split_modules", None) or ())
     inside: set[nn.Module] = set()
     options = {"dynamic": False, **options}
-    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
-    join_maps(model, on_gpu)
+    joins = JOINS and any(parameter.is_cuda for parameter in model.parameters())
+    join_maps(model, joins)
     for module in model.modules():
         if isinstance(module, LayerStack):
-            module.hands_on = on_gpu and module.can_hand_on()
+            module.hands_on = joins and module.can_hand_on()
         if ends and hasattr(module, "compile_ends"):
             module.compile_ends(**options)  # type: ignore[operator]
         if module in inside:

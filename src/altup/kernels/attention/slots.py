@@ -40,7 +40,7 @@ def slot(x: Tensor) -> Tensor:
         return empty_slot(x)
     storage = x.untyped_storage()
     key = (storage.data_ptr(), storage.nbytes())
-    place = x.storage_offset()
+    place = int(x.storage_offset())
     if _Open.key != key or _Open.base is None or place in _Open.given:
         _Open.key, _Open.given = key, frozenset()
         _Open.base = x.new_empty(storage.nbytes() // x.element_size())

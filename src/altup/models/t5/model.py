@@ -69,8 +69,8 @@ class T5Layer(PreNormLayer):
         pending: Tensor | None = None,
         leaves: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """x: [batch, tokens, d]; `memory` is the encoder's output, for the decoder's layers. `pending` is still to be
-        added to x.
+        """x: [batch, tokens, d]; `memory` is the encoder's output, for the decoder's layers. `pending` is still to
+        be added to x.
 
         Gives x after its three updates or, where the rule or the next layer (`leaves`) does the last addition, x
         before the last one and that.
