@@ -113,7 +113,7 @@ def compare(hidden, weight, labels, z_loss=0.1, scale=0.3, implementation="trito
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of four tokens, so that 21 tokens make six, the last of one token."""
-    monkeypatch.setattr(op, "chunk_rows", lambda tokens, vocabulary, itemsize: 4)
+    monkeypatch.setattr(op, "chunk_rows", lambda tokens, vocabulary, itemsize, width: 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -146,6 +146,13 @@ def test_chunks_are_equal_and_small():
         rows = op.chunk_rows(tokens, vocabulary, itemsize)
         assert rows == 1 or rows * vocabulary * itemsize <= 512 * 2**20
         assert tokens - (-(-tokens // rows) - 1) * rows > 0  # the last chunk holds a token
+
+
+def test_logits_that_take_less_than_sums_of_chunks_are_one_chunk():
+    """Gemma 3n: two arrays of 262,400 × 2048 in float32 are as large as the logits of 8,192 tokens in bfloat16."""
+    assert op.chunk_rows(8192, 262_400, 2, 2048) == 8192
+    assert op.chunk_rows(8193, 262_400, 2, 2048) < 1024
+    assert op.chunk_rows(8192, 262_400, 2) % 128 == 0  # frozen
 
 
 @runs_kernel

@@ -7,6 +7,7 @@ import importlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import library
 
 from altup.core.errors import UserError
@@ -17,9 +18,11 @@ from altup.kernels.gemma3n import (
     correction,
     gate_op,
     gated,
+    gated_linear,
     match_magnitudes,
     op,
     predict,
+    window_attention,
 )
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, runs_kernel
 from tests.kernels.updates import SUM_TOLERANCE, TOLERANCE, distance
@@ -184,6 +187,63 @@ def test_gated(d, dtype, sparsity, poisoned):
 
 
 @runs_kernel
+@pytest.mark.parametrize("sparsity", [0.0, 0.6])
+def test_the_gate_with_the_map_behind_it(sparsity, poisoned):
+    inputs = [random(2, 3, 72), random(2, 3, 72), random(20, 72)]
+    one, other = (
+        [made, *torch.autograd.grad(made.square().sum(), inputs)]
+        for made in (
+            gated_linear(*inputs, sparsity, "triton"),
+            F.linear(gated(*inputs[:2], sparsity, "triton"), inputs[2]),
+        )
+    )
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UserError, match=r"weight \[20, 72\]"):
+        gated_linear(*(t[..., :9] for t in inputs[:2]), inputs[2])
+
+
+def by_hand(q, k, v, window, scale):
+    """Attention within a window, token by token."""
+    out = torch.empty_like(q)
+    for token in range(q.shape[1]):
+        seen = slice(max(0, token - window + 1), token + 1)
+        for head in range(q.shape[2]):
+            of = head * k.shape[2] // q.shape[2]
+            scores = torch.einsum("bd,bsd->bs", q[:, token, head], k[:, seen, of]) * scale
+            out[:, token, head] = torch.einsum("bs,bsd->bd", scores.softmax(-1), v[:, seen, of])
+    return out
+
+
+@pytest.mark.parametrize("window", [1, 3, 6, 20])
+def test_attention_within_a_window(window):
+    q, k, v = random(2, 6, 4, 8, device="cpu"), random(2, 6, 2, 8, device="cpu"), random(2, 6, 2, 8, device="cpu")
+    torch.testing.assert_close(window_attention(q, k, v, window, 0.7), by_hand(q, k, v, window, 0.7))
+    with pytest.raises(UserError, match="window=0"):
+        window_attention(q, k, v, 0, 0.7)
+    with pytest.raises(UserError, match="do not fit"):
+        window_attention(q, k[:, :3], v[:, :3], window, 0.7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("tokens", "D"), [(1000, 256), (300, 64)])
+def test_flash_attention_within_a_window(tokens, D):
+    """No further from float64 than SDPA with a mask, which rounds as it does."""
+    torch.manual_seed(0)
+    inputs = [random(2, tokens, heads, D, dtype=torch.bfloat16) for heads in (8, 2, 2)]
+    upstream = torch.randn(2, tokens, 8, D, device=DEVICE).bfloat16()
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    errors = {}
+    exact = window_attention(*wide, 128, D**-0.5, "plain")
+    want = [exact, *torch.autograd.grad(exact, wide, upstream.double())]
+    for kind in ("plain", "triton"):
+        made = window_attention(*inputs, 128, D**-0.5, kind)
+        got = [made, *torch.autograd.grad(made, inputs, upstream)]
+        errors[kind] = [distance(one, other) for one, other in zip(got, want, strict=True)]
+    assert all(ours < 1.5 * theirs for ours, theirs in zip(errors["triton"], errors["plain"], strict=True)), errors
+
+
+@runs_kernel
 @pytest.mark.parametrize("K", fewer([2, 4, 7], range(2, 9)))
 def test_every_number_of_blocks(K, poisoned):
     compare(*problem(K, (1, 17)), active=0)
@@ -276,6 +336,7 @@ def test_the_operators_are_what_pytorch_takes_them_for():
     library.opcheck(correct_op.correct, ([torch.stack(blocks)], y, g, None, None, 1, EPS), test_utils=CHEAP_CHECKS)
     library.opcheck(gate_op.gate, (y, branch, 0.3))
     library.opcheck(gate_op.gate, (y, branch, None), test_utils=CHEAP_CHECKS)
+    library.opcheck(gate_op.gated_linear, (y, branch, torch.randn(3, 5, device=DEVICE, requires_grad=True), 0.3))
     library.opcheck(op.match, (y, blocks, False), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, True), test_utils=CHEAP_CHECKS)
 

@@ -206,7 +206,7 @@ def test_what_is_not_recorded_says_so_and_is_right():
 @pytest.mark.usefixtures("strict")
 def test_a_recording_goes_with_its_call():
     """Neither the cache nor the graph's memory waits for the garbage collector."""
-    ours = accelerated(tiny_gemma().eval(), "auto").cuda()
+    ours = accelerated(tiny_gemma().eval().cuda(), "auto")
     inputs = prompts(2, 6, device="cuda")
     ours.generate(**inputs, max_new_tokens=8, **GREEDY)
     gc.collect()

@@ -15,14 +15,23 @@ from torch import Tensor, library
 
 from altup.kernels.launch import on_its_device
 
-CHUNK_BYTES = 512 * 2**20  # the products of several chunks are added in float32
+CHUNK_BYTES = 512 * 2**20
+WHOLE_TILES = 128  # tokens; the matrix units work on such numbers of rows
 
 
-def chunk_rows(tokens: int, vocabulary: int, itemsize: int) -> int:
-    """Tokens of a chunk: equal parts whose logits take at most `CHUNK_BYTES`."""
+def chunk_rows(tokens: int, vocabulary: int, itemsize: int, width: int = 0) -> int:
+    """Tokens of a chunk: about equal parts whose logits take at most `CHUNK_BYTES`.
+
+    `width` is that of the hidden states where the weight wants a gradient. The products of several chunks are
+    added in float32, in two arrays as large as the weight: as long as all logits take less than those, there is
+    one chunk.
+    """
     most = max(1, CHUNK_BYTES // (vocabulary * itemsize))
-    parts = max(1, -(-tokens // most))
-    return -(-tokens // parts)
+    if tokens <= most or tokens * itemsize <= 2 * 4 * width:
+        return max(1, tokens)
+    rows = -(-tokens // -(-tokens // most))
+    tiled = min(-(-rows // WHOLE_TILES), most // WHOLE_TILES) * WHOLE_TILES
+    return tiled or rows
 
 
 @library.custom_op("altup::fused_head", mutates_args=())
@@ -47,7 +56,7 @@ def fused_head(
     d_hidden, d_weight = _gradients(hidden, weight, hidden_grad, weight_grad)
     if not tokens:
         return sums, d_hidden, d_weight.zero_()
-    rows = chunk_rows(tokens, weight.shape[0], hidden.element_size())
+    rows = chunk_rows(tokens, weight.shape[0], hidden.element_size(), weight.shape[1] if weight_grad else 0)
     with torch.autocast(hidden.device.type, enabled=False):
         weight = weight.to(hidden.dtype)
         vocabulary = weight.shape[0]
@@ -65,7 +74,9 @@ def fused_head(
             elif weight_grad:
                 product = _wide_product(scores.t(), part)
                 total = product if total is None else total.add_(product)
-    return sums, d_hidden, d_weight if total is None else total.to(d_weight.dtype)
+    if total is not None:
+        d_weight = total if total.dtype == d_weight.dtype else d_weight.copy_(total)
+    return sums, d_hidden, d_weight
 
 
 def _gradients(hidden: Tensor, weight: Tensor, hidden_grad: bool, weight_grad: bool) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ A layer needs three passes over its state, each with a backward pass of its own:
 - `correct`: reads predicted blocks, output and branch, norms the branch, and writes the K new blocks.
 
 `match_magnitudes` serves the projections before the first layer and behind the last, `gated` the feed-forward
-network.
+network, `window_attention` the layers that see a window of tokens.
 
 `implementation` is "plain" (the definition), "triton" (the kernels, or an error) or "auto" (the kernels where they
 can run). Sums run in float32 (float64 for float64 states), whatever the state's dtype.
@@ -20,11 +20,13 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.altup_update import FUSED_BLOCKS, State
 from altup.kernels.gemma3n import correct_op, gate_op, op
+from altup.kernels.gemma3n.attention import uses_flash, window_flash, window_reference
 from altup.kernels.gemma3n.reference import (
     Router,
     correct_reference,
@@ -36,7 +38,17 @@ from altup.kernels.gemma3n.reference import (
 )
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
-__all__ = ["Router", "correct", "correction", "gated", "match_magnitudes", "predict", "uses_kernels"]
+__all__ = [
+    "Router",
+    "correct",
+    "correction",
+    "gated",
+    "gated_linear",
+    "match_magnitudes",
+    "predict",
+    "uses_kernels",
+    "window_attention",
+]
 
 
 def predict(
@@ -131,6 +143,36 @@ def gated(gate: Tensor, up: Tensor, sparsity: float = 0.0, implementation: str =
         return gate_op.gate(gate, up, z)[0]
     with torch.autocast(gate.device.type, enabled=False):
         return gated_reference(gate, up, z)
+
+
+def gated_linear(
+    gate: Tensor, up: Tensor, weight: Tensor, sparsity: float = 0.0, implementation: str = "auto"
+) -> Tensor:
+    """`gated(gate, up, sparsity)`·weightᵀ: [..., n], for a trained weight [n, d] of their dtype."""
+    if gate.shape != up.shape or not 0 <= sparsity < 1 or weight.shape[1:] != gate.shape[-1:]:
+        raise UserError(
+            f"gate {list(gate.shape)}, up {list(up.shape)}, weight {list(weight.shape)} and sparsity={sparsity} "
+            "do not fit"
+        )
+    if uses_kernels(implementation, 2, gate, up, weight):
+        return gate_op.gated_linear(gate, up, weight, _quantile(sparsity) if sparsity else None)[0]
+    return F.linear(gated(gate, up, sparsity, implementation), weight)
+
+
+def window_attention(
+    q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, implementation: str = "auto"
+) -> Tensor:
+    """Causal attention in which a token sees `window` tokens, itself included: [batch, tokens, heads, D].
+
+    k and v: [batch, tokens, heads or fewer, D]. Where FlashAttention does not take them, by SDPA and a mask.
+    """
+    if k.shape != v.shape or k.shape[:2] != q.shape[:2] or q.shape[2] % k.shape[2] or window < 1:
+        raise UserError(f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)} and window={window} do not fit")
+    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:  # as SDPA does it
+        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    if uses_kernels(implementation, 2, q) and uses_flash(q):
+        return window_flash(q, k, v, window, scale)
+    return window_reference(q, k, v, window, scale)
 
 
 @torch.compiler.assume_constant_result

@@ -18,13 +18,14 @@ from transformers.models.gemma3n import modeling_gemma3n as theirs
 
 from altup.core.errors import UserError
 from altup.models.gemma3n.head import FusedHead, FusedMultimodalHead, FusedTextHead
-from altup.models.gemma3n.parts import Fused, FusedAltUp, FusedDecoderLayer, FusedMLP, FusedNorm
+from altup.models.gemma3n.parts import Fused, FusedAltUp, FusedAttention, FusedDecoderLayer, FusedMLP, FusedNorm
 from altup.models.gemma3n.text_model import FusedTextModel
 from altup.models.mixing import change_class, original_class
 
 MIXED_IN: dict[type[nn.Module], type[Fused]] = {
     theirs.Gemma3nRMSNorm: FusedNorm,
     theirs.Gemma3nTextMLP: FusedMLP,
+    theirs.Gemma3nTextAttention: FusedAttention,
     theirs.Gemma3nTextAltUp: FusedAltUp,
     theirs.Gemma3nTextDecoderLayer: FusedDecoderLayer,
     theirs.Gemma3nTextModel: FusedTextModel,
@@ -35,6 +36,7 @@ MIXED_IN: dict[type[nn.Module], type[Fused]] = {
 REPEATED: dict[Any, list[tuple[Any, tuple[str, ...]]]] = {
     theirs.Gemma3nRMSNorm: [(theirs.Gemma3nRMSNorm, ("_norm", "forward"))],
     theirs.Gemma3nTextMLP: [(theirs.Gemma3nTextMLP, ("forward", "_gaussian_topk"))],
+    theirs.Gemma3nTextAttention: [(theirs.Gemma3nTextAttention, ("forward",))],
     theirs.Gemma3nTextAltUp: [
         (theirs.Gemma3nTextAltUp, ("compute_router_modalities", "predict", "correct", "forward")),
         (theirs.Gemma3nRMSNorm, ("_norm", "forward")),
@@ -50,6 +52,7 @@ REPEATED: dict[Any, list[tuple[Any, tuple[str, ...]]]] = {
 KNOWN = {
     "Gemma3nRMSNorm": {"99f8a2c2b053cd53"},
     "Gemma3nTextMLP": {"e15ea03b290a917a"},
+    "Gemma3nTextAttention": {"545123c8aba1da8d"},
     "Gemma3nTextAltUp": {"6d4b257b1582e7a1"},
     "Gemma3nTextDecoderLayer": {"3dbd0699101492ec"},
     "Gemma3nTextModel": {"670347dcc352d7e6"},

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm, apply_rotary_pos_emb
 
 from altup.kernels import gemma3n as fused
 from altup.kernels.launch import FUSED_DTYPES, runs_triton
@@ -52,6 +53,7 @@ class FusedMLP(Fused):
     look whether the share of zeros is a probability."""
 
     activation_sparsity: float
+    down_proj: Any
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         part: Any = self
@@ -59,7 +61,63 @@ class FusedMLP(Fused):
         if not (fits and self.config.hidden_activation == "gelu_pytorch_tanh"):
             return super().forward(hidden_states)
         gate, up = part.gate_proj(hidden_states), part.up_proj(hidden_states)
+        if self._trains_bare_map(gate):
+            return fused.gated_linear(
+                gate, up, part.down_proj.weight, self.activation_sparsity, self.implementation
+            )
         return part.down_proj(fused.gated(gate, up, self.activation_sparsity, self.implementation))
+
+    def _trains_bare_map(self, gate: Tensor) -> bool:
+        """Whether the last map would keep its input, which can be made again."""
+        down = self.down_proj
+        return (
+            torch.is_grad_enabled()
+            and is_bare(down)
+            and down.weight.requires_grad
+            and down.weight.dtype == gate.dtype
+            and not torch.is_autocast_enabled(gate.device.type)
+        )
+
+
+class FusedAttention(Fused):
+    """`Gemma3nTextAttention`. On a sliding layer, no mask means that a token sees the window before it and that no
+    token is padding (`FusedTextModel` makes none then): FlashAttention skips what lies outside of the window."""
+
+    is_sliding: bool
+    sliding_window: Any
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Any,
+        attention_mask: Any,
+        past_key_values: Any = None,
+        shared_kv_states: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        tokens = hidden_states.shape[1]
+        is_causal = attention_mask is None and self.config._attn_implementation == "sdpa"
+        if not (self.is_sliding and is_causal and tokens > self.sliding_window):
+            return super().forward(
+                hidden_states, position_embeddings, attention_mask, past_key_values, shared_kv_states, **kwargs
+            )
+        part: Any = self
+        shape = (*hidden_states.shape[:-1], -1, self.config.head_dim)
+        q = apply_rotary_pos_emb(part.q_norm(part.q_proj(hidden_states).view(shape)), *position_embeddings, 2)
+        if part.is_kv_shared_layer:
+            keys, values = shared_kv_states[part.kv_shared_layer_index]
+            keys, values = keys.to(q.device), values.to(q.device)
+        else:
+            keys = part.k_norm(part.k_proj(hidden_states).view(shape))
+            keys = apply_rotary_pos_emb(keys, *position_embeddings, 2).transpose(1, 2)
+            values = part.v_norm(part.v_proj(hidden_states).view(shape)).transpose(1, 2)
+            if past_key_values is not None:
+                keys, values = past_key_values.update(keys, values, part.layer_idx)
+            if part.store_full_length_kv:
+                shared_kv_states[part.layer_idx] = keys, values
+        keys, values = (x[:, :, :tokens].transpose(1, 2) for x in (keys, values))
+        attended = fused.window_attention(q, keys, values, self.sliding_window, part.scaling, self.implementation)
+        return part.o_proj(attended.flatten(2)), None
 
 
 class FusedAltUp(Fused):

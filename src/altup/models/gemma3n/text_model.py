@@ -14,7 +14,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from altup.kernels.gemma3n import match_magnitudes, uses_kernels
-from altup.models.gemma3n.parts import Fused
+from altup.models.gemma3n.parts import Fused, FusedAttention
 
 
 class FusedTextModel(Fused):
@@ -109,10 +109,20 @@ class FusedTextModel(Fused):
             "past_key_values": cache,
             "position_ids": position_ids,
         }
-        return {
-            "full_attention": create_causal_mask(**given),
-            "sliding_attention": create_sliding_window_causal_mask(**given),
-        }
+        full = create_causal_mask(**given)
+        # None says that all tokens are there, one text a row, which is all that `FusedAttention` asks for.
+        is_plain = full is None and embeddings.shape[1] > 1 and self._has_windows()
+        sliding = None if is_plain else create_sliding_window_causal_mask(**given)
+        return {"full_attention": full, "sliding_attention": sliding}
+
+    def _has_windows(self) -> bool:
+        """Whether every layer knows what no mask means; attention with dropout is the original's."""
+        model: Any = self
+        return (
+            self.config._attn_implementation == "sdpa"
+            and not (self.training and self.config.attention_dropout)
+            and all(isinstance(layer.self_attn, FusedAttention) for layer in model.layers)
+        )
 
     def _lift(self, embeddings: Tensor) -> Tensor:
         """[batch, tokens, d] → [K, batch, tokens, d]."""
