@@ -105,6 +105,42 @@ def test_without_a_baseline_the_fastest_peer_is_it(clock):
     assert notes == dict.fromkeys(("ours", "slow peer"), "over peer, the fastest peer")
 
 
+def test_some_sizes_only():
+    rows = []
+    of_sizes = [
+        Problem("squares", {"d": d, "batch": batch}, [Provider("one", squares())], tolerances={"": 1e-6})
+        for d in (3, 4)
+        for batch in (1, 2, 5)
+    ]
+    Runner(SETUP, rows.append, rounds=1, where=["d=3", "batch=1", "batch=5"]).run(of_sizes)
+    assert {(row.d, row.batch) for row in rows} == {(3, 1), (3, 5)}
+    rows.clear()
+    Runner(SETUP, rows.append, rounds=1, where=["tokens=3"]).run(of_sizes)
+    assert rows == []
+
+
+def test_unchecked_nothing_is_compared():
+    wrong = Provider("wrong", squares(lambda x: x**2 + 1))
+    assert timed(run([Provider("right", squares()), wrong], unchecked=True)) == {"right", "wrong"}
+
+
+def test_what_takes_long_by_the_clock_is_not_repeated_for_its_own_sake(clock):
+    """The first repetition, and the one that is timed: minutes of decoding are not made three times."""
+    log = []
+
+    def build():
+        def forward(i):
+            log.append(i)
+            clock.pass_time(6.0)
+
+        return Work(forward, mode="generate", on_host=True)
+
+    rows = []
+    Runner(SETUP, rows.append, rounds=1).run([Problem("decoding", {"d": 1}, [Provider("slow", build)])])
+    assert log == [0, 1]
+    assert [row.p50 for row in rows if row.metric == "ms"] == [6000.0]
+
+
 def test_fast_math_is_for_the_time_of_a_run():
     def settings():
         reduces = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()

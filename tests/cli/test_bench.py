@@ -92,6 +92,8 @@ def test_stored_rows_are_printed_again_as_they_were(measured):
         (["head", "--quick", "--repeat", "0"], "repeat=0 makes no sense"),
         (["head"], "add --quick"),
         (["head", "--quick", "--only", "nobody"], "no provider of head has such a name"),
+        (["head", "--quick", "--where", "d=5"], "--where d=5: nothing of head has these sizes"),
+        (["head", "--quick", "--where", "5"], "write name=value, such as batch=4"),
         (["head", "--quick", "--out", "rows.txt"], "ends in .csv"),
         (["step", "--quick", "--size", "huge"], "sizes='huge' is not known"),
         (["--quick", "--time-limit", "-1"], "above 0"),

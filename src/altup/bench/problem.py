@@ -124,6 +124,11 @@ class Problem:
                 return f"{name} is off by {error:.2g}, more than {allowed:.2g}"
         return None
 
+    def is_where(self, wanted: Sequence[str]) -> bool:
+        """Whether its sizes are among those wanted, `name=value` each: of one name any, of several all."""
+        names = {text.partition("=")[0] for text in wanted}
+        return all(f"{name}={self.sizes.get(name)}" in wanted for name in names)
+
     def __str__(self) -> str:
         return f"{self.case} " + " ".join(f"{name}={value}" for name, value in self.sizes.items())
 

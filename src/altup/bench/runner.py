@@ -25,6 +25,7 @@ from altup.core.errors import UserError
 GIB = 2**30
 # The share of the time limit for building and checking; the rest is for timing.
 BUILDING = 0.8
+SLOW = 1.0  # seconds of a first repetition that need no further ones to warm up
 # Compiled providers share source code: at the usual limits some would quietly run eagerly.
 COMPILING = {
     "recompile_limit": 256,
@@ -37,7 +38,8 @@ COMPILING = {
 class Runner:
     """`emit` receives every row as soon as it is known; `say` reports progress.
 
-    `only` are patterns of provider names, all if empty. A provider that fails, disagrees or comes too late is
+    `only` are patterns of provider names, all if empty, `where` sizes (`Problem.is_where`). `unchecked` compares
+    nothing with its reference. A provider that fails, disagrees or comes too late is
     reported and does not stop the others. `cold` measures the start of compiled providers alone, each compiled
     anew; otherwise one uses what others compiled before it. Of the time limit each of `cases`, in this order, has
     an equal share and what those before it left.
@@ -51,11 +53,15 @@ class Runner:
     time_limit: float = float("inf")
     cold: bool = False
     cases: Sequence[str] = ()
+    where: Sequence[str] = ()
+    unchecked: bool = False
     _begun: float = field(default_factory=lambda: time.monotonic())
 
     def run(self, problems: Iterable[Problem]) -> None:
         with torch._dynamo.config.patch(COMPILING):
             for problem in problems:
+                if not problem.is_where(self.where):
+                    continue
                 self.solve(problem)
                 del problem
                 self._free()
@@ -76,7 +82,8 @@ class Runner:
                 stopwatch = self._prepare(problem, provider)
                 if stopwatch is not None:
                     ready[name] = stopwatch
-                    self._burst(problem, provider, ready)
+                    if not stopwatch.is_long:
+                        self._burst(problem, provider, ready)
                 self._free()
             self._take_turns(problem, chosen, ready)
         finally:
@@ -104,7 +111,7 @@ class Runner:
             work = provider.build()
             stopwatch = Stopwatch(work, self.setup.device)
             seconds = stopwatch.start_up()
-            errors = work.errors() if work.errors else {}
+            errors = work.errors() if work.errors and not self.unchecked else {}
             worst = max(errors.values(), key=lambda e: float("inf") if e != e else e, default=None)
             if excess := problem.excess(errors):
                 self._report(problem, provider, DISAGREES, excess, worst)
@@ -114,7 +121,7 @@ class Runner:
                 self.emit(_number(problem, provider, "start", "s", seconds, error=worst, note=note))
             if self.cold:
                 return None
-            stopwatch.warm_up()
+            stopwatch.warm_up(0 if seconds > SLOW and not provider.compiled else 2)
             peak = stopwatch.peak_bytes()
         except Exception as error:
             self._report(problem, provider, FAILED, _first_line(error))
@@ -126,13 +133,16 @@ class Runner:
         return stopwatch
 
     def _take_turns(self, problem: Problem, chosen: dict[str, Provider], ready: dict[str, Stopwatch]) -> None:
-        """In every round each provider has one burst; what was timed before does not count beside them.
+        """In every round each provider has one burst; what was timed before does not count beside them, unless
+        it took long.
 
         One round is always made: it takes little time beside building, which would be wasted without it.
         """
         for number, name in take_turns(ready, self.rounds):
             if number and self._is_late(self._share(problem)):
                 return
+            if not number and ready[name].is_long:
+                continue
             if not number:
                 ready[name].samples = {}
             self._burst(problem, chosen[name], ready)
@@ -206,7 +216,10 @@ def measure(
             sheet.add(row)
 
     limit = config.time_limit or float("inf")
-    runner = Runner(setup, emit, say, config.only, config.repeat or 1, limit, config.cold, config.cases)
+    runner = Runner(
+        setup, emit, say, config.only, config.repeat or 1, limit, config.cold, config.cases,
+        config.where, config.unchecked,
+    )  # fmt: skip
     try:
         with fast_math(), _stopped_by_sigterm(), stopped_after(limit):
             runner.run(problems(config.cases, setup))
@@ -214,8 +227,10 @@ def measure(
         say("time limit: what was measured is kept")
     except KeyboardInterrupt:
         say("stopped; what was measured is kept")
+    names = ", ".join(config.cases)
+    if config.where and not rows:
+        raise UserError(f"--where {' '.join(config.where)}: nothing of {names} has these sizes")
     if config.only and all(row.p50 is None and row.status == OK for row in rows):
-        names = ", ".join(config.cases)
         raise UserError(f"--only {' '.join(config.only)}: no provider of {names} has such a name")
     return rows
 

@@ -21,6 +21,7 @@ HEAD_START = 1.5
 CYCLES_PER_S = 2e9  # at most; a slower clock gives a longer head start
 BURST_MS = 200.0
 MOST_IN_BURST = 20
+LONG_MS = 2000.0
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class Stopwatch:
         self.work, self.device, self.burst_size, self.head_start = work, device, burst_size, 0
         self.samples: dict[str, list[float]] = {}
         self._count = 0
+        self._peak: int | None = None
+        self.is_long = False  # whether the last repetition of the warm-up is the first burst
 
     def start_up(self) -> float:
         """Seconds of the first repetition: what compiling and loading cost."""
@@ -100,9 +103,10 @@ class Stopwatch:
         return time.perf_counter() - begun
 
     def warm_up(self, repetitions: int = 2) -> None:
-        """Also finds how many repetitions make a burst, and how long the host takes to launch them."""
+        """Also finds how many repetitions make a burst, how long the host takes to launch them, and the peak."""
         for _ in range(repetitions):
             self._repeat()
+        memory = PeakMemory(self.device)
         synchronize(self.device)
         begun = time.perf_counter()
         self._repeat()
@@ -111,6 +115,10 @@ class Stopwatch:
         once = max(1e-3, 1000 * (time.perf_counter() - begun))
         self.burst_size = int(min(MOST_IN_BURST, max(1, BURST_MS // once)))
         self.head_start = int(HEAD_START * CYCLES_PER_S * launched * self.burst_size)
+        self._peak = memory.read()
+        self.is_long = once > LONG_MS and self.work.on_host and self.work.backward is None
+        if self.is_long:
+            self.samples[self.work.mode] = [once]
 
     def burst(self) -> None:
         """Several repetitions, one after the other."""
@@ -133,14 +141,13 @@ class Stopwatch:
 
     def peak_bytes(self) -> int | None:
         """The most memory that a repetition needs, weights included; None on a CPU, which does not count it."""
-        memory = PeakMemory(self.device)
         if self.device.type != "cuda":
             return None
         if self.work.unrecorded is not None:
+            memory = PeakMemory(self.device)
             self.work.unrecorded()
-        else:
-            self._repeat()
-        return (memory.read() or 0) + self.work.held
+            self._peak = memory.read()
+        return (self._peak or 0) + self.work.held
 
     def _repeat(self) -> None:
         out = self.work.forward(self._count)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from altup.core.errors import UserError
 from altup.core.schema import Settings, setting
 
 if TYPE_CHECKING:
@@ -47,6 +48,14 @@ class BenchConfig(Settings):
         panel="Options", flag="--size", choices=("small", "base", "large", "xl"),
     )  # fmt: skip
     only: list[str] = setting([], "Providers to run, such as 'altup*'. Repeatable.", panel="Options")
+    where: list[str] = setting(
+        [], "Sizes to run, such as batch=4 or 'method=lora'. Repeatable: of one name any, of several all.",
+        panel="Options",
+    )  # fmt: skip
+    unchecked: bool = setting(
+        False, "Do not compare with the reference first, for providers that were compared before.",
+        panel="Options", flag="--unchecked",
+    )  # fmt: skip
     repeat: int | None = setting(
         None, "Rounds of timing.", shown="10; 3 with --quick", panel="Options", at_least=1
     )
@@ -62,6 +71,9 @@ class BenchConfig(Settings):
         self.cases = self.cases or list(CASES)
         self.sizes = self.sizes or ["base"]
         self.repeat = self.repeat or (3 if self.quick else 10)
+        for text in self.where:
+            if "=" not in text:
+                raise UserError(f"where={text}: write name=value, such as batch=4")
 
 
 def problems(names: Sequence[str], setup: Setup) -> Iterator[Problem]:

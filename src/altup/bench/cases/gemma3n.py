@@ -1,8 +1,8 @@
 """Gemma 3n: AltUp of one layer, a whole training step, and decoding; Hugging Face's code and ours on it.
 
-Random weights in the shapes of E2B and E4B, text alone. Peers run with SDPA, compiled layer by layer and whole.
-A provider is checked before it is timed: on a model of the same widths and four layers, whose float64 twin fits
-into memory.
+Random weights in the shapes of E2B and E4B, text alone. Peers run with SDPA and, compiled, with FlexAttention;
+compiled layer by layer with their loss, and whole. A provider is checked before it is timed: on a model of the
+same widths and four layers, whose float64 twin fits into memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHALLOW = {
     "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
 }
 TUNED = {"all": "full fine-tuning", "lora": "lora"}
-BATCHES = ((4, 2048), (1, 8192))
+BATCHES = ((1, 4, 2048), (16, 1, 8192))  # texts that are decoded; rows and tokens of a step
 RANK = 16  # of the adapters
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # bf16 rounds every activation: gradients of Hugging Face's own code are off by hundredths too.
@@ -45,28 +45,36 @@ REGRET = 0.2  # standard deviations of the logits: rounding decides ties
 
 
 def problems(setup: Setup) -> Iterator[Problem]:
+    """What most people run first: the sizes of a run that is ended early."""
     yield module_problem(setup)
     for size in ("tiny",) if setup.quick else SHAPES:
         models = Models(setup, size)
-        for rows, length in ((2, 12),) if setup.quick else BATCHES:
+        for texts, rows, length in ((2, 2, 12),) if setup.quick else BATCHES:
+            yield models.decoding(texts, 8 if setup.quick else 128, 4 if setup.quick else 64)
             for tuned in TUNED:
                 yield models.step(rows, length, tuned)
-        for rows in (2,) if setup.quick else (1, 16):
-            yield models.decoding(rows, 8 if setup.quick else 128, 4 if setup.quick else 64)
 
 
-def providers(build: Callable[[Prepare], Work], compiled: dict[str, Prepare]) -> list[Provider]:
-    """Hugging Face's code as it is, ours in plain PyTorch and on the kernels, and each compiled."""
+def providers(
+    build: Callable[[Prepare], Work], compiled: dict[str, tuple[Prepare, Prepare | None]]
+) -> list[Provider]:
+    """Hugging Face's code as it is, ours in plain PyTorch and on the kernels, and each compiled: by name, how
+    theirs is and how ours."""
     made = [
         Provider("hf eager", partial(build, as_it_is), "peer"),
         Provider("altup plain", partial(build, partial(accelerate, implementation="plain")), "plain"),
-        Provider("altup", partial(build, partial(accelerate, implementation="triton")), triton=True),
+        Provider("altup", partial(build, kernels), triton=True),
     ]
-    for name, compile in compiled.items():
-        made.append(Provider(f"hf {name}", partial(build, compile), "peer", compiled=True))
-        ours = partial(in_turn, partial(accelerate, implementation="triton"), compile)
-        made.append(Provider(f"altup {name}", partial(build, ours), compiled=True, triton=True))
+    for name, (theirs, ours) in compiled.items():
+        made.append(Provider(f"hf {name}", partial(build, theirs), "peer", compiled=True))
+        if ours is not None:
+            both = partial(in_turn, kernels, ours)
+            made.append(Provider(f"altup {name}", partial(build, both), compiled=True, triton=True))
     return made
+
+
+def kernels(model: Any) -> Any:
+    return accelerate(model, implementation="triton")
 
 
 def as_it_is(model: Any) -> Any:
@@ -81,6 +89,18 @@ def compiled_whole(model: Any) -> Any:
     return torch.compile(model, dynamic=False)
 
 
+def compiled_layers(model: Any) -> Any:
+    """Layer by layer; of the head, which stands outside of them, the loss."""
+    model.loss_function = torch.compile(model.loss_function, dynamic=False)
+    return compile_layers(model)
+
+
+def flexible(model: Any) -> Any:
+    """With FlexAttention, which skips what lies outside of a window."""
+    model.set_attn_implementation("flex_attention")
+    return compiled_layers(model)
+
+
 def tolerances(setup: Setup) -> dict[str, float]:
     return TOLERANCES if setup.dtype == torch.bfloat16 else TOLERANCES_FLOAT32
 
@@ -93,7 +113,7 @@ def module_problem(setup: Setup) -> Problem:
         "gemma3n",
         {"method": "one layer's altup", "tokens": tokens[0] * tokens[1], "d": d, "k": 4},
         [
-            *providers(inputs.work, {"compiled": compiled_whole}),
+            *providers(inputs.work, {"compiled": (compiled_whole, compiled_whole)}),
             Provider("copy", partial(copy_work, setup.device, setup.quick), "floor"),
         ],
         tolerances=tolerances(setup),
@@ -187,7 +207,11 @@ class Models:
             {"size": self.size, "method": TUNED[tuned], "batch": rows, "inputs": length},
             providers(
                 partial(self._step, rows, length, tuned),
-                {"layers compiled": compile_layers, "compiled": compiled_whole},
+                {
+                    "layers compiled": (compiled_layers, compile_layers),
+                    "flex layers compiled": (flexible, None),
+                    "compiled": (compiled_whole, compiled_whole),
+                },
             ),
             tolerances=tolerances(self.setup),
         )
@@ -231,7 +255,7 @@ class Models:
         return loss.detach(), found
 
     def _example(self) -> dict[str, Tensor]:
-        ids = self._ids(1, 12 if self.setup.quick else 256)
+        ids = self._ids(1, 12 if self.setup.quick else 1024)  # more than a window
         return {"input_ids": ids, "labels": ids}
 
     def _ids(self, rows: int, length: int) -> Tensor:
@@ -244,7 +268,6 @@ class Models:
         with which transformers compiles the model."""
         build = partial(self._decoding, rows, prompt, new_tokens)
         fixed = {"cache_implementation": "static"}
-        kernels = partial(accelerate, implementation="triton")
         return Problem(
             "gemma3n",
             {"size": self.size, "method": "decoding", "batch": rows, "inputs": prompt, "targets": new_tokens},

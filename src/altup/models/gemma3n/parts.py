@@ -103,13 +103,14 @@ class FusedAttention(Fused):
             )
         part: Any = self
         shape = (*hidden_states.shape[:-1], -1, self.config.head_dim)
-        q = apply_rotary_pos_emb(part.q_norm(part.q_proj(hidden_states).view(shape)), *position_embeddings, 2)
+        cos, sin = position_embeddings
+        q = apply_rotary_pos_emb(part.q_norm(part.q_proj(hidden_states).view(shape)), cos, sin, unsqueeze_dim=2)
         if part.is_kv_shared_layer:
             keys, values = shared_kv_states[part.kv_shared_layer_index]
             keys, values = keys.to(q.device), values.to(q.device)
         else:
             keys = part.k_norm(part.k_proj(hidden_states).view(shape))
-            keys = apply_rotary_pos_emb(keys, *position_embeddings, 2).transpose(1, 2)
+            keys = apply_rotary_pos_emb(keys, cos, sin, unsqueeze_dim=2).transpose(1, 2)
             values = part.v_norm(part.v_proj(hidden_states).view(shape)).transpose(1, 2)
             if past_key_values is not None:
                 keys, values = past_key_values.update(keys, values, part.layer_idx)
