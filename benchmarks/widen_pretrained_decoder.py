@@ -1,7 +1,7 @@
 """Does a decoder that goes on training learn more when it is widened? On a GPU, with a decoder pretrained there.
 
     altup prepare TEXT… --vocab-size 4000 --out DATA
-    python benchmarks/widen_pretrained_decoder.py run --data DATA --pretrain-steps 2000 --steps 600
+    python benchmarks/widen_pretrained_decoder.py run --data DATA
     python benchmarks/widen_pretrained_decoder.py report            # the table of docs/widen.md
     python benchmarks/widen_pretrained_decoder.py run --data DATA --tiny --csv tiny.csv --jobs 2     # on a CPU
 
@@ -11,13 +11,13 @@ same at first. It also goes on as it is for as many steps as fit into the time o
 were timed in turns, alone on the GPU.
 
 Each model has its own rate, and each widened one its own rate of the coefficients: those with the lowest loss on
-one half of the held-out text, after half the steps, with a seed of their own (part `choose`). What is reported
-comes from the other half and from other seeds (part `report`).
+one half of the held-out text, after fewer steps, with a seed of their own (part `choose`). What is reported comes
+from the other half and from other seeds (part `report`).
 
 All runs share a few processes, which build and record each model once and then give it other weights, so that no
 run waits for a compiler. A run is a line of the file; those that stand there already are not run again. With
-`--seconds` the steps are as many as fit, and nothing is begun that would end later. Several processes are faster
-than one where NVIDIA's MPS runs.
+`--seconds` the reported runs have as many steps as fit, and nothing is begun that would end later. Under NVIDIA's
+MPS several processes are faster than one.
 """
 
 from __future__ import annotations
@@ -73,6 +73,9 @@ class Setting:
     held_out: int | None  # sequences, half of them to choose by
     weights: Path  # where pretrained ones are kept
     until: float  # a time of `time.time`
+
+    def pretrained(self, seed: int, steps: int) -> Path:
+        return self.weights / f"seed-{seed}-steps-{steps}.pt"
 
     def config(self, method: str, steps: int, rate: float) -> Any:
         """With a factor for the coefficients of its own, so that they have a rate of their own to be changed."""
@@ -167,7 +170,7 @@ class Worker:
 
         dense = self._fresh(run.seed)
         if run.begins:
-            dense.load_state_dict(torch.load(self.pretrained(run.seed, run.begins)))
+            dense.load_state_dict(torch.load(self.setting.pretrained(run.seed, run.begins)))
         engine = self.engines[run.model]
         config = self.setting.config(run.model, run.steps, run.rate)
         engine.plain.load_state_dict(self._widened(run.model, dense, run.seed).state_dict())
@@ -188,9 +191,6 @@ class Worker:
         names = coefficient_names(engine.plain)
         return {p for name, p in engine.plain.named_parameters() if name in names}
 
-    def pretrained(self, seed: int, steps: int) -> Path:
-        return self.setting.weights / f"seed-{seed}-steps-{steps}.pt"
-
     def do(self, run: Run) -> dict[str, Any] | None:
         """A row of the results; None if time was over first."""
         from altup.data.batches import ShardBatches
@@ -198,7 +198,7 @@ class Worker:
 
         engine = self.start(run)
         part = "tuning" if run.part == "choose" else "reporting"
-        before = self.evaluate(engine, part)["loss"]
+        before = f"{self.evaluate(engine, part)['loss']:.5f}" if run.part == "choose" else ""
         seed = run.seed + (OTHER_ORDER if run.begins else 0)
         batches = ShardBatches(self.text, self.objective, self.setting.batch, seed)
         begun = time.perf_counter()
@@ -215,11 +215,11 @@ class Worker:
         if run.part == "pretrain":
             weights = {name: tensor.cpu() for name, tensor in engine.plain.state_dict().items()}
             self.setting.weights.mkdir(parents=True, exist_ok=True)
-            torch.save(weights, self.pretrained(run.seed, run.steps))
+            torch.save(weights, self.setting.pretrained(run.seed, run.steps))
         found = self.evaluate(engine, part)
         return self._row(
             run, pretrained=run.begins, loss=f"{found['loss']:.5f}", accuracy=f"{found['accuracy']:.5f}",
-            before=f"{before:.5f}", moved=f"{self._moved(engine):.4g}", seconds=f"{seconds:.2f}",
+            before=before, moved=f"{self._moved(engine):.4g}", seconds=f"{seconds:.2f}",
         )  # fmt: skip
 
     def _row(self, run: Run, **measured: Any) -> dict[str, Any]:
@@ -330,19 +330,23 @@ class Study:
         return time.time() + self.jobs * run.cost / self.steps_a_second < self.until
 
     def do(self, runs: list[Run]) -> None:
-        """All that is not done and fits into the time, the first ones first."""
-        waiting, running = [run for run in runs if not self.done(run)], set()
+        """All that is not done and fits into the time, the first ones first; tells how fast they were."""
+        begun, made = time.time(), 0.0
+        waiting, running = [run for run in runs if not self.done(run)], {}
         while waiting or running:
             while waiting and len(running) < self.jobs:
                 if self.fits(run := waiting.pop(0)):
-                    running.add(self.pool.submit(do, run))
+                    running[self.pool.submit(do, run)] = run
                 else:
                     print("left out for lack of time:", *run.key, flush=True)
             if running:
                 ended = next(as_completed(running))
-                running.remove(ended)
+                run = running.pop(ended)
                 if row := ended.result():
                     self.add(row)
+                    made += run.cost
+        if made and len(runs) >= self.jobs:
+            self.steps_a_second = made / (time.time() - begun)
 
     def loss(self, run: Run) -> float:
         found = [float(row["loss"]) for row in self.rows if tuple(row[name] for name in KEY) == run.key]
@@ -352,20 +356,18 @@ class Study:
         """Time of a step over the dense model's."""
         return next(float(r["ratio"]) for r in self.rows if (r["part"], r["model"]) == ("time", model))
 
-    def measure_times(self, models: tuple[str, ...], rounds: int) -> float:
-        """Milliseconds of the dense model's step, alone on the device."""
+    def measure_times(self, rounds: int) -> None:
+        """Of every model, while nothing else runs."""
         if not any(row["part"] == "time" for row in self.rows):
             for row in self.pool.submit(time_all, rounds).result():
                 self.add(row)
-        return next(float(r["ms"]) for r in self.rows if (r["part"], r["model"]) == ("time", "dense"))
 
-    def pretrain(self, steps: int) -> None:
-        begun = time.time()
+    def pretrain(self, steps: int, setting: Setting) -> None:
+        """A run whose weights are gone is made again."""
         runs = [Run("pretrain", "dense", seed, steps, PRETRAINING_RATE) for seed in (CHOOSING_SEED, *SEEDS)]
-        new = sum(not self.done(run) for run in runs)
+        lost = {run.key for run in runs if not setting.pretrained(run.seed, steps).exists()}
+        self.rows = [row for row in self.rows if tuple(row[name] for name in KEY) not in lost]
         self.do(runs)
-        if new:
-            self.steps_a_second = new * steps / (time.time() - begun)
 
     def choose(self, begins: int, steps: int) -> dict[str, Run]:
         """The best rate of each model, then the best factor of its coefficients."""
@@ -394,6 +396,13 @@ class Study:
         found = {RATES[at - 1]} if best == min(tried) and at else set()
         return found | ({RATES[at + 1]} if best == max(tried) and at + 1 < len(RATES) else set())
 
+    def steps_that_fit(self) -> int:
+        """Of a reported run, so that all seeds of all models with two blocks end in time."""
+        ratios = [self.ratio(model) for model in TUNED]
+        units = len(SEEDS) * (sum(ratios) + sum(ratios[1:]))
+        fit = 0.85 * (self.until - time.time()) * self.steps_a_second / units
+        return max(20, min(5000, int(fit) // 20 * 20))
+
     def report(self, best: dict[str, Run], steps: int, models: tuple[str, ...]) -> None:
         """At equal steps and in equal time, seed by seed."""
 
@@ -410,6 +419,8 @@ class Study:
 def run_all(options: argparse.Namespace) -> None:
     begun = time.time()
     models = tuple(METHODS if not options.only else ("dense", *options.only))
+    if options.until == "pretrain":
+        models = ("dense",)
     setting = Setting(
         data=str(options.data), shape="tiny" if options.tiny else "small", batch=8 if options.tiny else 64,
         tokens=32 if options.tiny else 256, held_out=64 if options.tiny else None, weights=options.weights,
@@ -421,25 +432,18 @@ def run_all(options: argparse.Namespace) -> None:
         wait_until_built(pool, options.jobs, built)
         print(f"built after {time.time() - begun:.1f} s", flush=True)
         study = Study(pool, options.jobs, options.csv, setting.until, read(options.csv))
-        step = study.measure_times(models, 3 if options.tiny else 12) / 1000
-        left = setting.until - time.time()
-        pretraining = options.pretrain_steps or _rounded(0.33 * left / step * 1.15 / 4, 3000)
-        study.pretrain(pretraining)
-        left = setting.until - time.time()
-        per_run = len(SEEDS) * sum(1.1 if m != "dense" else 1.0 for m in TUNED) + len(SEEDS) * 2 * 1.1
-        sweeps = 0.5 * (len(FIRST_RATES) * 3.2 + 2.1 + 4.4)
-        steps = options.steps or _rounded(0.75 * left * study.steps_a_second / (per_run + sweeps), 3000)
-        print(f"{pretraining} steps, then {steps}; {study.steps_a_second:.1f} steps a second", flush=True)
-        best = study.choose(pretraining, max(10, steps // 2))
+        study.pretrain(options.pretrain_steps, setting)
+        if options.until == "pretrain":
+            return
+        best = study.choose(options.pretrain_steps, options.choose_steps)
+        if options.until == "choose":
+            return
+        study.measure_times(3 if options.tiny else 12)
+        steps = options.steps if math.isinf(setting.until) else study.steps_that_fit()
+        told = {name: (run.rate, run.factor) for name, run in best.items()}
+        print(f"{steps} steps; {study.steps_a_second:.1f} steps a second; rates and factors {told}", flush=True)
         study.report(best, steps, models)
         print(f"ended after {time.time() - begun:.1f} s", flush=True)
-
-
-def _rounded(steps: float, most: int) -> int:
-    """To three digits' worth of steps, below what fits."""
-    if not math.isfinite(steps):
-        raise SystemExit("give --seconds, or --pretrain-steps and --steps")
-    return max(20, min(most, int(steps) // 20 * 20))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -481,9 +485,11 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, default=RESULTS)
     parser.add_argument("--weights", type=Path, default=Path("build/widen_pretrained_decoder"))
     parser.add_argument("--jobs", type=int, default=4, help="processes that train at once")
-    parser.add_argument("--pretrain-steps", type=int)
-    parser.add_argument("--steps", type=int, help="of the models that go on")
-    parser.add_argument("--seconds", type=float, help="for all of it, starts included")
+    parser.add_argument("--pretrain-steps", type=int, default=1000)
+    parser.add_argument("--choose-steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=500, help="of the runs that are reported")
+    parser.add_argument("--seconds", type=float, help="for all of it, starts included; decides the steps")
+    parser.add_argument("--until", choices=("pretrain", "choose", "report"), default="report")
     parser.add_argument("--only", nargs="+", choices=[name for name in METHODS if name != "dense"])
     parser.add_argument("--tiny", action="store_true", help="a toy, to see it work")
     options = parser.parse_args()
