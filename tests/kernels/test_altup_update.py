@@ -85,6 +85,14 @@ def test_bfloat16_state_is_rounded_once():
     torch.testing.assert_close(new.double(), exact, rtol=2**-8, atol=1e-6)
 
 
+def test_coefficients_in_bfloat16_as_fsdp2_may_gather_them():
+    """They are as good as the same numbers in float32, and the state keeps its dtype."""
+    x, y, _, P, g = random(2, torch.bfloat16)
+    new = altup_update(x, y, P.bfloat16(), g.bfloat16(), 1)
+    assert new.dtype == torch.bfloat16
+    assert torch.equal(new, altup_update(x, y, P.bfloat16().float(), g.bfloat16().float(), 1))
+
+
 def test_autocast_does_not_round_the_coefficients():
     x, y, _, P, g = random(2, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -56,6 +56,7 @@ def altup_update(
 
 
 def _plain(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None) -> State:
+    P, g = (c.to(torch.promote_types(c.dtype, torch.float32)) for c in (P, g))  # FSDP2 may have rounded them
     M = P - torch.outer(g, P[active])
     dtype = torch.promote_types(x[0].dtype, torch.float32)
     y = y.to(dtype) if residual is None else residual.to(dtype) + y
