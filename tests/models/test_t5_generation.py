@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -219,5 +220,17 @@ def test_an_accelerated_model_decodes_the_same_from_what_it_has_recorded(method,
                 calls = model._compiled_call_impl
             model._compiled_call_impl = calls
             got = model.generate(**rows, max_length=20, eos_token_id=ends, do_sample=False)
-            assert torch.equal(got, want), number
-    assert all(calls._decodings.values())
+            assert torch.equal(got, want) or (autocast and regret(model, rows, got, ends) < 0.2), number
+    assert all(decoding.is_fused for decoding in calls._decodings.values())
+
+
+def regret(model, inputs, tokens, ends):
+    """How far a token's logit lies below the highest at most, in standard deviations, by float64."""
+    altup.decelerate(model)
+    wide = copy.deepcopy(model).double()
+    with torch.no_grad(), torch.autocast("cuda", enabled=False):
+        logits = wide(**inputs, decoder_input_ids=tokens[:, :-1], use_cache=False).logits
+    chosen = logits.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+    is_end = (tokens[:, 1:, None] == torch.tensor(ends, device=tokens.device)).any(dim=-1)
+    before_end = is_end.cumsum(dim=1) - is_end.int() == 0
+    return float(((logits.amax(-1) - chosen) / logits.std(-1))[before_end].max())

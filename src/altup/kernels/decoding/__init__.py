@@ -2,12 +2,13 @@
 
 A layer is eight: norm with queries, keys and values; attention over the cache; its output map with the addition;
 norm with the queries of cross-attention; that; its output map; norm with both maps into the feed-forward and its
-gate; the map out of it. Definitions: `reference.py`. Sums run in float32. There are no gradients.
+gate; the map out of it, with AltUp's update. Definitions: `reference.py`. Sums run in float32. There are no
+gradients.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ __all__ = [
     "can_decode",
     "choose",
     "linear",
+    "linear_and_update",
     "linear_reference",
 ]
 
@@ -53,7 +55,22 @@ def linear(
     """
     from altup.kernels.decoding.maps import launch
 
-    return launch(x, weight, norm, eps, gated, residual, False, PROGRAMMATIC)[0]
+    return launch(x, weight, norm, eps, gated, residual, PROGRAMMATIC)[0]
+
+
+def linear_and_update(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor,
+    state: tuple[Tensor, ...],
+    P: Tensor,
+    g: Tensor,
+    active: int,
+) -> tuple[Tensor, ...]:
+    """A layer's last map and addition, and AltUp's update of K blocks [rows, n] with it, `altup_update`."""
+    from altup.kernels.decoding.maps import Update, launch
+
+    return launch(x, weight, None, 0.0, False, residual, PROGRAMMATIC, update=Update(state, P, g, active))[0]
 
 
 def attend_to_cache(qkv: Tensor, keys: Tensor, values: Tensor, place: Tensor, bias: Tensor) -> Tensor:
@@ -96,6 +113,5 @@ def choose(
     from altup.kernels.decoding import choice
     from altup.kernels.decoding.maps import launch
 
-    tops, found = launch(hidden, head, norm, eps, False, None, True, PROGRAMMATIC)
-    state: Any = (tokens, latest, place, ended, eos, pad)
-    choice.choose(tops, found, *state, PROGRAMMATIC)  # type: ignore[arg-type]
+    tops, found = launch(hidden, head, norm, eps, False, None, PROGRAMMATIC, chooses=True)
+    choice.choose(tops, found, tokens, latest, place, ended, eos, pad, PROGRAMMATIC)  # type: ignore[arg-type]

@@ -1,16 +1,21 @@
 """Triton kernels of linear maps for few rows: what they take is the time to read the weights.
 
 A norm before the map, the gate of a feed-forward and the addition behind it are part of it. So is the search for
-the largest output: of the head nothing but that is wanted. One row is multiplied by plain arithmetic
+the largest output: of the head nothing but that is wanted; and AltUp's update of the K blocks with a layer's
+output, x_newⁱ = Σⱼ (Pᵢⱼ − gᵢ Pₐⱼ) xʲ + gᵢ y (`kernels/altup_update`). One row is multiplied by plain arithmetic
 (`vector_kernel`), more by tensor cores (`rows_kernel`).
 
 `PROGRAMMATIC` kernels begin before the kernel before them has ended: they read their weights, which nobody writes,
 and then wait for it.
 """
 
+# Inside a kernel a tuple grows by concatenation; Triton has neither unpacking nor comprehensions over ranges.
+# ruff: noqa: RUF005
 # mypy: disable-error-code="assignment,misc"
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -32,6 +37,30 @@ def _gelu(x):
     return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 
+class Update(NamedTuple):
+    """AltUp's: K blocks [rows, n], P [K, K], g [K] and the number of the active block."""
+
+    state: tuple[Tensor, ...]
+    P: Tensor
+    g: Tensor
+    active: int
+
+
+@triton.jit
+def _store_state(outs, state, P, g, active, y, at, mask, K: tl.constexpr):
+    x = ()
+    of_active = ()
+    for j in tl.static_range(K):
+        x = x + (tl.load(state[j] + at, mask=mask, other=0.0).to(tl.float32),)
+        of_active = of_active + (tl.load(P + active * K + j).to(tl.float32),)
+    for i in tl.static_range(K):
+        g_i = tl.load(g + i).to(tl.float32)
+        block = g_i * y
+        for j in tl.static_range(K):
+            block += (tl.load(P + i * K + j).to(tl.float32) - g_i * of_active[j]) * x[j]
+        tl.store(outs[i] + at, block.to(outs[i].dtype.element_ty), mask=mask)
+
+
 @triton.jit
 def _join_parts(x, tops, sums, columns, mask, k, heads, SPLITS: tl.constexpr, D: tl.constexpr):
     """Attention of one row whose keys were split: x is [SPLITS, k], tops and sums are [SPLITS, heads]."""
@@ -48,9 +77,14 @@ def _join_parts(x, tops, sums, columns, mask, k, heads, SPLITS: tl.constexpr, D:
     return mixed / total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["active"])
 def vector_kernel(
     out,
+    outs,
+    state,
+    P,
+    g,
+    active,
     found,
     x,
     tops,
@@ -64,6 +98,7 @@ def vector_kernel(
     eps,
     GATED: tl.constexpr,
     CHOOSES: tl.constexpr,
+    K: tl.constexpr,
     SPLITS: tl.constexpr,
     D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -102,12 +137,20 @@ def vector_kernel(
     else:
         if residual is not None:
             y += tl.load(residual + rows, mask=rows < n, other=0.0).to(tl.float32)
-        tl.store(out + rows, y.to(out.dtype.element_ty), mask=rows < n)
+        if K > 1:
+            _store_state(outs, state, P, g, active, y, rows, rows < n, K)
+        else:
+            tl.store(out + rows, y.to(out.dtype.element_ty), mask=rows < n)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["active"])
 def rows_kernel(
     out,
+    outs,
+    state,
+    P,
+    g,
+    active,
     found,
     x,
     weight,
@@ -119,6 +162,7 @@ def rows_kernel(
     eps,
     GATED: tl.constexpr,
     CHOOSES: tl.constexpr,
+    K: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -169,7 +213,10 @@ def rows_kernel(
         places = b[:, None] * n + c[None, :]
         if residual is not None:
             y += tl.load(residual + places, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out + places, y.to(out.dtype.element_ty), mask=inside)
+        if K > 1:
+            _store_state(outs, state, P, g, active, y, places, inside, K)
+        else:
+            tl.store(out + places, y.to(out.dtype.element_ty), mask=inside)
 
 
 def launch(
@@ -179,12 +226,14 @@ def launch(
     eps: float,
     gated: bool,
     residual: Tensor | None,
-    chooses: bool,
     programmatic: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """y [rows, n]; or, of each row, the largest numbers of tiles of y and where they are, [rows, tiles] each."""
+    chooses: bool = False,
+    update: Update | None = None,
+) -> tuple[Any, Tensor | None]:
+    """y [rows, n]; or, of each row, the largest numbers of tiles of y and where they are, [rows, tiles] each; or
+    the new blocks, updated with y."""
     parts = x if isinstance(x, Parts) else None
-    vector = parts.mixed if isinstance(x, Parts) else x.contiguous()
+    vector = x.mixed if isinstance(x, Parts) else x.contiguous()
     batch, k = vector.shape[-2:]
     n = weight.shape[0] // (2 if gated else 1)
     if batch == 1:
@@ -196,26 +245,31 @@ def launch(
         block_b = min(64 if n > MANY else 32, max(16, triton.next_power_of_2(batch)))
         block_n = 64 if n > MANY else 16
         tiles, grid = triton.cdiv(n, block_n), (triton.cdiv(n, block_n), triton.cdiv(batch, block_b))
-    found = None
-    if chooses:
+    out = found = outs = state = P = g = None
+    if update is not None:
+        state = tuple(block.contiguous() for block in update.state)
+        outs, P, g = tuple(map(torch.empty_like, state)), update.P.contiguous(), update.g.contiguous()
+    elif chooses:
         out = weight.new_empty((batch, tiles), dtype=torch.float32)
         found = weight.new_empty((batch, tiles), dtype=torch.int32)
     else:
         out = weight.new_empty((batch, n), dtype=weight.dtype if residual is None else residual.dtype)
     residual = None if residual is None else residual.contiguous()
-    shared = {"GATED": gated, "CHOOSES": chooses, "BLOCK_N": block_n, **programmed(programmatic)}
+    blocks, active = (1, 0) if update is None else (len(update.state), update.active)
+    shared = {"GATED": gated, "CHOOSES": chooses, "K": blocks, "BLOCK_N": block_n, **programmed(programmatic)}
+    written = (out, outs, state, P, g, active, found)
     with torch.cuda.device_of(weight):
         if batch == 1:
             tops, sums = (parts.tops, parts.sums) if parts is not None else (None, None)
             splits, heads = parts.tops.shape if parts is not None else (1, 1)
             vector_kernel[grid](
-                out, found, vector, tops, sums, weight, norm, residual, n, k, heads, eps,
+                *written, vector, tops, sums, weight, norm, residual, n, k, heads, eps,
                 SPLITS=splits, D=k // heads, BLOCK_K=block_k, num_warps=4, **shared,
             )  # fmt: skip
         else:
             rows_kernel[grid](
-                out, found, vector, weight, norm, residual, batch, n, k, eps,
+                *written, vector, weight, norm, residual, batch, n, k, eps,
                 BLOCK_B=block_b, BLOCK_K=min(128, max(16, triton.next_power_of_2(k))), num_warps=4, num_stages=3,
                 **shared,
             )  # fmt: skip
-    return out, found
+    return (out if update is None else outs), found

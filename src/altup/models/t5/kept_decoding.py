@@ -18,9 +18,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from altup.kernels.altup_update import FUSED_BLOCKS
 from altup.kernels.cuda_graph import record, warm_up
-from altup.kernels.decoding import attend_to_cache, attend_to_memory, can_decode, choose, linear
+from altup.kernels.decoding import (
+    attend_to_cache,
+    attend_to_memory,
+    can_decode,
+    choose,
+    linear,
+    linear_and_update,
+)
 from altup.models.stack import COMPILED
+from altup.nn.altup import AltUp, AltUpUpdate
 from altup.nn.layers import GatedFeedForward, RMSNorm
 from altup.nn.linear import is_bare, is_unhooked
 from altup.nn.positions import distance_bucket
@@ -70,6 +79,12 @@ def can_fuse(model: Any) -> bool:
     return is_bare(model.lm_head) and all(type(norm) is RMSNorm and is_unhooked(norm) for norm in norms)
 
 
+def joins_update(rule: Any) -> bool:
+    """Whether the update of the blocks may be part of a layer's last kernel."""
+    plain = all(type(update) is AltUpUpdate and is_unhooked(update) for update in getattr(rule, "updates", ()))
+    return type(rule) is AltUp and 1 < rule.num_blocks <= FUSED_BLOCKS and plain
+
+
 class Layer:
     """A decoder's layer for one new token of each row."""
 
@@ -115,8 +130,13 @@ class Layer:
         update = F.linear(F.gelu(gate, approximate="tanh") * hidden, out)
         return (x, update) if layer.leaves_last_addition else x + update
 
-    def fused(self, x: Tensor, place: Tensor, near: Tensor, mask: Tensor | None) -> Any:
-        """The same as eight kernels; place: [batch], near: [heads, places], mask: [batch, inputs]."""
+    def fused(
+        self, x: Tensor, place: Tensor, near: Tensor, mask: Tensor | None, update: tuple[Any, ...] | None = None
+    ) -> Any:
+        """The same as eight kernels; place: [batch], near: [heads, places], mask: [batch, inputs].
+
+        With AltUp's `update`, (state, P, g, active), it gives the new state.
+        """
         layer, (joined, own_out, query, cross_out, into, out) = self._layer, self.weights
         shape, x = x.shape, x.flatten(0, 1)
         norms = (
@@ -127,6 +147,10 @@ class Layer:
         seen = attend_to_memory(linear(x, query, *next(norms)), self.memory_keys, self.memory_values, mask)
         x = linear(seen, cross_out, residual=x)
         hidden = linear(x, into, *next(norms), gated=True)
+        if update is not None:
+            state, *coefficients = update
+            blocks = tuple(block.flatten(0, 1) for block in state)
+            return tuple(new.view(shape) for new in linear_and_update(hidden, out, x, blocks, *coefficients))
         if layer.leaves_last_addition:
             return x.view(shape), linear(hidden, out).view(shape)
         return linear(hidden, out, residual=x).view(shape)
@@ -163,23 +187,24 @@ class KeptDecoding:
         self.logits: Callable[[Tensor], Tensor] = self._logits
         self.begin: Callable[[], Any] = self._begin
         self.step: Callable[[], Any] = self._step
-        if can_fuse(model) and can_decode(device, self.dtype, batch, self.layers[0].d_kv):
-            self._fuse()
+        fits = can_fuse(model) and can_decode(device, self.dtype, batch, self.layers[0].d_kv)
+        self.is_fused = fits and self._kernels_work()
+        if self.is_fused:
+            self.step = self._fused_step
         if kind == "cuda":
             self._record(device)
 
-    def _fuse(self) -> None:
-        """Take the kernels, if they give the tokens of plain code in a trial, or nearly as likely ones."""
+    def _kernels_work(self) -> bool:
+        """Whether the kernels give the tokens of plain code in a trial, or nearly as likely ones."""
         try:
             with torch.compiler.set_stance("force_eager"):
                 regret = self._try_kernels()
         except Exception as error:
             log.warning("decoding is slower than it could be, because its kernels failed: %s", error)
-            return
-        if regret <= REGRET:
-            self.step = self._fused_step
-        else:
+            return False
+        if not regret <= REGRET:
             log.warning("decoding is slower than it could be, because its kernels are wrong by %.2g", regret)
+        return regret <= REGRET
 
     def _try_kernels(self) -> float:
         self._begin()
@@ -193,11 +218,16 @@ class KeptDecoding:
         return float(worst)
 
     def _record(self, device: torch.device) -> None:
-        if getattr(self.model, COMPILED, False) and self.step == self._step:
+        if getattr(self.model, COMPILED, False) and not self.is_fused:
             self._compile()
         with self.stance():
             step = self.step
-            warm_up(lambda: (self._begin(), step()), device)
+
+            def run() -> None:
+                self._begin()
+                step()
+
+            warm_up(run, device)
             begin = record(self._begin)
             self.begin, self.step = begin, record(step, begin.graph.pool())
 
@@ -264,8 +294,13 @@ class KeptDecoding:
         decoder = self.model.decoder
         state = decoder.lift(self.model.encoder.embed_tokens(self.latest))
         hidden = None if self.hidden is None else self.hidden.flatten(1)
+        inputs = (self.place, self.near, hidden)
         for index, layer in enumerate(self.layers):
-            state = decoder.rule(state, layer.fused, index, self.place, self.near, hidden)
+            if joins_update(decoder.rule):
+                update, active = decoder.rule.updates[index], decoder.rule.active[index]
+                state = layer.fused(state[active], *inputs, (state, update.P, update.g, active))
+            else:
+                state = decoder.rule(state, layer.fused, index, *inputs)
         lowered, norm = decoder.rule.lower(state).flatten(0, 1), decoder.final_norm
         choose(
             lowered, self.head, norm.weight, norm.eps, tokens=self.tokens, latest=self.latest, place=self.place,
