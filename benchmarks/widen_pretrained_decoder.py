@@ -23,6 +23,8 @@ MPS several processes are faster than one.
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import csv
 import math
 import multiprocessing
@@ -126,9 +128,10 @@ class Worker:
 
         torch.set_num_threads(1)
         self.setting = setting
-        self._group = join_process_group()
-        self.group = self._group.__enter__()
-        numerics(False, torch.cuda.is_available()).__enter__()  # to the end of the process
+        around = contextlib.ExitStack()  # to the end of the process
+        self.group = around.enter_context(join_process_group())
+        around.enter_context(numerics(deterministic=False, low_precision=torch.cuda.is_available()))
+        atexit.register(around.close)
         self.text, self.unseen = (TokenStream(setting.data, split) for split in ("train", "validation"))
         config = setting.config("dense", 10, 0.01)
         self.objective = objective_of(config, self.text.vocabulary)
@@ -332,7 +335,7 @@ class Study:
     def do(self, runs: list[Run]) -> None:
         """All that is not done and fits into the time, the first ones first; tells how fast they were."""
         begun, made = time.time(), 0.0
-        waiting, running = [run for run in runs if not self.done(run)], {}
+        waiting, running = [run for run in dict.fromkeys(runs) if not self.done(run)], {}
         while waiting or running:
             while waiting and len(running) < self.jobs:
                 if self.fits(run := waiting.pop(0)):
