@@ -61,6 +61,17 @@ def test_asked_for_layers_are_compiled_and_copies_are_their_own(build, layers):
     assert not hasattr(model, module.COMPILED)
 
 
+def test_a_call_that_the_user_compiled_comes_back():
+    model = tiny("decoder", "altup")
+    model.compile()
+    compiled = model._compiled_call_impl
+    altup.accelerate(model, record=True)
+    altup.accelerate(model, record=True, head=False)
+    assert model._compiled_call_impl is not compiled
+    altup.decelerate(model)
+    assert model._compiled_call_impl is compiled
+
+
 def test_another_model_is_refused():
     with pytest.raises(UserError, match="neither a model of altup, nor widened by it, nor a Gemma 3n"):
         altup.accelerate(torch.nn.Linear(2, 2))

@@ -117,7 +117,9 @@ def _record_calls(model: nn.Module, record: bool | None, head: bool) -> None:
         return
     skips_logits = head and "return_logits" in inspect.signature(type(model).forward).parameters
     if not (isinstance(calls, RecordedCalls) and calls.skips_logits == skips_logits):
-        model._compiled_call_impl = RecordedCalls(model, skips_logits)
+        recorded = RecordedCalls(model, skips_logits)
+        recorded.replaced = calls.replaced if isinstance(calls, RecordedCalls) else calls
+        model._compiled_call_impl = recorded
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and _is_one_of_ours(model):
         encoder: nn.Module = model.encoder  # type: ignore[assignment]  # which `generate` calls apart
         if encoder._compiled_call_impl is None:
@@ -125,9 +127,11 @@ def _record_calls(model: nn.Module, record: bool | None, head: bool) -> None:
 
 
 def _forget_calls(model: nn.Module) -> None:
+    """What was compiled before (`model.compile()`) comes back."""
     for part in model.modules():  # an adapter may have been put around what was accelerated
-        if isinstance(part._compiled_call_impl, RecordedCalls):
-            part._compiled_call_impl = None
+        calls: object = part._compiled_call_impl
+        if isinstance(calls, RecordedCalls):
+            part._compiled_call_impl = calls.replaced
 
 
 def decelerate(model: Model) -> Model:

@@ -46,6 +46,7 @@ class RecordedCalls:
     def __init__(self, model: nn.Module, skips_logits: bool = False, with_gradients: bool = True) -> None:
         self._model = weakref.ref(model)
         self.skips_logits, self.with_gradients = skips_logits, with_gradients
+        self.replaced: Any = None  # the compiled call in whose place this one stands
         self._parts: list[tuple[nn.Module, list[int]]] = []
         self._parameters: list[nn.Parameter] = []
         self._weights: list[Any] = []
