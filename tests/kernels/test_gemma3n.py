@@ -20,8 +20,10 @@ from altup.kernels.gemma3n import (
     gated,
     gated_linear,
     match_magnitudes,
+    norm_rotary,
     op,
     predict,
+    rotary_op,
     window_attention,
 )
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, runs_kernel
@@ -203,6 +205,45 @@ def test_the_gate_with_the_map_behind_it(sparsity, poisoned):
         gated_linear(*(t[..., :9] for t in inputs[:2]), inputs[2])
 
 
+def positions(batch, tokens, D, device=DEVICE, dtype=torch.float32):
+    """Two different halves, so that one taken for the other shows."""
+    return [torch.randn(batch, tokens, D, device=device).to(dtype) for _ in range(2)]
+
+
+def test_norm_and_rotary_positions_are_hugging_faces():
+    from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm, apply_rotary_pos_emb
+
+    norm = Gemma3nRMSNorm(8, eps=EPS)
+    torch.nn.init.normal_(norm.weight)
+    x = random(2, 5, 3, 8, device="cpu")
+    for rows in (1, 2):
+        cos, sin = positions(rows, 5, 8, "cpu")
+        want = apply_rotary_pos_emb(norm(x), cos, sin, unsqueeze_dim=2)
+        torch.testing.assert_close(norm_rotary(x, norm.weight, EPS, cos, sin), want)
+    short = (t[:, :3] for t in positions(1, 5, 8, "cpu"))
+    with pytest.raises(UserError, match="do not fit"):
+        norm_rotary(x, norm.weight, EPS, *short)
+
+
+@runs_kernel
+@pytest.mark.parametrize(
+    ("shape", "dtype", "batch"),
+    [((2, 5, 3, 8), torch.float32, 1), ((2, 3, 2, 24), torch.float32, 2), ((1, 3, 8, 256), torch.bfloat16, 1)],
+)
+def test_norm_and_rotary_positions(shape, dtype, batch, poisoned):
+    x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype)
+    cos, sin = positions(batch, shape[1], shape[-1], dtype=dtype)
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    exact = norm_rotary(*wide, EPS, cos.double(), sin.double(), "plain")
+    made = norm_rotary(x, weight, EPS, cos, sin, "triton")
+    upstream = torch.randn_like(exact).to(dtype)
+    want = torch.autograd.grad(exact, wide, upstream.double())
+    got = torch.autograd.grad(made, [x, weight], upstream)
+    for one, other in zip([made, *got], [exact, *want], strict=True):
+        assert one.dtype == dtype
+        assert distance(one, other) < 3 * max(TOLERANCE[dtype], SUM_TOLERANCE)
+
+
 def by_hand(q, k, v, window, scale):
     """Attention within a window, token by token."""
     out = torch.empty_like(q)
@@ -337,6 +378,8 @@ def test_the_operators_are_what_pytorch_takes_them_for():
     library.opcheck(gate_op.gate, (y, branch, 0.3))
     library.opcheck(gate_op.gate, (y, branch, None), test_utils=CHEAP_CHECKS)
     library.opcheck(gate_op.gated_linear, (y, branch, torch.randn(3, 5, device=DEVICE, requires_grad=True), 0.3))
+    heads = random(1, 3, 2, 4), random(4), *positions(1, 3, 4), EPS
+    library.opcheck(rotary_op.rotary, heads)
     library.opcheck(op.match, (y, blocks, False), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, True), test_utils=CHEAP_CHECKS)
 
@@ -420,3 +463,17 @@ def test_kernels_move_16_bytes_at_a_time_and_spill_nothing(module, name, loads, 
     assert not hopper.spills(compiled)
     assert compiled.asm["ptx"].count("ld.global.v4") == loads
     assert compiled.asm["ptx"].count("st.global.v4") == stores
+
+
+@pytest.mark.parametrize(("name", "loads", "stores"), [("_forward_kernel", 8, 2), ("_backward_kernel", 10, 2)])
+def test_heads_of_256_too(name, loads, stores, hopper):
+    kernels = importlib.import_module("altup.kernels.gemma3n.rotary_kernels")
+    kernel = getattr(kernels, name)
+    numbers = dict.fromkeys(("rows", "heads", "period", "D"), "i32") | {"eps": "fp32", "sums": "*fp32"}
+    tiles = {"ROWS": kernels.HEADS, "HALF": 128}
+    arrays = dict.fromkeys(("out", "x", "weight", "cos", "sin", "grad", "dx"), "*bf16")
+    given = {argument: {**arrays, **numbers, **tiles}[argument] for argument in kernel.arg_names}
+    compiled = hopper.build(kernel, given, divisible=("D", "rows"), num_warps=kernels.WARPS)
+    assert not hopper.spills(compiled)
+    assert compiled.asm["ptx"].count("ld.global.v4") == loads
+    assert compiled.asm["ptx"].count("st.global.v4") >= stores

@@ -8,7 +8,7 @@ A layer needs three passes over its state, each with a backward pass of its own:
 - `correct`: reads predicted blocks, output and branch, norms the branch, and writes the K new blocks.
 
 `match_magnitudes` serves the projections before the first layer and behind the last, `gated` the feed-forward
-network, `window_attention` the layers that see a window of tokens.
+network, `norm_rotary` queries and keys, `window_attention` the layers that see a window of tokens.
 
 `implementation` is "plain" (the definition), "triton" (the kernels, or an error) or "auto" (the kernels where they
 can run). Sums run in float32 (float64 for float64 states), whatever the state's dtype.
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.altup_update import FUSED_BLOCKS, State
-from altup.kernels.gemma3n import correct_op, gate_op, op
+from altup.kernels.gemma3n import correct_op, gate_op, op, rotary_op
 from altup.kernels.gemma3n.attention import uses_flash, window_flash, window_reference
 from altup.kernels.gemma3n.reference import (
     Router,
@@ -34,6 +34,7 @@ from altup.kernels.gemma3n.reference import (
     correction_reference,
     gated_reference,
     match_reference,
+    norm_rotary_reference,
     predict_reference,
 )
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
@@ -157,6 +158,27 @@ def gated_linear(
     if uses_kernels(implementation, 2, gate, up, weight):
         return gate_op.gated_linear(gate, up, weight, _quantile(sparsity) if sparsity else None)[0]
     return F.linear(gated(gate, up, sparsity, implementation), weight)
+
+
+def norm_rotary(
+    x: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor, implementation: str = "auto"
+) -> Tensor:
+    """Heads x normed with the scale `norm` and turned by their places: [batch, tokens, heads, D], in x's dtype.
+
+    norm: [D]; cos and sin: [batch or 1, tokens, D]. With n the normed head, n ∘ cos + (−n₂, n₁) ∘ sin.
+    """
+    batch, tokens, _, D = x.shape
+    if (
+        D % 2
+        or norm.shape != (D,)
+        or cos.shape != sin.shape
+        or cos.shape not in ((batch, tokens, D), (1, tokens, D))
+    ):
+        raise UserError(f"x {list(x.shape)}, norm {list(norm.shape)} and cos {list(cos.shape)} do not fit")
+    if uses_kernels(implementation, 2, x):
+        return rotary_op.rotary(x, norm, cos, sin, eps)
+    with torch.autocast(x.device.type, enabled=False):
+        return norm_rotary_reference(x, norm, eps, cos, sin)
 
 
 def window_attention(

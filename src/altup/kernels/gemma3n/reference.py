@@ -112,3 +112,11 @@ def gated_reference(gate: Tensor, up: Tensor, z: float | None) -> Tensor:
     if z is not None:
         s = F.relu(s - (s.mean(dim=-1, keepdim=True) + z * s.std(dim=-1, keepdim=True, unbiased=False)))
     return (F.gelu(s, approximate="tanh") * wide(up)).to(gate.dtype)
+
+
+def norm_rotary_reference(x: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads normed and turned by their places. x: [batch, tokens, heads, D]; cos, sin: [batch or 1, tokens, D]."""
+    n = rms_norm(x, norm, eps)
+    first, second = n.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (n * cos.unsqueeze(2) + turned * sin.unsqueeze(2)).to(x.dtype)

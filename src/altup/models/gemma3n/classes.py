@@ -36,7 +36,11 @@ MIXED_IN: dict[type[nn.Module], type[Fused]] = {
 REPEATED: dict[Any, list[tuple[Any, tuple[str, ...]]]] = {
     theirs.Gemma3nRMSNorm: [(theirs.Gemma3nRMSNorm, ("_norm", "forward"))],
     theirs.Gemma3nTextMLP: [(theirs.Gemma3nTextMLP, ("forward", "_gaussian_topk"))],
-    theirs.Gemma3nTextAttention: [(theirs.Gemma3nTextAttention, ("forward",))],
+    theirs.Gemma3nTextAttention: [
+        (theirs.Gemma3nTextAttention, ("forward",)),
+        (theirs.Gemma3nRMSNorm, ("_norm", "forward")),
+        (theirs, ("apply_rotary_pos_emb", "rotate_half")),
+    ],
     theirs.Gemma3nTextAltUp: [
         (theirs.Gemma3nTextAltUp, ("compute_router_modalities", "predict", "correct", "forward")),
         (theirs.Gemma3nRMSNorm, ("_norm", "forward")),
@@ -52,7 +56,7 @@ REPEATED: dict[Any, list[tuple[Any, tuple[str, ...]]]] = {
 KNOWN = {
     "Gemma3nRMSNorm": {"99f8a2c2b053cd53"},
     "Gemma3nTextMLP": {"e15ea03b290a917a"},
-    "Gemma3nTextAttention": {"545123c8aba1da8d"},
+    "Gemma3nTextAttention": {"18e6cc5315392116"},
     "Gemma3nTextAltUp": {"6d4b257b1582e7a1"},
     "Gemma3nTextDecoderLayer": {"3dbd0699101492ec"},
     "Gemma3nTextModel": {"670347dcc352d7e6"},

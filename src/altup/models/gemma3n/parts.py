@@ -13,7 +13,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm, apply_rotary_pos_emb
+from transformers.models.gemma3n.modeling_gemma3n import (
+    ALL_ATTENTION_FUNCTIONS,
+    Gemma3nRMSNorm,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
 
 from altup.kernels import gemma3n as fused
 from altup.kernels.launch import FUSED_DTYPES, runs_triton
@@ -80,8 +85,12 @@ class FusedMLP(Fused):
 
 
 class FusedAttention(Fused):
-    """`Gemma3nTextAttention`. On a sliding layer, no mask means that a token sees the window before it and that no
-    token is padding (`FusedTextModel` makes none then): FlashAttention skips what lies outside of the window."""
+    """`Gemma3nTextAttention`: norm and rotary positions in one pass and, on a sliding layer without a mask,
+    FlashAttention, which skips what lies outside of the window.
+
+    No mask means that a token sees the window before it and that no token is padding: `FusedTextModel` makes none
+    then. Other attention is Hugging Face's.
+    """
 
     is_sliding: bool
     sliding_window: Any
@@ -95,30 +104,59 @@ class FusedAttention(Fused):
         shared_kv_states: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        tokens = hidden_states.shape[1]
-        is_causal = attention_mask is None and self.config._attn_implementation == "sdpa"
-        if not (self.is_sliding and is_causal and tokens > self.sliding_window):
+        part: Any = self
+        windowed = self._is_windowed(attention_mask, hidden_states.shape[1])
+        if not (windowed or self._fuses(hidden_states)):
             return super().forward(
                 hidden_states, position_embeddings, attention_mask, past_key_values, shared_kv_states, **kwargs
             )
-        part: Any = self
-        shape = (*hidden_states.shape[:-1], -1, self.config.head_dim)
-        cos, sin = position_embeddings
-        q = apply_rotary_pos_emb(part.q_norm(part.q_proj(hidden_states).view(shape)), cos, sin, unsqueeze_dim=2)
+        q = self._heads(part.q_proj, part.q_norm, hidden_states, position_embeddings)
         if part.is_kv_shared_layer:
-            keys, values = shared_kv_states[part.kv_shared_layer_index]
-            keys, values = keys.to(q.device), values.to(q.device)
+            keys, values = (x.to(q.device) for x in shared_kv_states[part.kv_shared_layer_index])
         else:
-            keys = part.k_norm(part.k_proj(hidden_states).view(shape))
-            keys = apply_rotary_pos_emb(keys, cos, sin, unsqueeze_dim=2).transpose(1, 2)
-            values = part.v_norm(part.v_proj(hidden_states).view(shape)).transpose(1, 2)
+            keys = self._heads(part.k_proj, part.k_norm, hidden_states, position_embeddings).transpose(1, 2)
+            values = part.v_norm(self._split(part.v_proj(hidden_states))).transpose(1, 2)
             if past_key_values is not None:
                 keys, values = past_key_values.update(keys, values, part.layer_idx)
             if part.store_full_length_kv:
                 shared_kv_states[part.layer_idx] = keys, values
-        keys, values = (x[:, :, :tokens].transpose(1, 2) for x in (keys, values))
-        attended = fused.window_attention(q, keys, values, self.sliding_window, part.scaling, self.implementation)
-        return part.o_proj(attended.flatten(2)), None
+        if windowed:
+            keys, values = (x[:, :, : q.shape[1]].transpose(1, 2) for x in (keys, values))
+            window = self.sliding_window
+            attended = fused.window_attention(q, keys, values, window, part.scaling, self.implementation)
+            return part.o_proj(attended.flatten(2)), None
+        attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        attended, weights = attend(
+            self,
+            q.transpose(1, 2),
+            keys,
+            values,
+            attention_mask,
+            dropout=part.attention_dropout if self.training else 0.0,
+            scaling=part.scaling,
+            sliding_window=self.sliding_window,
+            **kwargs,
+        )
+        return part.o_proj(attended.reshape(*hidden_states.shape[:-1], -1).contiguous()), weights
+
+    def _is_windowed(self, mask: Any, tokens: int) -> bool:
+        is_causal = mask is None and self.config._attn_implementation == "sdpa"
+        return self.is_sliding and is_causal and tokens > self.sliding_window
+
+    def _fuses(self, hidden_states: Tensor) -> bool:
+        return self.implementation == "plain" or fused.uses_kernels(self.implementation, 2, hidden_states)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[batch, tokens, heads · D] → [batch, tokens, heads, D]."""
+        return x.view(*x.shape[:-1], -1, self.config.head_dim)
+
+    def _heads(self, project: Any, norm: Any, hidden_states: Tensor, positions: Any) -> Tensor:
+        x, (cos, sin) = self._split(project(hidden_states)), positions
+        if self._fuses(x) and is_bare_norm(norm):
+            return fused.norm_rotary(x, norm.weight, norm.eps, cos, sin, self.implementation)
+        return apply_rotary_pos_emb(norm(x), cos, sin, unsqueeze_dim=2)
 
 
 class FusedAltUp(Fused):
