@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 112, 14, 54
 LABEL_GAP = 19  # between the names at the ends of lines
 NAME_WIDTH = 8  # of a letter of these names, at least
 ROW = 52  # of a bar chart
+DOT_ROW = 38  # of a dot chart
 STRIP = 150  # width of an interval
 
 Format = Callable[[float], str]
@@ -53,6 +55,15 @@ class Point:
     y: float
     colour: int
     error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The numbers that a model's runs ended with, one a seed."""
+
+    name: str
+    values: Sequence[float]
+    colour: int
 
 
 def line_chart(
@@ -228,6 +239,39 @@ def bar_chart(bars: Sequence[Bar], part_names: Sequence[str] = (), reference: fl
         + f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{told}">'
         + "".join(rows)
         + "</svg>"
+    )
+
+
+def dot_chart(models: Sequence[Runs], label: str, form: Format) -> Markup:
+    """A row a model: a dot for each of its runs, and a stroke at their mean, which is written at the end."""
+    values = [value for model in models for value in model.values]
+    x_ticks = ticks(min(values), max(values))
+    left, right = NAME_WIDTH * max(len(model.name) for model in models) + 28, WIDTH - 70
+    bottom = TOP + len(models) * DOT_ROW
+
+    def place(value: float) -> float:
+        return round(left + (right - left) * (value - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]), 1)
+
+    parts, form_tick = [], digits(x_ticks)
+    for x in x_ticks:
+        parts.append(f'<line class="rule" x1="{place(x)}" x2="{place(x)}" y1="{TOP}" y2="{bottom}"/>')
+        parts.append(
+            f'<text class="tick" x="{place(x)}" y="{bottom + 20}" text-anchor="middle">{form_tick(x)}</text>'
+        )
+    for i, model in enumerate(models):
+        y, mean = TOP + DOT_ROW * (i + 0.5), statistics.fmean(model.values)
+        parts.append(f'<text class="name c{model.colour}" x="0" y="{y + 5}">{escape(model.name)}</text>')
+        at = place(mean)
+        parts.append(f'<line class="line c{model.colour}" x1="{at}" x2="{at}" y1="{y - 12}" y2="{y + 12}"/>')
+        parts += [
+            f'<circle class="dot c{model.colour}" cx="{place(value)}" cy="{y}" r="5"/>' for value in model.values
+        ]
+        parts.append(f'<text class="value" x="{WIDTH}" y="{y + 5}" text-anchor="end">{form(mean)}</text>')
+    middle = (left + right) / 2
+    parts.append(f'<text class="label" x="{middle}" y="{bottom + 44}" text-anchor="middle">{escape(label)}</text>')
+    told = escape("; ".join(f"{m.name}: {', '.join(map(form, m.values))}" for m in models))
+    return Markup(
+        f'<svg viewBox="0 0 {WIDTH} {bottom + 52}" role="img" aria-label="{told}">' + "".join(parts) + "</svg>"
     )
 
 

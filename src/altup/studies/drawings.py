@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,19 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from altup.studies.charts import HEIGHT, WIDTH, Bar, Format, Point, Series, bar_chart, line_chart, scatter_chart
+from altup.studies.charts import (
+    HEIGHT,
+    WIDTH,
+    Bar,
+    Format,
+    Point,
+    Runs,
+    Series,
+    bar_chart,
+    dot_chart,
+    line_chart,
+    scatter_chart,
+)
 from altup.studies.pages import read_asset
 
 # The light palette of style.css, for drawings that have no page around them.
@@ -164,6 +177,41 @@ class Bars(Plot):
         )
         if self.reference:
             axes.axvline(self.reference, color="black", linewidth=1)
+
+
+@dataclass(frozen=True)
+class Dots(Plot):
+    models: Sequence[Runs]
+    x_label: str
+    x_format: Format
+
+    @property
+    def unit(self) -> str:
+        return self.x_label
+
+    @property
+    def content(self) -> frozenset[Any]:
+        return frozenset((m.name, tuple(m.values)) for m in self.models)
+
+    @property
+    def picture(self) -> Markup:
+        return dot_chart(self.models, self.x_label, self.x_format)
+
+    def draw(self, axes: Any) -> None:
+        for i, m in enumerate(reversed(self.models)):
+            colour, mean = COLOURS[m.colour], statistics.fmean(m.values)
+            axes.scatter(m.values, [i] * len(m.values), color=colour, s=40, zorder=3)
+            axes.plot([mean, mean], [i - 0.25, i + 0.25], color=colour, linewidth=2)
+            axes.annotate(
+                self.x_format(mean),
+                (mean, i + 0.25),
+                (0, 3),
+                textcoords="offset points",
+                ha="center",
+                color=colour,
+            )
+        axes.set_yticks(range(len(self.models)), [m.name for m in reversed(self.models)])
+        axes.set(xlabel=self.x_label, ylim=(-0.6, len(self.models) - 0.3))
 
 
 def share_plots(drawn: dict[str, list[Plot]]) -> tuple[dict[str, list[Plot]], dict[str, list[tuple[Plot, str]]]]:

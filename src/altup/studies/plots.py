@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from altup.studies.charts import Bar, Point, Series
-from altup.studies.drawings import Bars, Lines, Plot, Scatter
+from altup.core.text import number_of
+from altup.studies.charts import Bar, Point, Runs, Series
+from altup.studies.drawings import Bars, Dots, Lines, Plot, Scatter
 from altup.studies.frontier import frontier_points
 from altup.studies.results import Records
 from altup.studies.statistics import Statistics
@@ -32,12 +33,29 @@ def study_plots(study: Study, stats: Statistics, record: Records) -> list[Plot]:
     if not sizes:
         return []
     size = sizes[-1] if study.lengths else statistics.mode(sizes)  # the longest, where there are several lengths
-    plots = [*_against_cost(study, stats), *_curves(study, stats, record, size), *_speed_bars(study, stats, size)]
+    plots = [*_against_cost(study, stats), *_ends(study, stats, size), *_curves(study, stats, record, size)]
+    plots += _speed_bars(study, stats, size)
     if study.frontier:
         plots += _frontiers(study, stats)
     else:
         plots += _speed_against_accuracy(study, stats, size)
     return plots
+
+
+def _ends(study: Study, stats: Statistics, size: str) -> list[Plot]:
+    """The held-out loss that each run ended with, where there are several seeds."""
+    colour = colours(study)
+    found = [(row.label, stats.values(study.name, row.label, size, "loss")) for row in study.rows]
+    models = [Runs(label, values, colour[label]) for label, values in found if values]
+    if len(models) < 2 or max(len(model.values) for model in models) < 2:
+        return []
+    lost = sum(stats.collapsed(study.name, row.label, size) for row in study.rows)
+    left_out = (
+        f" {number_of(lost, 'run')} that collapsed {'is' if lost == 1 else 'are'} not drawn." if lost else ""
+    )
+    about = f"A dot is a run, a stroke their mean; further left is better. Size {size}.{left_out}"
+    label = "cross-entropy on unseen text (nats a token)"
+    return [Dots(f"{study.name}-ends", "Held-out loss of every run", about, models, label, "{:.3f}".format)]
 
 
 def _curves(study: Study, stats: Statistics, record: Records, size: str) -> list[Plot]:

@@ -121,15 +121,23 @@ def sweep_table(sweeps: Mapping[tuple[str, str], Record]) -> DataTable:
     return DataTable(columns, rows, introduce_sweeps(sweeps))
 
 
+def _is_near(loss: float | None, lowest: float) -> bool:
+    """To the best, so that the others can be told apart beside it."""
+    return loss is not None and loss <= lowest + 1.0
+
+
 def sweep_plots(study: Study, sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:
     """The loss against the values of each setting, a line a model, its choice marked."""
     plots = []
     sizes, colour = {size for _, size in sweeps}, colours(study)
     for name, values in _settings(sweeps).items():
         ordered = values if any(isinstance(value, str) for value in values) else sorted(values)
-        series = []
+        known = [
+            loss for sweep in sweeps.values() for _, loss in sweep["curves"].get(name, ()) if loss is not None
+        ]
+        lowest, series = min(known, default=0.0), []
         for (label, size), sweep in sweeps.items():
-            curve = [(value, loss) for value, loss in sweep["curves"].get(name, ()) if loss is not None]
+            curve = [(value, loss) for value, loss in sweep["curves"].get(name, ()) if _is_near(loss, lowest)]
             points = [(float(ordered.index(value)), loss) for value, loss in curve]
             chosen = (sweep["chosen"] or {}).get(name)
             if points:
@@ -142,7 +150,8 @@ def sweep_plots(study: Study, sweeps: Mapping[tuple[str, str], Record]) -> list[
                 Lines(
                     f"{study.name}-tuning-{name.replace('.', '-').replace('_', '-')}", f"Tuning: {title}",
                     "Loss of the sweep's runs at each value; the large point is what was chosen. Later settings "
-                    "were swept at the best of those before. Runs that diverged are not drawn.",
+                    "were swept at the best of those before. Runs that diverged, or ended more than a nat above "
+                    "the best, are not drawn.",
                     series, title, "loss on the text for tuning (nats a token)",
                     "{:.3f}".format, [_show(value) for value in ordered],
                 )
