@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from altup.core.errors import UserError
 from altup.kernels.fp8 import check_fp8, fits_fp8, fp8_linear
 from altup.kernels.fp8.self_test import fused_works, products_work
+from altup.kernels.join_rows import join_rows
 
 # Of attention: what makes queries, keys and values; the map behind it; keys and values of an encoder's output.
 # And the feed-forward.
@@ -101,7 +102,11 @@ def join_maps(model: nn.Module, joined: bool = True) -> None:
 
 def joined_linear(x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
     """The maps' results side by side, by one product."""
-    return F.linear(x, torch.cat([linear.weight for linear in linears]))
+    if len(linears) == 1:
+        return linears[0](x)
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else linears[0].weight.dtype
+    return F.linear(x, join_rows([linear.weight for linear in linears], dtype))
 
 
 def apply_linears(
