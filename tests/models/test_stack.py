@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from altup.models.stack import compile_layers, left_uncompiled
+from altup.models.stack import PreNormLayer, compile_layers, left_uncompiled
 from altup.nn.linear import join_maps
 from tests.models.helpers import ALL_METHODS, STACKS, batch, tiny, tiny_t5
 
@@ -57,6 +57,9 @@ def test_joined_products_and_handed_on_additions_change_nothing(method):
     join_maps(model)
     for stack in (model.encoder, model.decoder):
         stack.hands_on = stack.can_hand_on()
+    for module in model.modules():
+        if isinstance(module, PreNormLayer):
+            module.fuses_norms = True
     assert model.encoder.hands_on == model.decoder.hands_on == (method == "dense")
     assert model.decoder.layers[1].cross_attention.joins_maps
     assert model.decoder.layers[1].feed_forward.joins_maps

@@ -52,6 +52,7 @@ def test_compiled_training_computes_what_float32_does(method, padded):
     loss, gradient = passes(model, data)
     half_loss, half_gradient = passes(compiled, data)
     assert compiled.decoder.layers[0].cross_attention.joins_maps
+    assert compiled.decoder.layers[0].fuses_norms
     assert compiled.decoder.hands_on == (method != "altup")
     assert abs(half_loss - loss) < 0.01 * loss
     off = ((half_gradient - gradient).norm() / gradient.norm()).item()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from altup.kernels.add_norm import add_norm
 from altup.kernels.dropout import dropout
 from altup.models.config import AltUpConfig
 from altup.nn import (
@@ -23,7 +24,7 @@ from altup.nn import (
 )
 from altup.nn.dynamic import DynamicUpdate
 from altup.nn.layers import bound_of
-from altup.nn.linear import join_maps
+from altup.nn.linear import is_unhooked, join_maps
 from altup.nn.sequence import SequenceUpdate
 
 Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, tokens, d]
@@ -139,7 +140,7 @@ class LayerStack:
         update: Tensor | None = None
         for layer, (args, kwargs) in zip(self.layers, inputs, strict=True):
             x, update = layer(x, *args, **kwargs, pending=update, leaves=True)
-        return self.lower((x + update,))  # type: ignore[operator]
+        return self.lower((x + dropout(update, self.dropout, self.training),))  # type: ignore[arg-type]
 
     def lower(self, state: Blocks) -> Tensor:
         """The last state → [batch, tokens, output_width]."""
@@ -154,16 +155,25 @@ class PreNormLayer(GradientCheckpointingLayer):
     feed_forward: nn.Module
     experts: PartialExperts | None
     leaves_last_addition: bool
+    fuses_norms: bool = False  # whether in training an addition and the norm behind it are one kernel
 
-    def _add_feed_forward(self, x: Tensor, leaves: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """x + feed-forward or, where the update rule or the next layer (`leaves`) does this last addition, x and
-        what is to be added."""
-        normed = self.feed_forward_norm(x)
+    def _add(self, x: Tensor, update: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+        """x + dropout(update), and its norm."""
+        if self.fuses_norms and self.training and torch.is_grad_enabled():
+            return add_norm(x, update, norm.weight, norm.eps, self.dropout)
+        x = x + self._drop(update)
+        return x, norm(x)
+
+    def _add_feed_forward(self, x: Tensor, normed: Tensor, leaves: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """x + feed-forward of the normed x. Where the update rule does this last addition, x and what is to be
+        added; where the next layer does it (`leaves`), that before dropout."""
         update = self.feed_forward(normed, bound_of(self.feed_forward_norm))
         if self.experts is not None:
             update = update + self.experts(normed)
+        if leaves:
+            return x, update
         update = self._drop(update)
-        return (x, update) if leaves or self.leaves_last_addition else x + update
+        return (x, update) if self.leaves_last_addition else x + update
 
     def _drop(self, x: Tensor) -> Tensor:
         return dropout(x, self.dropout, self.training)
@@ -174,8 +184,8 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
 
     With `ends` also what stands before the first layer and behind the last, after which a model cannot be copied.
 
-    With `JOINS`, on a GPU and in training, maps of one input become one product (`join_maps`), and a layer of a
-    dense T5 leaves its last addition to the next one.
+    With `JOINS`, on a GPU and in training, maps of one input become one product (`join_maps`), an addition and
+    the norm behind it one kernel, and a layer of a dense T5 leaves its last addition to the next one.
 
     Equal layers share compiled code, so that depth adds no start-up time. The static update rule is a kernel
     already and stays outside. `options` go to `torch.compile`; with `dynamic=None` a size that is seen to vary is
@@ -190,6 +200,9 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
     for module in model.modules():
         if isinstance(module, LayerStack):
             module.hands_on = joins and module.can_hand_on()
+        if isinstance(module, PreNormLayer):
+            norms = [part for part in module.children() if isinstance(part, RMSNorm)]
+            module.fuses_norms = joins and all(type(norm) is RMSNorm and is_unhooked(norm) for norm in norms)
         if ends and hasattr(module, "compile_ends"):
             module.compile_ends(**options)  # type: ignore[operator]
         if module in inside:
@@ -206,6 +219,8 @@ def uncompile_layers(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, LayerStack):
             module.hands_on = False
+        if isinstance(module, PreNormLayer):
+            module.fuses_norms = False
         module._compiled_call_impl = None
     return model
 

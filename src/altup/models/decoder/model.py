@@ -65,7 +65,7 @@ class DecoderLayer(PreNormLayer):
         norm = self.attention_norm
         attended = self.attention(norm(x), mask, rotation, past_key_values, causal=True, bound=bound_of(norm))
         x = x + self._drop(attended)
-        return self._add_feed_forward(x)
+        return self._add_feed_forward(x, self.feed_forward_norm(x))
 
 
 class AltUpDecoderPreTrainedModel(AltUpPreTrainedModel):

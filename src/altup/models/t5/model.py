@@ -70,27 +70,29 @@ class T5Layer(PreNormLayer):
         leaves: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """x: [batch, tokens, d]; `memory` is the encoder's output, for the decoder's layers. `pending` is still to
-        be added to x.
+        be added to x, after dropout.
 
         Gives x after its three updates or, where the rule or the next layer (`leaves`) does the last addition, x
         before the last one and that.
         """
-        if pending is not None:
-            x = x + pending
         cache = past_key_values
         own_cache = None if cache is None else cache.self_attention_cache
+        if pending is None:
+            normed = self.attention_norm(x)
+        else:
+            x, normed = self._add(x, pending, self.attention_norm)
         attended = self.attention(
-            self.attention_norm(x),
+            normed,
             bias,
             seen,
             cache=own_cache,
             constant_beyond=constant_beyond,
             bound=bound_of(self.attention_norm),
         )
-        x = x + self._drop(attended)
         if self.cross_attention is not None and self.cross_norm is not None:
+            x, normed = self._add(x, attended, self.cross_norm)
             attended = self.cross_attention(
-                self.cross_norm(x),
+                normed,
                 None,
                 memory_seen,
                 memory,
@@ -100,8 +102,8 @@ class T5Layer(PreNormLayer):
             )
             if cache is not None:
                 cache.is_updated[self.index] = True
-            x = x + self._drop(attended)
-        return self._add_feed_forward(x, leaves)
+        x, normed = self._add(x, attended, self.feed_forward_norm)
+        return self._add_feed_forward(x, normed, leaves)
 
 
 class T5Stack(LayerStack, nn.Module):

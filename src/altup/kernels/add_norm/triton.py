@@ -1,0 +1,129 @@
+"""The kernels of addition and norm. A program holds whole rows.
+
+Backward, a few programs walk through all rows and keep the sums of the weight's gradient to themselves until the
+end; a second kernel adds them up. Nothing is added across programs in an order that varies.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from altup.kernels.dropout.reference import drop_below, keep_scale
+from altup.kernels.dropout.triton import stream_keys, stream_words, upper_halves
+from altup.kernels.launch import multiprocessors
+
+TILE = 4096  # numbers of a program's rows forward, and backward at a time, where three arrays are read
+BACKWARD_TILE = 2048
+WARPS = 4
+PROGRAMS_PER_SM = 4  # as many as registers allow at once
+SUMMED = (64, 32)  # programs and columns that the second kernel reads at a time
+
+
+def forward(
+    total: Tensor, normed: Tensor, rms: Tensor, x: Tensor, update: Tensor, weight: Tensor, seed: Tensor | None,
+    eps: float, p: float,
+) -> None:  # fmt: skip
+    rows, d, block, tile = _sizes(x, TILE)
+    forward_kernel[(triton.cdiv(rows, tile),)](
+        total, normed, rms, x, update, weight, seed, rows, eps, drop_below(p), keep_scale(p),
+        D=d, BLOCK=block, ROWS=tile, DROPOUT=seed is not None, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def backward(
+    dx: Tensor, d_update: Tensor, d_weight: Tensor, d_total: Tensor, d_normed: Tensor, total: Tensor, rms: Tensor,
+    weight: Tensor, seed: Tensor | None, p: float,
+) -> None:  # fmt: skip
+    rows, d, block, tile = _sizes(total, BACKWARD_TILE)
+    programs = min(triton.cdiv(rows, tile), PROGRAMS_PER_SM * multiprocessors(total.device))
+    sums = rms.new_empty(programs, d)
+    backward_kernel[(programs,)](
+        dx, d_update, sums, d_total, d_normed, total, rms, weight, seed, rows, drop_below(p), keep_scale(p),
+        D=d, BLOCK=block, ROWS=tile, DROPOUT=seed is not None, num_warps=WARPS,
+    )  # fmt: skip
+    few, columns = SUMMED
+    sum_kernel[(triton.cdiv(d, columns),)](d_weight, sums, programs, d, ROWS=few, COLUMNS=columns, num_warps=4)
+
+
+def _sizes(x: Tensor, numbers: int) -> tuple[int, int, int, int]:
+    """Rows, their width and the power of two above it, and the rows of a program."""
+    d = x.shape[-1]
+    block = triton.next_power_of_2(d)
+    return x.numel() // d, d, block, max(1, numbers // block)
+
+
+@triton.jit
+def _factors(seed, row, drop_below, keep_scale, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """What dropout multiplies [ROWS, BLOCK] numbers by."""
+    random = stream_keys(tl.load(seed), tl.zeros([], tl.int32))
+    counter = row[:, None] * (D // 4) + tl.arange(0, BLOCK // 4)[None, :]
+    upper, lower = stream_words(random, counter, counter >> 32)
+    a, b = upper_halves(upper)
+    c, d = upper_halves(lower)
+    # join puts its two along a new last dimension: [..., word, half]
+    bits = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [ROWS, BLOCK])
+    return tl.where(bits >= drop_below, keep_scale, 0.0)
+
+
+@triton.jit(do_not_specialize=["drop_below"])
+def forward_kernel(
+    total, normed, rms, x, update, weight, seed, rows, eps, drop_below, keep_scale,
+    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    place = row[:, None] * D + column[None, :]
+    inside = (row < rows)[:, None] & (column < D)[None, :]
+    s = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(update + place, mask=inside, other=0.0).to(tl.float32)
+    if DROPOUT:
+        u *= _factors(seed, row, drop_below, keep_scale, D, BLOCK, ROWS)
+    rounded = (s + u).to(total.dtype.element_ty)
+    tl.store(total + place, rounded, mask=inside)
+    s = rounded.to(tl.float32)
+    r = tl.rsqrt(tl.sum(s * s, 1) / D + eps)
+    tl.store(rms + row, r, mask=row < rows)
+    w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
+    tl.store(normed + place, (s * r[:, None] * w[None, :]).to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["drop_below"])
+def backward_kernel(
+    dx, d_update, sums, d_total, d_normed, total, rms, weight, seed, rows, drop_below, keep_scale,
+    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, BLOCK)
+    w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)[None, :]
+    acc = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        place = row[:, None] * D + column[None, :]
+        inside = (row < rows)[:, None] & (column < D)[None, :]
+        s = tl.load(total + place, mask=inside, other=0.0).to(tl.float32)
+        n = tl.load(d_normed + place, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(d_total + place, mask=inside, other=0.0).to(tl.float32)
+        r = tl.load(rms + row, mask=row < rows, other=0.0)[:, None]
+        unit = s * r
+        acc += n * unit
+        n *= w
+        mean = tl.sum(n * unit, 1)[:, None] / D
+        d += r * (n - unit * mean)
+        tl.store(dx + place, d.to(dx.dtype.element_ty), mask=inside)
+        if DROPOUT:
+            d *= _factors(seed, row, drop_below, keep_scale, D, BLOCK, ROWS)
+            tl.store(d_update + place, d.to(d_update.dtype.element_ty), mask=inside)
+    tl.store(sums + tl.program_id(0) * D + column, tl.sum(acc, 0), mask=column < D)
+
+
+@triton.jit
+def sum_kernel(d_weight, sums, programs, d, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The columns' sums over all programs."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(0, programs, ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = (row < programs)[:, None] & (column < d)[None, :]
+        acc += tl.load(sums + row[:, None] * d + column[None, :], mask=inside, other=0.0)
+    tl.store(d_weight + column, tl.sum(acc, 0).to(d_weight.dtype.element_ty), mask=column < d)
