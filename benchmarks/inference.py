@@ -9,17 +9,22 @@ the median of several rounds in which all take turns; the device is waited for a
 from __future__ import annotations
 
 import argparse
+import csv
 import statistics
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 import altup
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 METHODS = ("dense", "altup", "recycled")
+WAYS = {"launched": False, "recorded": True}  # whether calls are recorded
 
 
 def build(size: str, method: str, record: bool) -> Any:
@@ -34,16 +39,26 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def add_row(path: Path, row: dict[str, Any]) -> None:
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="small")
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--tokens", type=int, nargs=2, default=[512, 114])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--csv", type=Path, help="add a row for each model and way to this file")
     options = parser.parse_args()
-    ways = {
-        (method, record): build(options.size, method, record) for method in METHODS for record in (False, True)
-    }
+    chosen = [WAYS[way] for way in options.ways]
+    ways = {(method, record): build(options.size, method, record) for method in METHODS for record in chosen}
     for rows in options.rows:
         ids, labels = (torch.randint(3, 32_000, (rows, n), device=DEVICE) for n in options.tokens)
         inputs = {"input_ids": ids, "labels": labels, "return_logits": False}
@@ -64,6 +79,17 @@ def main() -> None:
             text = f"{options.size}, {rows} rows, {method} {how}: {middle:.2f} ms"
             loss = losses[method, record]
             print(f"{text}, {middle / dense - 1:+.1%} over dense, loss {loss:.4f}", flush=True)
+            if options.csv:
+                add_row(
+                    options.csv,
+                    {
+                        "size": options.size, "rows": rows, "method": method, "way": how, "ms": f"{middle:.3f}",
+                        "over_dense": f"{middle / dense - 1:.3f}", "loss": f"{loss:.4f}",
+                        "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
+                        "torch": torch.__version__, "transformers": transformers.__version__,
+                        "command": "python benchmarks/inference.py", "date": datetime.now(UTC).date(),
+                    },
+                )  # fmt: skip
 
 
 if __name__ == "__main__":
