@@ -7,7 +7,7 @@ import torch
 
 from altup.kernels import altup_update_reference, decoding
 from altup.models.t5.generation import decode_greedily
-from tests.kernels.interpreter import DEVICE, INTERPRETED, fewer, runs_kernel
+from tests.kernels.interpreter import DEVICE, INTERPRETED, fewer, needs_gpu, runs_kernel
 from tests.models.helpers import tiny_t5
 
 ROWS = fewer([1, 3], [1, 2, 3, 16, 20, 64])
@@ -206,9 +206,11 @@ def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
     cache = dict.fromkeys(("out", "qkv", "keys", "values", "q", "added"), "*bf16")
     sizes = {"heads": "i32", "places": "i32", "tokens": "i32", "span": "i32", "D": 64, "BLOCK": attention.BLOCK}
     sizes |= {"place": "*i64", "bias": "*fp32", "PROGRAMMATIC": programmatic, "tops": None, "sums": None}
-    split = {"out": "*fp32", "tops": "*fp32", "sums": "*fp32", "SPLIT": True}
+    split = {"out": "*fp32", "tops": "*fp32", "sums": "*fp32", "SPLIT": True, "SINGLE": True}
     built.append(hopper.build(attention.cache_kernel, {**cache, **sizes}, num_warps=4))
-    built.append(hopper.build(attention.memory_kernel, {**cache, **sizes, "SPLIT": False}, num_warps=4))
+    built.append(
+        hopper.build(attention.memory_kernel, {**cache, **sizes, "SPLIT": False, "SINGLE": False}, num_warps=4)
+    )
     built.append(hopper.build(attention.memory_kernel, {**cache, **sizes, **split}, num_warps=4))
     places = {"tokens": "*i64", "latest": "*i64", "place": "*i64", "ended": "*u8", "eos": "*i64", "tops": "*fp32"}
     numbers = {"found": "*i32", "tiles": "i32", "limit": "i32", "pad": "i32", "ENDS": 1, "BLOCK": choice.BLOCK}
@@ -217,11 +219,25 @@ def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
     assert not any(map(hopper.spills, built))
     waits = ["griddepcontrol.wait" in kernel.asm["ptx"] for kernel in built]
     assert waits == [programmatic] * len(built)
+    for kernel in built[:4] if programmatic else ():  # they read weights before they wait
+        text = kernel.asm["ptx"]
+        assert "ld.global" in text[: text.index("griddepcontrol.wait")]
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", ["dense", "altup"])
+def test_kernels_that_begin_early_decode_the_same_tokens(method, monkeypatch):
+    monkeypatch.setattr(decoding, "PROGRAMMATIC", True)
+    decodes_the_tokens_of_its_plain_code(method)
 
 
 @runs_kernel
 @pytest.mark.parametrize("method", fewer(["altup"], ["dense", "altup", "recycled"]))
 def test_a_model_decodes_the_tokens_of_its_plain_code(method):
+    decodes_the_tokens_of_its_plain_code(method)
+
+
+def decodes_the_tokens_of_its_plain_code(method):
     """All kernels together; the trial before their first use has found nothing wrong."""
     model, kept = tiny_t5(method, num_layers=1, num_decoder_layers=fewer(1, 4)).eval().to(DEVICE), {}
     rows = torch.arange(3, 15, device=DEVICE).view(2, 6)

@@ -95,6 +95,14 @@ def cache_kernel(
 
 
 @triton.jit
+def _attend(m, total, mixed, q, keys, values, added, row, token, tokens, valid):
+    scores = tl.sum(keys.to(tl.float32) * q[None, :], axis=1)
+    if added is not None:
+        scores += tl.load(added + row.to(tl.int64) * tokens + token, mask=valid, other=0.0).to(tl.float32)
+    return _absorb(m, total, mixed, tl.where(valid, scores, LOWEST), valid, values.to(tl.float32))
+
+
+@triton.jit
 def memory_kernel(
     out,
     tops,
@@ -109,29 +117,40 @@ def memory_kernel(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
+    SINGLE: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
+    """`SINGLE`: a program has no more than BLOCK keys, which it reads before it waits for the query."""
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    lanes, slots = tl.arange(0, D), tl.arange(0, BLOCK)
+    unit = row * heads + head
+    of_row = unit.to(tl.int64) * tokens * D
+    end = tl.minimum((split + 1) * span, tokens)
+    token = split * span + slots
+    valid = token < end
+    if SINGLE:
+        at = of_row + token[:, None] * D + lanes[None, :]
+        some_keys = tl.load(keys + at, mask=valid[:, None], other=0.0)
+        some_values = tl.load(values + at, mask=valid[:, None], other=0.0)
     if PROGRAMMATIC:
         gdc_launch_dependents()
         gdc_wait()
-    lanes, slots = tl.arange(0, D), tl.arange(0, BLOCK)
-    unit = row * heads + head
     wide = tl.load(q + unit.to(tl.int64) * D + lanes).to(tl.float32)
     m = tl.full([BLOCK], LOWEST, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     mixed = tl.zeros([BLOCK, D], tl.float32)
-    end = tl.minimum((split + 1) * span, tokens)
-    for first in range(split * span, end, BLOCK):
-        token = first + slots
-        valid = token < end
-        at = unit.to(tl.int64) * tokens * D + token[:, None] * D + lanes[None, :]
-        some_keys = tl.load(keys + at, mask=valid[:, None], other=0.0).to(tl.float32)
-        some_values = tl.load(values + at, mask=valid[:, None], other=0.0).to(tl.float32)
-        scores = tl.sum(some_keys * wide[None, :], axis=1)
-        if added is not None:
-            scores += tl.load(added + row.to(tl.int64) * tokens + token, mask=valid, other=0.0).to(tl.float32)
-        m, total, mixed = _absorb(m, total, mixed, tl.where(valid, scores, LOWEST), valid, some_values)
+    if SINGLE:
+        m, total, mixed = _attend(m, total, mixed, wide, some_keys, some_values, added, row, token, tokens, valid)
+    else:
+        for first in range(split * span, end, BLOCK):
+            token = first + slots
+            valid = token < end
+            at = of_row + token[:, None] * D + lanes[None, :]
+            some_keys = tl.load(keys + at, mask=valid[:, None], other=0.0)
+            some_values = tl.load(values + at, mask=valid[:, None], other=0.0)
+            m, total, mixed = _attend(
+                m, total, mixed, wide, some_keys, some_values, added, row, token, tokens, valid
+            )
     top, all, a = _join_slots(m, total, mixed)
     if SPLIT:
         tl.store(out + (split * heads + head) * D + lanes, a)
@@ -180,7 +199,7 @@ def over_memory(
     with torch.cuda.device_of(q):
         memory_kernel[(rows, heads, splits)](
             out, tops, sums, q, keys, values, added, heads, tokens, span,
-            D=d, BLOCK=BLOCK, SPLIT=splits > 1, num_warps=4, **programmed(programmatic),
+            D=d, BLOCK=BLOCK, SPLIT=splits > 1, SINGLE=span <= BLOCK, num_warps=4, **programmed(programmatic),
         )  # fmt: skip
     return out if tops is None or sums is None else Parts(out, tops, sums)
 

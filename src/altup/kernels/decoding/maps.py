@@ -62,19 +62,21 @@ def _store_state(outs, state, P, g, active, y, at, mask, K: tl.constexpr):
 
 
 @triton.jit
-def _join_parts(x, tops, sums, columns, mask, k, heads, SPLITS: tl.constexpr, D: tl.constexpr):
-    """Attention of one row whose keys were split: x is [SPLITS, k], tops and sums are [SPLITS, heads]."""
-    head = columns // D
+def _join_parts(x, tops, sums, k, heads, SPLITS: tl.constexpr, D: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Attention of one row whose keys were split: x is [SPLITS, heads·D], tops and sums are [SPLITS, heads]."""
+    head = tl.arange(0, BLOCK_K // D)
+    columns = head[:, None] * D + tl.arange(0, D)[None, :]
+    mask = head < heads
     top = tl.load(tops + head, mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
         top = tl.maximum(top, tl.load(tops + split * heads + head, mask=mask, other=0.0))
-    mixed = tl.zeros_like(top)
+    mixed = tl.zeros([BLOCK_K // D, D], tl.float32)
     total = tl.zeros_like(top)
     for split in tl.static_range(SPLITS):
         share = tl.exp(tl.load(tops + split * heads + head, mask=mask, other=0.0) - top)
         total += share * tl.load(sums + split * heads + head, mask=mask, other=1.0)
-        mixed += share * tl.load(x + split * k + columns, mask=mask, other=0.0)
-    return mixed / total
+        mixed += share[:, None] * tl.load(x + split * k + columns, mask=mask[:, None], other=0.0)
+    return tl.reshape(mixed / total[:, None], [BLOCK_K])
 
 
 @triton.jit(do_not_specialize=["active"])
@@ -120,7 +122,7 @@ def vector_kernel(
         gdc_launch_dependents()
         gdc_wait()
     if SPLITS > 1:
-        vector = _join_parts(x, tops, sums, columns, mask, k, heads, SPLITS, D)
+        vector = _join_parts(x, tops, sums, k, heads, SPLITS, D, BLOCK_K)
     else:
         vector = tl.load(x + columns, mask=mask, other=0.0).to(tl.float32)
     if norm is not None:
