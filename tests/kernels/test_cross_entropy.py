@@ -148,11 +148,18 @@ def test_chunks_are_equal_and_small():
         assert tokens - (-(-tokens // rows) - 1) * rows > 0  # the last chunk holds a token
 
 
-def test_logits_that_take_less_than_sums_of_chunks_are_one_chunk():
+def test_logits_that_take_less_than_sums_of_chunks_are_two_chunks():
     """Gemma 3n: two arrays of 262,400 × 2048 in float32 are as large as the logits of 8,192 tokens in bfloat16."""
-    assert op.chunk_rows(8192, 262_400, 2, 2048) == 8192
+    assert op.chunk_rows(8192, 262_400, 2, 2048) == 4096
     assert op.chunk_rows(8193, 262_400, 2, 2048) < 1024
     assert op.chunk_rows(8192, 262_400, 2) % 128 == 0  # frozen
+
+
+@runs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_chunks(dtype, monkeypatch):
+    monkeypatch.setattr(op, "chunk_rows", lambda tokens, vocabulary, itemsize, width: 11)
+    compare(*problem(dtype=dtype))
 
 
 @runs_kernel

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM, DynamicCache, Gemma3nForCausalLM, Gemma3nTextConfig
 
 import altup
@@ -141,6 +142,32 @@ def test_gradient_checkpointing(reentrant):
     if reentrant:
         ours.enable_input_require_grads()
     assert_same(model, ours, batch())
+
+
+def test_what_a_pass_can_make_again_is_not_kept():
+    """The inputs of maps behind norms, and of the gate of the per-layer input; unless someone else decides."""
+
+    def kept():
+        model = accelerated(tiny_gemma(layers=2))
+        layer = model.model.layers[1]
+        storages = []
+        for part in (layer.self_attn.q_proj, layer.mlp.gate_proj, layer.per_layer_input_gate):
+            part.register_forward_pre_hook(
+                lambda _, given: storages.append(StorageWeakRef(given[0].untyped_storage()))
+            )
+        loss = model(**batch()).loss
+        alive = [not storage.expired() for storage in storages]
+        found = []
+        for retain in (True, False):  # made again, and once more
+            model.zero_grad()
+            loss.backward(retain_graph=retain)
+            found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        return alive
+
+    assert kept() == [False] * 3
+    with torch.autograd.graph.save_on_cpu():
+        assert kept() == [True] * 3
 
 
 def test_the_loss_is_transformers_own():

@@ -22,13 +22,15 @@ WHOLE_TILES = 128  # tokens; the matrix units work on such numbers of rows
 def chunk_rows(tokens: int, vocabulary: int, itemsize: int, width: int = 0) -> int:
     """Tokens of a chunk: about equal parts whose logits take at most `CHUNK_BYTES`.
 
-    `width` is that of the hidden states where the weight wants a gradient. The products of several chunks are
-    added in float32, in two arrays as large as the weight: as long as all logits take less than those, there is
-    one chunk.
+    `width` is that of the hidden states where the weight wants a gradient. The products of many chunks are added
+    in float32, in two arrays as large as the weight: as long as all logits take less than those, there are two
+    chunks, the second of which adds to what the first has made.
     """
     most = max(1, CHUNK_BYTES // (vocabulary * itemsize))
-    if tokens <= most or tokens * itemsize <= 2 * 4 * width:
+    if tokens <= most:
         return max(1, tokens)
+    if tokens * itemsize <= 2 * 4 * width:
+        return -(-tokens // (2 * WHOLE_TILES)) * WHOLE_TILES
     rows = -(-tokens // -(-tokens // most))
     tiled = min(-(-rows // WHOLE_TILES), most // WHOLE_TILES) * WHOLE_TILES
     return tiled or rows
@@ -69,8 +71,11 @@ def fused_head(
             sums += loss_and_gradient_(scores, targets, z_loss, hidden_grad or weight_grad, softcap=softcap)
             if hidden_grad:
                 torch.mm(scores, weight, out=d_hidden[start : start + rows])
-            if weight_grad and rows >= tokens and d_weight.dtype == scores.dtype:
-                torch.mm(scores.t(), part, out=d_weight)
+            if weight_grad and 2 * rows >= tokens and d_weight.dtype == scores.dtype:
+                if start:
+                    d_weight.addmm_(scores.t(), part)
+                else:
+                    torch.mm(scores.t(), part, out=d_weight)
             elif weight_grad:
                 product = _wide_product(scores.t(), part)
                 total = product if total is None else total.add_(product)

@@ -48,6 +48,7 @@ REPEATED: dict[Any, list[tuple[Any, tuple[str, ...]]]] = {
     theirs.Gemma3nTextDecoderLayer: [
         (theirs.Gemma3nTextDecoderLayer, ("forward",)),
         (theirs.Gemma3nTextAltUp, ("scale_corrected_output",)),
+        (theirs.Gemma3nTextLaurelBlock, ("forward",)),
     ],
     theirs.Gemma3nTextModel: [(theirs.Gemma3nTextModel, ("forward",))],
     theirs.Gemma3nForCausalLM: [(theirs.Gemma3nForCausalLM, ("forward",))],
@@ -58,7 +59,7 @@ KNOWN = {
     "Gemma3nTextMLP": {"e15ea03b290a917a"},
     "Gemma3nTextAttention": {"18e6cc5315392116"},
     "Gemma3nTextAltUp": {"6d4b257b1582e7a1"},
-    "Gemma3nTextDecoderLayer": {"3dbd0699101492ec"},
+    "Gemma3nTextDecoderLayer": {"6e3bd558ace937f6"},
     "Gemma3nTextModel": {"670347dcc352d7e6"},
     "Gemma3nForCausalLM": {"9a5097aa38523e5b", "ed7cbdf92c024d24"},
     "Gemma3nForConditionalGeneration": {"ca3fdd4c1e3f2c07", "aafded5c0b80dbea"},

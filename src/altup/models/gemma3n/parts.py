@@ -8,6 +8,7 @@ read, a part computes as its own class does, bit for bit.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,12 +23,18 @@ from transformers.models.gemma3n.modeling_gemma3n import (
 
 from altup.kernels import gemma3n as fused
 from altup.kernels.launch import FUSED_DTYPES, runs_triton
+from altup.models.gemma3n.remaking import Remaking, can_remake, remake
 from altup.nn.linear import is_bare, is_unhooked
 
 
 def is_bare_norm(norm: nn.Module) -> bool:
     """Whether a norm's weight and ε may be taken for the norm."""
     return type(norm).forward in (Gemma3nRMSNorm.forward, FusedNorm.forward) and is_unhooked(norm)
+
+
+def remade_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    """What a norm makes of x, which is made again rather than kept by those who read it."""
+    return remake(norm(x), norm, x) if is_bare_norm(norm) else norm(x)
 
 
 class Fused(nn.Module):
@@ -155,7 +162,9 @@ class FusedAttention(Fused):
     def _heads(self, project: Any, norm: Any, hidden_states: Tensor, positions: Any) -> Tensor:
         x, (cos, sin) = self._split(project(hidden_states)), positions
         if self._fuses(x) and is_bare_norm(norm):
-            return fused.norm_rotary(x, norm.weight, norm.eps, cos, sin, self.implementation)
+            weight, eps, kind = norm.weight, norm.eps, self.implementation
+            made = fused.norm_rotary(x, weight, eps, cos, sin, kind)
+            return remake(made, lambda x: fused.norm_rotary(x, weight, eps, cos, sin, kind), x)
         return apply_rotary_pos_emb(norm(x), cos, sin, unsqueeze_dim=2)
 
 
@@ -223,10 +232,12 @@ class FusedAltUp(Fused):
 class FusedDecoderLayer(Fused):
     """`Gemma3nTextDecoderLayer`: correction, the norm of the per-layer input's branch and its addition are one.
 
-    Attention, Laurel, the feed-forward network and their norms are the layer's own.
+    Attention, Laurel, the feed-forward network and their norms are the layer's own. What a pass or two can make
+    again, the backward pass makes again (`remaking.py`).
     """
 
     altup: FusedAltUp
+    laurel: nn.Module
 
     def forward(
         self,
@@ -251,19 +262,36 @@ class FusedDecoderLayer(Fused):
         altup, norm = self.altup, part.post_per_layer_input_norm
         if not (isinstance(altup, FusedAltUp) and altup.fuses(hidden_states) and is_bare_norm(norm)):
             return super().forward(hidden_states, per_layer_input=per_layer_input, **given)
-        blocks = altup.predict_blocks(hidden_states)
-        active = self.config.altup_active_idx
-        y = self._compute(blocks[active], given)
-        g, corrected = altup.correction(y, blocks[active])
-        gated = part.act_fn(part.per_layer_input_gate(corrected)) * per_layer_input
-        branch = part.per_layer_projection(gated)
-        return fused.correct(blocks, y, g, active, branch, norm.weight, norm.eps, self.implementation)
+        with Remaking() if can_remake(hidden_states.device) else nullcontext():
+            blocks = altup.predict_blocks(hidden_states)
+            active = self.config.altup_active_idx
+            y = self._compute(blocks[active], given)
+            g, corrected = altup.correction(y, blocks[active])
+            remake(corrected, lambda y, x: altup.correction(y, x)[1], y, blocks[active])
+            gated = part.act_fn(part.per_layer_input_gate(corrected)) * per_layer_input
+            branch = part.per_layer_projection(gated)
+            if is_bare(part.per_layer_projection):
+                remake(branch, part.per_layer_projection, gated)
+            return fused.correct(blocks, y, g, active, branch, norm.weight, norm.eps, self.implementation)
 
     def _compute(self, x: Tensor, given: dict[str, Any]) -> Tensor:
         """The layer proper on the active block: attention beside Laurel, then the feed-forward network."""
         part: Any = self
-        normed = part.input_layernorm(x)
-        beside = part.laurel(normed)
+        normed = remade_norm(part.input_layernorm, x)
+        beside = self._laurel(normed)
         attended, _ = part.self_attn(hidden_states=normed, **given)
         x = (x + part.post_attention_layernorm(attended) + beside) / math.sqrt(2)
-        return x + part.post_feedforward_layernorm(part.mlp(part.pre_feedforward_layernorm(x)))
+        norm = part.post_feedforward_layernorm
+        made = part.mlp(remade_norm(part.pre_feedforward_layernorm, x))
+        y = x + norm(made)
+        return remake(y, lambda x, made: x + norm(made), x, made) if is_bare_norm(norm) else y
+
+    def _laurel(self, x: Tensor) -> Tensor:
+        laurel: Any = self.laurel
+        if not is_unhooked(laurel):
+            return laurel(x)
+        left = laurel.linear_left(x)
+        right = laurel.linear_right(left)
+        if is_bare(laurel.linear_right):
+            remake(right, laurel.linear_right, left)
+        return x + laurel.post_laurel_norm(right)
