@@ -207,7 +207,7 @@ class FusedAltUp(Fused):
         active = self.config.altup_active_idx
         return fused.predict(state, self.router, weight, active, self.implementation, stacked)
 
-    def correction(self, y: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def correction(self, y: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Any]:
         """g and, where x̂ᵃ is given, the corrected active block times the output scale."""
         weight = self.correction_coefs.weight
         if self.clip is not None:
