@@ -25,9 +25,9 @@ def add_norm_op(
     """The sum, its norm, and 1 / √(mean(s²) + ε) of each row, float32; all given tensors are contiguous."""
     from altup.kernels.add_norm.triton import forward
 
-    results = _empty(x)
-    forward(*results, x, update, weight, seed, eps, p)
-    return results
+    total, normed, rms = _empty(x)
+    forward(total, normed, rms, x, update, weight, seed, eps, p)
+    return total, normed, rms
 
 
 @library.custom_op("altup::add_norm_backward", mutates_args=())
