@@ -305,7 +305,7 @@ def _check(model: PreTrainedModel) -> None:
     if any(hasattr(config, "altup_num_inputs") for config in configs_of(model)):
         raise UserError(
             f"{type(model).__name__} has AltUp of its own (altup_num_inputs in its config, as Gemma 3n has); its "
-            "state is wide already"
+            "state is wide already. altup.accelerate(model) makes Gemma 3n faster"
         )
     if WideningPlan.of(model) is not None:
         raise UserError(
