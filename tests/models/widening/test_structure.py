@@ -268,7 +268,7 @@ def test_gemma3n_is_refused(inputs):
         activation_sparsity_pattern=[0.0, 0.0],
         altup_num_inputs=inputs,
     )
-    with pytest.raises(UserError, match="Gemma3nForCausalLM has AltUp of its own.*altup.accelerate"):
+    with pytest.raises(UserError, match=r"Gemma3nForCausalLM has AltUp of its own.*altup\.accelerate"):
         altup.widen(Gemma3nForCausalLM(config))
 
 
