@@ -1,7 +1,7 @@
 """The heads of Hugging Face's Gemma 3n: soft-capped logits, cross-entropy and their gradient in chunks of tokens.
 
-A vocabulary of 262,144 makes logits that are larger than any other activation. In training, with labels, nobody asks
-for them, so they are never held whole: `logits` of the output is None. Otherwise the head is as it was.
+A vocabulary of 262,144 makes logits that are larger than any other activation. In training, with labels, nobody
+asks for them, so they are never held whole: `logits` of the output is None. Otherwise the head is as it was.
 """
 
 from __future__ import annotations
