@@ -185,7 +185,7 @@ def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
             {**chosen, "GATED": False, "BLOCK_N": 16, "BLOCK_K": 1024},
         )
     ]
-    many = {**common, "batch": "i32", "BLOCK_K": 128}
+    many = {**common, "batch": "i32", "BLOCK_K": 256}
     built += [
         hopper.build(maps.rows_kernel, {**many, **more}, divisible=("n", "k", "batch"), num_warps=4, num_stages=3)
         for more in (
@@ -200,7 +200,7 @@ def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
                 "BLOCK_B": 32,
                 "BLOCK_N": 16,
             },
-            {**chosen, "GATED": False, "BLOCK_B": 64, "BLOCK_N": 64},
+            {**chosen, "GATED": False, "BLOCK_B": 64, "BLOCK_N": 64, "BLOCK_K": 128},
         )
     ]
     cache = dict.fromkeys(("out", "qkv", "keys", "values", "q", "added"), "*bf16")

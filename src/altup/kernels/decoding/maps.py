@@ -29,6 +29,9 @@ LOWEST = tl.constexpr(float("-inf"))
 NOWHERE = tl.constexpr(2**31 - 1)
 TILE = 4096  # numbers of the weights that a program of the vector kernel holds
 MANY = 8192  # outputs: a head's, whose tiles are larger
+# Of the rows kernel: rows, outputs and inputs of a tile. A small map has few tiles: with 32 rows each, 64 make twice
+# as many.
+ROWS, COLUMNS, DEPTH = 32, 16, 256
 
 
 @triton.jit
@@ -243,9 +246,9 @@ def launch(
         block_n = max(1, TILE // block_k) * (4 if n > MANY else 1)
         tiles, grid = triton.cdiv(n, block_n), (triton.cdiv(n, block_n),)
     else:
-        # A small map has few tiles: with 32 rows each, there are twice as many for 64.
-        block_b = min(64 if n > MANY else 32, max(16, triton.next_power_of_2(batch)))
-        block_n = 64 if n > MANY else 16
+        block_b = min(64 if n > MANY else ROWS, max(16, triton.next_power_of_2(batch)))
+        block_n = 64 if n > MANY else COLUMNS
+        block_k = min(128 if n > MANY else DEPTH, max(16, triton.next_power_of_2(k)))
         tiles, grid = triton.cdiv(n, block_n), (triton.cdiv(n, block_n), triton.cdiv(batch, block_b))
     out = found = outs = state = P = g = None
     if update is not None:
@@ -271,7 +274,6 @@ def launch(
         else:
             rows_kernel[grid](
                 *written, vector, weight, norm, residual, batch, n, k, eps,
-                BLOCK_B=block_b, BLOCK_K=min(128, max(16, triton.next_power_of_2(k))), num_warps=4, num_stages=3,
-                **shared,
+                BLOCK_B=block_b, BLOCK_K=block_k, num_warps=4, num_stages=3, **shared,
             )  # fmt: skip
     return (out if update is None else outs), found
