@@ -63,6 +63,11 @@ def test_joined_products_and_handed_on_additions_change_nothing(method):
     assert model.encoder.hands_on == model.decoder.hands_on == (method == "dense")
     assert model.decoder.layers[1].cross_attention.joins_maps
     assert model.decoder.layers[1].feed_forward.joins_maps
+    seen = []
+    hook = model.decoder.layers[0].register_forward_hook(lambda *given: seen.append(type(given[-1])))
+    passes(model, data)
+    hook.remove()
+    assert seen == [torch.Tensor if method == "dense" else tuple]  # who watches a layer sees what it always gave
     got_loss, got = passes(model, data)
     torch.testing.assert_close(got_loss, loss, rtol=1e-12, atol=0)
     torch.testing.assert_close(got, gradients, rtol=1e-9, atol=1e-12)

@@ -117,7 +117,7 @@ class LayerStack:
         self, state: Blocks, inputs: Sequence[LayerInputs], output_hidden_states: bool | None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """The stack's output [batch, tokens, output_width] and, on request, the inputs of all layers and it."""
-        if self.hands_on and self.training and not output_hidden_states and not self._recomputes():
+        if self.hands_on and self.training and not output_hidden_states and self._is_undisturbed():
             return self._hand_on(state[0], inputs), None
         hidden = []
         for index, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
@@ -132,8 +132,11 @@ class LayerStack:
         dense = isinstance(self.rule, Sum) or getattr(self.rule, "num_blocks", 0) == 1
         return dense and not self.strided and all(getattr(layer, "takes_pending", False) for layer in self.layers)
 
-    def _recomputes(self) -> bool:
-        return any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
+    def _is_undisturbed(self) -> bool:
+        """Whether no layer is computed again in the backward pass, and none's output is watched by hooks."""
+        return not any(
+            getattr(layer, "gradient_checkpointing", False) or not is_unhooked(layer) for layer in self.layers
+        )
 
     def _hand_on(self, x: Tensor, inputs: Sequence[LayerInputs]) -> Tensor:
         """`run_layers` of one block. A layer's last addition is done by the next one, whose norm reads it."""
