@@ -169,8 +169,9 @@ def disagreement(case: Case) -> float:
     """The largest relative error of the result and the gradients, with the tables as they are."""
     task, d_out = problem(case, 2)
     out, lse = forward(task)
-    dq, delta, strips = queries_backward(task, d_out, out, lse, True)
-    dk, dv = keys_backward(task, d_out, lse, delta)
+    dq, dk, dv = (launch.empty_heads(x) for x in (task.q, task.k, task.v))
+    delta, strips = queries_backward(task, d_out, out, lse, True, dq)
+    keys_backward(task, d_out, lse, delta, dk, dv)
     assert strips is not None
     got = [out, dq, dk, dv, fold(case, distance_sums(task, strips))]
     want = exact(case)
@@ -182,12 +183,13 @@ def works(case: Case) -> dict[str, Callable[[], object]]:
     """Each kernel at full size, and the sum that follows."""
     task, d_out = problem(case, case.batch)
     out, lse = forward(task)
-    _, delta, strips = queries_backward(task, d_out, out, lse, True)
+    dq, dk, dv = (launch.empty_heads(x) for x in (task.q, task.k, task.v))
+    delta, strips = queries_backward(task, d_out, out, lse, True, dq)
     assert strips is not None
     return {
         "forward": lambda: forward(task),
-        "queries": lambda: queries_backward(task, d_out, out, lse, True),
-        "keys": lambda: keys_backward(task, d_out, lse, delta),
+        "queries": lambda: queries_backward(task, d_out, out, lse, True, dq),
+        "keys": lambda: keys_backward(task, d_out, lse, delta, dk, dv),
         "sums": lambda: distance_sums(task, strips),
     }
 
