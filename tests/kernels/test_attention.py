@@ -744,7 +744,7 @@ def kernel_and_configs(name):
 def build(hopper, kernel, config, width, flags, capability=90, **fixed):
     """Compile for bfloat16; flags are named, and all others are off."""
     constants = {"D": width, "BM": config.queries, "BN": config.keys, "PRECISION": "tf32"}
-    constants |= {flag: flag in flags for flag in FLAGS} | fixed
+    constants |= {flag: flag in flags for flag in FLAGS} | {"SLOTS": 0, "peaks": None} | fixed
     absent = {name: None for name, flag in NEEDED_BY.items() if not constants[flag]}
     given = {name: TYPES.get(name, "i32") for name in kernel.arg_names} | absent
     arguments = given | {name: value for name, value in constants.items() if name in given}

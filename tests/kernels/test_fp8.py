@@ -10,6 +10,7 @@ from torch import library
 
 from altup.core.errors import UserError
 from altup.kernels import fp8
+from altup.kernels.attention import PEAKS, attention
 from altup.kernels.fp8 import functions, op, reference, self_test
 from altup.kernels.fp8.reference import (
     GRADIENT,
@@ -22,7 +23,7 @@ from altup.kernels.fp8.reference import (
     product_reference,
     quantize_reference,
 )
-from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, needs_gpu, runs_kernel
+from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, INTERPRETED, needs_gpu, runs_kernel
 
 # Half of the last bit of the mantissa, relative to the smallest number of a binade.
 ROUNDING = {VALUE: 2.0**-4, GRADIENT: 2.0**-3}
@@ -286,6 +287,43 @@ def test_operators_are_well_behaved():
     )
     library.opcheck(op.geglu_op, (x,), test_utils=CHEAP_CHECKS)
     library.opcheck(op.geglu_backward_op, (x[:, :16].contiguous(), x, one, one), test_utils=CHEAP_CHECKS)
+
+
+@runs_kernel
+@pytest.mark.parametrize("compiled", [False, True])
+def test_attention_tells_the_largest_numbers_of_its_gradients(compiled, monkeypatch):
+    """Queries, keys and values in fp8, whose gradients are rounded by what the attention's kernels have found: the
+    same bit for bit as without them."""
+    batch, tokens, heads, width = 2, 48, 2, 16
+    dtype = (
+        torch.float32 if INTERPRETED else torch.bfloat16
+    )  # the interpreter cannot multiply matrices of bfloat16
+    x = torch.randn(batch, tokens, 32, device=DEVICE).to(dtype).requires_grad_()
+    weights = [(0.2 * torch.randn(32, 32, device=DEVICE)).to(dtype).requires_grad_() for _ in range(3)]
+    bias = torch.randn(heads, 2 * tokens - 1, device=DEVICE).requires_grad_()
+    grad = 1e-3 * torch.randn(batch, heads, tokens, width, device=DEVICE).to(dtype)
+
+    def run(slots):
+        q, k, v, *peaks = fp8.fp8_linear(x, weights, slots=slots)
+        parts = (part.unflatten(-1, (heads, width)).transpose(1, 2) for part in (q, k, v))
+        peak = peaks[0] if peaks else None
+        return attention(*parts, by_distance=bias, implementation="triton", peaks=peak)
+
+    inputs = [x, *weights, bias]
+    function = torch.compile(run, backend=BACKEND, fullgraph=True) if compiled else run
+    want, got = (torch.autograd.grad(function(slots), inputs, grad) for slots in (0, PEAKS))
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)
+    largest = []
+    round_gradients = functions.round_gradients
+
+    def spy(parts, peaks=None):
+        largest.append((max(part.abs().amax().float() for part in parts), peaks.amax()))
+        return round_gradients(parts, peaks)
+
+    monkeypatch.setattr(functions, "round_gradients", spy)
+    torch.autograd.grad(run(PEAKS), inputs, grad)
+    torch.testing.assert_close(*largest[0], rtol=2**-8, atol=0)  # of 16 bits, and before they were rounded
 
 
 @runs_kernel

@@ -9,12 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from altup.kernels.attention import apart, attention, joined, joined_attention
+from altup.kernels.attention import PEAKS, WIDTHS, apart, attention, joined, joined_attention
+from altup.kernels.launch import runs_triton
 from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_bare, joined_linear
 from altup.nn.positions import rotate
 
 if TYPE_CHECKING:
     from transformers import Cache
+
+# Whether attention's kernels find the largest numbers of the gradients that fp8 rounds; not until it was seen to
+# be right on a GPU.
+NOTES_PEAKS = False
 
 
 class Seen(NamedTuple):
@@ -140,7 +145,9 @@ class Attention(Fp8Maps):
         own = (self.k, self.v) if memory is None and not cached else ()
         if isinstance(memory, Joined) or (own and cache is None and self.joins("projections")):
             return self._attend_joined(x, bias, seen, memory, constant_beyond)
-        *projected, queries = apply_linears(x, (*own, self.q), self.in_fp8("projections"), bound)
+        slots = PEAKS if NOTES_PEAKS and own and cache is None and self._takes_kernels(x, bias, seen) else 0
+        mapped = apply_linears(x, (*own, self.q), self.in_fp8("projections"), bound, slots)
+        (*projected, queries), peaks = mapped[: len(own) + 1], mapped[len(own) + 1 :]
         if cache is not None and cached:
             k, v = cache.layers[self.index].keys, cache.layers[self.index].values  # type: ignore[union-attr]
         elif isinstance(memory, Projected):
@@ -162,8 +169,14 @@ class Attention(Fp8Maps):
             key_segments=seen.key_segments,
             constant_beyond=constant_beyond,
             dropout=dropout,
+            peaks=peaks[0] if peaks else None,
         )
         return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), self.in_fp8("output"))[0]
+
+    def _takes_kernels(self, x: Tensor, bias: Tensor | None, seen: Seen) -> bool:
+        """Whether `attention` will take its own kernels for 16 bits."""
+        wanted = bias is not None or seen.query_segments is not None
+        return wanted and seen.additive is None and self.d_kv in WIDTHS and runs_triton(x.device)
 
     def _attend_joined(
         self, x: Tensor, bias: Tensor | None, seen: Seen, memory: Any, constant_beyond: int | None

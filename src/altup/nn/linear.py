@@ -110,16 +110,18 @@ def joined_linear(x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
 
 
 def apply_linears(
-    x: Tensor, linears: Sequence[nn.Linear], fp8: bool, bound: Bound | None = None
+    x: Tensor, linears: Sequence[nn.Linear], fp8: bool, bound: Bound | None = None, slots: int = 0
 ) -> tuple[Tensor, ...]:
-    """linear(x) for each; where `fp8` is wanted, and sizes allow it and make it pay, as one product."""
+    """linear(x) for each; where `fp8` is wanted, and sizes allow it and make it pay, as one product, which may be
+    followed by `slots` (see `LinearMaps`)."""
     if not fp8 or not fits_fp8(x, *(linear.weight for linear in linears)) or not _pays(x, linears):
         return tuple(linear(x) for linear in linears)
-    results = fp8_linear(x, [linear.weight for linear in linears], None if bound is None else bound())
-    return tuple(
+    results = fp8_linear(x, [linear.weight for linear in linears], None if bound is None else bound(), slots)
+    mapped = (
         result if linear.bias is None else result + linear.bias.to(result.dtype)
-        for linear, result in zip(linears, results, strict=True)
+        for linear, result in zip(linears, results, strict=False)
     )
+    return (*mapped, *results[len(linears) :])
 
 
 def _pays(x: Tensor, linears: Sequence[nn.Linear]) -> bool:

@@ -7,13 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice, check_range
-from altup.kernels.attention.launch import WIDTHS
-from altup.kernels.attention.op import apart, attend, attend_joined
+from altup.kernels.attention.launch import PEAKS, WIDTHS
+from altup.kernels.attention.op import apart, attend, attend_joined, attend_peaks
 from altup.kernels.attention.reference import attention_reference, hidden_keys, keep_mask, lay_out
 from altup.kernels.attention.slots import joined
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
 __all__ = [
+    "PEAKS",
     "WIDTHS",
     "apart",
     "attention",
@@ -39,6 +40,7 @@ def attention(
     dropout: float = 0.0,
     scale: float = 1.0,
     implementation: str = "auto",
+    peaks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale·q·kᵀ + bias)·v over the keys that a query sees; zero for a query that sees none.
 
@@ -56,6 +58,9 @@ def attention(
 
     implementation: "triton", the kernels, on Ampere GPUs or later; "plain", PyTorch's own function; "auto", the
     kernels for float16 and bfloat16 where there is a by_distance or there are segments, else "plain".
+
+    peaks: float32 numbers, of the kernels only. What comes back as their gradient are the largest numbers of the
+    gradients of q, k and v.
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
     check_range("dropout", dropout, 0.0, 1.0)
@@ -80,6 +85,8 @@ def attention(
     _check_kernels(q, k, v, bias, scale, constant_beyond)
     tensors = _for_kernels(by_distance, query_segments, key_segments, dropout, q.device)
     rows = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if peaks is not None:
+        return attend_peaks(*rows, *tensors, causal, dropout, scale, constant_beyond, peaks)[0]
     out, _ = attend(*rows, *tensors, causal, dropout, scale, constant_beyond)
     return out
 

@@ -16,6 +16,7 @@ from altup.kernels.attention.tiles import (
     load_rows,
     load_segments,
     meeting_tiles,
+    note_peak,
     random_bits,
     store_rows,
 )
@@ -23,9 +24,10 @@ from altup.kernels.dropout.triton import stream_keys
 
 
 def keys_backward(
-    problem: AttentionCall, d_out: Tensor, lse: Tensor, delta: Tensor, dk: Tensor, dv: Tensor
-) -> None:
-    """Writes dk and dv."""
+    problem: AttentionCall, d_out: Tensor, lse: Tensor, delta: Tensor, dk: Tensor, dv: Tensor,
+    peaks: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Writes dk and dv, and their largest numbers to `peaks`."""
     q, k, v = problem.q, problem.k, problem.v
     config = problem.cut(KEYS)
     keys_kernel[(triton.cdiv(k.shape[2], config.keys) * problem.sequences,)](
@@ -35,21 +37,24 @@ def keys_backward(
         d_out,
         dk,
         dv,
+        peaks,
         *strides(q, k, v, d_out, dk, dv),
         *problem.sizes,
         *problem.numbers(),
+        SLOTS=0 if peaks is None else peaks.numel(),
         **problem.constants(config),
     )
 
 
 @triton.jit(do_not_specialize=["heads", "drop_below"])
 def keys_kernel(
-    q, k, v, bias, query_segments, key_segments, seed, lse, delta, d_out, dk, dv,
+    q, k, v, bias, query_segments, key_segments, seed, lse, delta, d_out, dk, dv, peaks,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     d_out_batch, d_out_head, d_out_row, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     heads, queries, keys, scale, drop_below, keep_scale,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
-    SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    SLOTS: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr,
+    CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Tiles are keys × queries, so that weights and dS are where the products with dO and Q read them."""
     blocks = tl.cdiv(keys, BN)
@@ -117,3 +122,6 @@ def keys_kernel(
         acc_k = tl.dot(ds.to(q_block.dtype), q_block, acc_k, input_precision=PRECISION)
     store_rows(dk, j, dk_row, keys, acc_k * scale, D)
     store_rows(dv, j, dv_row, keys, acc_v, D)
+    if SLOTS:
+        note_peak(peaks, acc_k * scale, SLOTS)
+        note_peak(peaks, acc_v, SLOTS)

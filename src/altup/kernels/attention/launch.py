@@ -41,6 +41,7 @@ KEYS = {
     128: TileConfig(64, 64, 8, 2),
 }
 WIDTHS = tuple(FORWARD)
+PEAKS = 64  # slots for the largest numbers of gradients
 
 
 class AttentionCall(NamedTuple):

@@ -84,6 +84,7 @@ def _write_gradients(
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
+    peaks: Tensor | None = None,
 ) -> Tensor:
     """The gradient of by_distance, or nothing."""
     from altup.kernels.attention.keys_backward import keys_backward
@@ -91,8 +92,8 @@ def _write_gradients(
 
     if d_out.stride(-1) != 1:
         d_out = d_out.contiguous()
-    delta, strips = queries_backward(problem, d_out, out, lse, bias_grad, dq)
-    keys_backward(problem, d_out, lse, delta, dk, dv)
+    delta, strips = queries_backward(problem, d_out, out, lse, bias_grad, dq, peaks)
+    keys_backward(problem, d_out, lse, delta, dk, dv, peaks)
     return lse.new_empty(0) if strips is None else distance_sums(problem, strips)
 
 
@@ -138,6 +139,75 @@ _SETTINGS = (
     "Tensor? by_distance, Tensor? query_segments, Tensor? key_segments, Tensor? seed, bool causal, float dropout, "
     "float scale, int? constant_beyond"
 )
+
+
+@library.custom_op(
+    "altup::attention_peaks",
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, {_SETTINGS}, Tensor peaks) -> (Tensor, Tensor)",
+)
+@on_its_device
+def attend_peaks(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """As `attend`. What comes back as the gradient of `peaks`, float32 [slots], are the largest numbers of the
+    gradients of q, k and v, for who will round them."""
+    from altup.kernels.attention.forward import forward
+
+    return forward(AttentionCall(*inputs[:-1]))
+
+
+@library.custom_op(
+    "altup::attention_peaks_backward",
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, {_SETTINGS}, bool bias_grad, "
+    "int slots) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+@on_its_device
+def attend_peaks_backward(
+    d_out: Tensor, out: Tensor, lse: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *call, bias_grad, slots = rest
+    problem = AttentionCall(*call)
+    dq, dk, dv = (empty_heads(x) for x in (problem.q, problem.k, problem.v))
+    peaks = lse.new_zeros(slots)
+    d_bias = _write_gradients(problem, d_out, out, lse, bias_grad, dq, dk, dv, peaks.view(torch.int32))
+    return dq, dk, dv, d_bias, peaks
+
+
+@attend_peaks.register_fake
+def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@attend_peaks_backward.register_fake
+def _(
+    d_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    by_distance: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *_others, bias_grad, slots = rest
+    d_bias = _empty_bias(lse, by_distance, bias_grad)
+    return empty_heads(q), empty_heads(k), empty_heads(v), d_bias, lse.new_empty(slots)
+
+
+def _setup_peaks(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.slots = inputs[-1].numel()
+    _setup_context(ctx, inputs[:-1], output)
+
+
+def _backward_peaks(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    bias_grad = ctx.needs_input_grad[3]
+    *gradients, d_bias, peaks = attend_peaks_backward(
+        d_out, *ctx.saved_tensors, *ctx.settings, bias_grad, ctx.slots
+    )
+    return *gradients, d_bias if bias_grad else None, *[None] * 7, peaks
+
+
+attend_peaks.register_autograd(_backward_peaks, setup_context=_setup_peaks)
 
 
 @library.custom_op(

@@ -22,6 +22,7 @@ from altup.kernels.attention.tiles import (
     load_rows,
     load_segments,
     meeting_tiles,
+    note_peak,
     random_bits,
     stack,
     store_rows,
@@ -30,9 +31,11 @@ from altup.kernels.dropout.triton import stream_keys
 
 
 def queries_backward(
-    problem: AttentionCall, d_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool, dq: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Writes dq; gives the row sums of d_out ∘ out, which the other kernel reads, and the strips."""
+    problem: AttentionCall, d_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool, dq: Tensor,
+    peaks: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Writes dq, and its largest numbers to `peaks`; gives the row sums of d_out ∘ out, which the other kernel
+    reads, and the strips."""
     q = problem.q
     config = problem.cut(QUERIES)
     blocks = triton.cdiv(q.shape[2], config.queries)
@@ -49,11 +52,13 @@ def queries_backward(
         dq,
         delta,
         strips,
+        peaks,
         *strides(q, problem.k, problem.v, out, d_out, dq),
         *problem.sizes,
         *problem.numbers(),
         beyond,
         near,
+        SLOTS=0 if peaks is None else peaks.numel(),
         BIAS_GRAD=bias_grad,
         EDGES=edges,
         **problem.constants(config),
@@ -93,13 +98,13 @@ def _first_near(i0, beyond, last, BN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["heads", "drop_below", "beyond", "near_tiles"])
 def queries_kernel(
-    q, k, v, bias, query_segments, key_segments, seed, out, lse, d_out, dq, delta, strips,
+    q, k, v, bias, query_segments, key_segments, seed, out, lse, d_out, dq, delta, strips, peaks,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
     d_out_batch, d_out_head, d_out_row, dq_batch, dq_head, dq_row,
     heads, queries, keys, scale, drop_below, keep_scale, beyond, near_tiles,
-    BIAS_GRAD: tl.constexpr, EDGES: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BIAS: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SLOTS: tl.constexpr, BIAS_GRAD: tl.constexpr, EDGES: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A strip holds sums along diagonals, tile after tile from the first near one on, the first being the diagonal
     that starts 16 keys before that tile; and in its last two places what lies beyond the edges, left and right."""
@@ -197,6 +202,8 @@ def queries_kernel(
                 carry = sums[N]
                 next_carry = sums[N + 1]
     store_rows(dq, i, dq_row, queries, acc * scale, D)
+    if SLOTS:
+        note_peak(peaks, acc * scale, SLOTS)
     if BIAS_GRAD:
         ends = strips[:, None] + (end - near) * BN + tl.arange(0, 8)[None, :]
         tl.store(ends, carry)

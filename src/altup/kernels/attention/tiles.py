@@ -78,6 +78,14 @@ def store_rows(x, rows, stride, count, value, D: tl.constexpr):
 
 
 @triton.jit
+def note_peak(peaks, value, SLOTS: tl.constexpr):
+    """The largest |value| into a slot of the program's, if it is larger than what is there. Sizes are compared as
+    integers, which order NaN above all numbers, so the order of programs does not matter."""
+    sizes = tl.abs(value).to(tl.int32, bitcast=True)
+    tl.atomic_max(peaks + tl.program_id(0) % SLOTS, tl.max(tl.max(sizes, 1), 0), sem="relaxed")
+
+
+@triton.jit
 def bias_row(bias, first, count, LENGTH: tl.constexpr):
     """The bias at LENGTH successive distances, zero outside [0, count); `first` may be negative."""
     places = first + tl.arange(0, LENGTH)

@@ -47,14 +47,17 @@ def fits_fp8(x: Tensor, *weights: Tensor) -> bool:
     return tokens % MULTIPLE == 0 and all(size % MULTIPLE == 0 for weight in weights for size in weight.shape)
 
 
-def fp8_linear(x: Tensor, weights: Sequence[Tensor], bound: Tensor | None = None) -> tuple[Tensor, ...]:
+def fp8_linear(
+    x: Tensor, weights: Sequence[Tensor], bound: Tensor | None = None, slots: int = 0
+) -> tuple[Tensor, ...]:
     """x·weightᵀ for each of `weights` [nᵢ, k]: one product forward, and two backward, in fp8.
 
     x: [..., k], of bf16 or, on a CPU, any type; sizes as `fits_fp8` asks. `bound`, where it is known, is a number
-    that no |x| exceeds; a few binades too much do no harm.
+    that no |x| exceeds; a few binades too much do no harm. `slots` as `LinearMaps` takes them.
     """
-    parts = LinearMaps.apply(x.reshape(-1, x.shape[-1]), bound, *weights)
-    return tuple(part.view(*x.shape[:-1], part.shape[-1]) for part in parts)
+    parts = LinearMaps.apply(x.reshape(-1, x.shape[-1]), bound, slots, *weights)
+    results = tuple(part.view(*x.shape[:-1], part.shape[-1]) for part in parts[: len(weights)])
+    return (*results, *parts[len(weights) :])
 
 
 def fp8_feed_forward(x: Tensor, wi_0: Tensor, wi_1: Tensor, wo: Tensor, bound: Tensor | None = None) -> Tensor:

@@ -49,9 +49,10 @@ def round_values(x: Tensor, bound: Tensor | None = None) -> Rounded:
     return Rounded(q, transpose_op(q), scale)
 
 
-def round_gradients(parts: Sequence[Tensor]) -> Rounded:
-    """Gradients [m, nᵢ], side by side."""
-    largest = _largest(parts[0]) if len(parts) == 1 else None
+def round_gradients(parts: Sequence[Tensor], largest: Tensor | None = None) -> Rounded:
+    """Gradients [m, nᵢ], side by side; `largest` as `cast_op` takes it."""
+    if largest is None and len(parts) == 1:
+        largest = _largest(parts[0])
     return Rounded(*cast_op(list(parts), largest, parts[0].dtype, gradient=True))
 
 
@@ -66,28 +67,33 @@ def _largest(x: Tensor) -> Tensor:
 
 
 class LinearMaps(torch.autograd.Function):
-    """x [m, k], perhaps a bound of its size, and weights [nᵢ, k] → x·weightᵢᵀ, each [m, nᵢ]."""
+    """x [m, k], perhaps a bound of its size, and weights [nᵢ, k] → x·weightᵢᵀ, each [m, nᵢ].
+
+    With `slots` they are followed by that many numbers, whose gradient must be the largest numbers of the others':
+    as `attention` gives them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bound: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, bound: Tensor | None, slots: int, *weights: Tensor) -> tuple[Tensor, ...]:
         value, weight = round_values(x, bound), round_weights(weights, x.dtype)
         ctx.save_for_backward(value.transposed, value.scale, weight.transposed, weight.scale)
         ctx.dtypes = x.dtype, weights[0].dtype
         ctx.rows = [weight.shape[0] for weight in weights]
-        y = product(value.q, weight.q, value.scale, weight.scale, x.dtype)
-        return y.split(ctx.rows, dim=1)
+        ctx.slots = slots
+        y = product(value.q, weight.q, value.scale, weight.scale, x.dtype).split(ctx.rows, dim=1)
+        return (*y, x.new_zeros(slots, dtype=torch.float32)) if slots else y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         value, value_scale, weight, weight_scale = ctx.saved_tensors
         dtype, weight_dtype = ctx.dtypes
-        grad = round_gradients(grads)
+        grad = round_gradients(grads[:-1], grads[-1]) if ctx.slots else round_gradients(grads)
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = product(grad.q, weight, grad.scale, weight_scale, dtype)
-        if any(ctx.needs_input_grad[2:]):
+        if any(ctx.needs_input_grad[3:]):
             dw = product(grad.transposed, value, grad.scale, value_scale, weight_dtype, fast=False)
-        return dx, None, *([None] * len(ctx.rows) if dw is None else dw.split(ctx.rows))
+        return dx, None, None, *([None] * len(ctx.rows) if dw is None else dw.split(ctx.rows))
 
 
 class FeedForward(torch.autograd.Function):

@@ -131,9 +131,9 @@ def geglu_scales_op(rows: Tensor, columns: Tensor, peaks: Tensor) -> tuple[Tenso
         return reference.geglu_scales_reference(rows, columns, peaks)
     from altup.kernels.fp8 import triton as kernels
 
-    scales = _geglu_scales(rows, columns, peaks)
-    kernels.geglu_scales(*scales, rows, columns, peaks)
-    return scales
+    hidden_scale, grad_scale = _geglu_scales(rows, columns, peaks)
+    kernels.geglu_scales(hidden_scale, grad_scale, rows, columns, peaks)
+    return hidden_scale, grad_scale
 
 
 @geglu_scales_op.register_fake

@@ -21,7 +21,7 @@ def products_work(device: torch.device) -> bool:
     """Whether linear maps in fp8 and their gradients are what they should be."""
     x, wi_0, wi_1, _, grad = _problem(device)
     with torch.enable_grad():
-        got = torch.autograd.grad(LinearMaps.apply(x, None, wi_0, wi_1), [x, wi_0, wi_1], [grad, grad.flip(0)])
+        got = torch.autograd.grad(LinearMaps.apply(x, None, 0, wi_0, wi_1), [x, wi_0, wi_1], [grad, grad.flip(0)])
         exact = [t.detach().double().requires_grad_() for t in (x, wi_0, wi_1)]
         out = [exact[0] @ weight.t() for weight in exact[1:]]
         want = torch.autograd.grad(out, exact, [grad.double(), grad.flip(0).double()])
