@@ -86,6 +86,17 @@ def test_from_folders_of_either_kind(tmp_path):
             torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["t5", "bert", "decoder"])
+def test_with_the_same_draws_training_begins_as_the_dense_model_would(family):
+    """Dropout of the wide embeddings, and of T5's output, drops the same of every block."""
+    dense = tiny_t5("dense", dropout_rate=0.3) if family == "t5" else tiny(family, dropout_rate=0.3)
+    outputs = []
+    for model in (dense, upcycle(dense, "altup", 2)):
+        given = batch(family)  # which seeds
+        outputs.append(model.train()(**given).logits)
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
+
+
 def test_bfloat16_checkpoint_stays_bfloat16_with_float32_coefficients():
     model = upcycle(hugging_face_t5().to(torch.bfloat16), method="altup")
     assert model.lm_head.weight.dtype == torch.bfloat16

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from altup.kernels.add_norm import add_norm
-from altup.kernels.dropout import dropout
+from altup.kernels.dropout import block_dropout, dropout
 from altup.models.config import AltUpConfig
 from altup.nn import (
     AltUp,
@@ -105,7 +105,12 @@ class LayerStack:
         device = embeddings.device.type
         if torch.is_autocast_enabled(device):
             embeddings = embeddings.to(torch.get_autocast_dtype(device))
-        return self.rule.lift(dropout(embeddings, self.dropout, self.training)).unbind(0)
+        return self.rule.lift(self.drop(embeddings)).unbind(0)
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Dropout outside of the layers: of AltUp's blocks, which lie side by side there, the same of each."""
+        side_by_side = isinstance(self.rule, AltUp) and not self.rule.recycled
+        return block_dropout(x, self.rule.num_blocks if side_by_side else 1, self.dropout, self.training)
 
     def inputs_by_stride(self, view: Callable[[int], LayerInputs]) -> list[LayerInputs]:
         """`view(stride)` for each layer, made once for each stride: masks and positions are those of the tokens

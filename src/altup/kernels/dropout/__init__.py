@@ -14,7 +14,7 @@ from altup.kernels.dropout.op import keep_mask_op
 from altup.kernels.dropout.reference import keep_mask_reference, keep_scale
 from altup.kernels.launch import IMPLEMENTATIONS, can_launch, runs_triton
 
-__all__ = ["dropout", "keep_mask_reference"]
+__all__ = ["block_dropout", "dropout", "keep_mask_reference"]
 
 
 def dropout(x: Tensor, p: float, training: bool = True, implementation: str = "auto") -> Tensor:
@@ -35,3 +35,16 @@ def dropout(x: Tensor, p: float, training: bool = True, implementation: str = "a
         return F.dropout(x, p)
     seed = torch.randint(2**62, (1,), device=x.device)
     return torch.where(keep_mask_op(seed, x.shape, p), x, 0) * keep_scale(p)
+
+
+def block_dropout(x: Tensor, num_blocks: int, p: float, training: bool = True) -> Tensor:
+    """Dropout of K blocks side by side, [..., K·d], that drops the same of every block.
+
+    While P = I and g = 1 layers take the same steps on all blocks, so what tells blocks apart when they enter the
+    first layer stays up to the last: with a mask for each, noise that the layers of an upcycled model have never
+    seen. With one it trains at first as the dense model would, with the same draws.
+    """
+    if num_blocks == 1 or not training or p == 0:
+        return dropout(x, p, training)
+    kept = dropout(torch.ones(*x.shape[:-1], x.shape[-1] // num_blocks, device=x.device), p)  # 0 or 1 / (1 - p)
+    return (x.unflatten(-1, (num_blocks, -1)) * kept.unsqueeze(-2)).flatten(-2).to(x.dtype)

@@ -12,7 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
 from altup.core.errors import UserError
-from altup.kernels.dropout import dropout
+from altup.kernels.dropout import block_dropout, dropout
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, refuse_attentions
 from altup.models.bert.config import AltUpBertConfig
 from altup.models.masks import key_mask
@@ -37,6 +37,7 @@ class BertEmbeddings(nn.Module):
         super().__init__()
         width = config.output_width
         self.summed = config.num_blocks if config.widening == "sum" else 1
+        self.num_blocks = width // config.layer_width
         self.dropout = config.dropout_rate
         self.words = nn.Embedding(config.vocab_size, config.embedding_width)
         self.positions = nn.Embedding(config.max_position_embeddings, width)
@@ -67,7 +68,7 @@ class BertEmbeddings(nn.Module):
         if self.summed > 1:
             words = split(words, self.summed).sum(dim=-2)
         embeddings = words + self.token_types(token_type_ids) + self.positions(position_ids)
-        return dropout(self.norm(embeddings), self.dropout, self.training)
+        return block_dropout(self.norm(embeddings), self.num_blocks, self.dropout, self.training)
 
 
 class BertFeedForward(Fp8Maps):

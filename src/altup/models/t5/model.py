@@ -15,7 +15,6 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from altup.core.errors import UserError
 from altup.kernels.attention import lay_out
 from altup.kernels.cross_entropy import IGNORED
-from altup.kernels.dropout import dropout
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, refuse_attentions
 from altup.models.masks import cached_lengths, check_segments, key_mask, see_keys, visible_keys
 from altup.models.stack import Blocks, LayerInputs, LayerStack, PreNormLayer, build_experts, build_rule
@@ -129,7 +128,7 @@ class T5Stack(LayerStack, nn.Module):
         self.final_norm = RMSNorm(config.output_width, config.layer_norm_epsilon * scale)
 
     def lower(self, state: Blocks) -> Tensor:
-        return dropout(self.final_norm(self.rule.lower(state)), self.dropout, self.training)
+        return self.drop(self.final_norm(self.rule.lower(state)))
 
     def compile_ends(self, **options: Any) -> None:
         """Compile what stands before the first layer and behind the last: each is one pass over the wide state."""
