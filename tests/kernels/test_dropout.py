@@ -11,7 +11,7 @@ from torch import library
 from torch.utils.checkpoint import checkpoint
 
 from altup.core.errors import UserError
-from altup.kernels.dropout import dropout, keep_mask_reference
+from altup.kernels.dropout import block_dropout, dropout, keep_mask_reference
 from altup.kernels.dropout.op import keep_mask_op
 from altup.kernels.dropout.reference import LANES, philox, stream_keys
 from tests.kernels.interpreter import BACKEND, DEVICE, needs_gpu, runs_kernel
@@ -173,3 +173,23 @@ def test_masks_are_written_by_vectors(numel, capability, hopper):
     compiled = hopper.build(keep_mask_kernel, arguments, divisible=("numel",), capability=capability, num_warps=4)
     assert "st.global.v2" in compiled.asm["ptx"] or "st.global.b64" in compiled.asm["ptx"]
     assert not hopper.spills(compiled)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_lose_the_same(dtype):
+    x = torch.randn(4, 6, 3 * 8).to(dtype)
+    torch.manual_seed(0)
+    dropped = block_dropout(x, 3, 0.4)
+    first, *others = (dropped == 0).chunk(3, dim=-1)
+    assert 0 < first.float().mean() < 1
+    assert all(torch.equal(first, other) for other in others)
+    kept = dropped != 0
+    scale = torch.ones(()).div(1 - 0.4)  # in float32, and rounded with the product
+    torch.testing.assert_close(dropped[kept], (x[kept].float() * scale).to(dtype), rtol=1e-6, atol=0)
+    assert dropped.dtype == dtype
+
+
+def test_blocks_that_need_no_dropout_stay_as_they_are():
+    x = torch.randn(2, 6)
+    assert block_dropout(x, 2, 0.4, training=False) is x
+    assert block_dropout(x, 2, 0.0) is x
