@@ -24,11 +24,6 @@ from altup.training.optimizers import blocks_of, build_optimizer
 
 WIDTH, HEADS, HIDDEN, LAYERS, PIECES = (64, 4, 128, 1, 320) if INTERPRETED else (768, 12, 2048, 12, 32128)
 RATE = 0.01
-# Tiles, warps, stages and steps of the kernel for symmetric products.
-CONFIGURATIONS = [
-    ((128, 128), 4, 3, 64), ((128, 256), 8, 3, 64), ((128, 256), 8, 4, 64), ((128, 128), 8, 3, 64),
-    ((128, 128), 4, 4, 64), ((64, 128), 4, 4, 64), ((64, 64), 4, 4, 64),
-]  # fmt: skip
 
 
 def build() -> nn.Sequential:
@@ -90,32 +85,26 @@ def time_updates() -> None:
             profile(run)
 
 
-def time_products(n: int = 48, seconds: float = 0.3) -> None:
+def time_products() -> None:
     """The kernel for symmetric products in several configurations, beside cuBLAS's full products."""
-    n, m, k = (2, 128, 256) if INTERPRETED else (n, WIDTH, HIDDEN)
+    n, m, k = (2, 64, 128) if INTERPRETED else (48, WIDTH, HIDDEN)
     dtype = torch.float32 if INTERPRETED else torch.float16
     x = torch.randn(n, m, k, device=DEVICE).to(dtype) / k**0.5
     square, tall = torch.bmm(x, x.mT), x.mT.contiguous()
     want: Tensor = 0.1 * torch.bmm(square, square) + 0.2 * square + 0.3 * torch.eye(m, device=DEVICE, dtype=dtype)
-    full = [
-        milliseconds(run, seconds) for run in (lambda: torch.bmm(square, square), lambda: torch.bmm(square, x))
-    ]
-    print(f"{n} matrices, cuBLAS: {', '.join(full)}", flush=True)
+    full = [milliseconds(lambda: torch.bmm(square, square)), milliseconds(lambda: torch.bmm(square, x))]
+    print(f"cuBLAS: {', '.join(full)}")
     options = {"alpha": 0.1, "beta": 0.2, "gamma": 0.3}
-    chosen = gram.TILE, gram.WARPS, gram.STAGES, gram.STEP
-    for gram.TILE, gram.WARPS, gram.STAGES, gram.STEP in CONFIGURATIONS:
-        found = gram.symmetric_product(square, square, **options)
+    chosen = gram.WARPS, gram.STAGES, gram.STEP
+    for gram.WARPS, gram.STAGES, gram.STEP in ((4, 3, 64), (8, 3, 64), (4, 4, 64), (8, 4, 64), (4, 4, 32)):
+        away = distance(gram.symmetric_product(square, square, **options), want)
         times = [
-            milliseconds(lambda: gram.symmetric_product(square, square, **options), seconds),
-            milliseconds(lambda: gram.symmetric_product(square, square), seconds),
-            milliseconds(lambda: gram.symmetric_product(x, x), seconds),
-            milliseconds(lambda: gram.symmetric_product(tall, tall, tall=True), seconds),
+            milliseconds(lambda: gram.symmetric_product(square, square, **options)),
+            milliseconds(lambda: gram.symmetric_product(x, x)),
+            milliseconds(lambda: gram.symmetric_product(tall, tall, tall=True)),
         ]
-        print(
-            f"tile {gram.TILE} warps {gram.WARPS} stages {gram.STAGES} step {gram.STEP}: {', '.join(times)}, "
-            f"error {distance(found, want):.1e}, symmetric {torch.equal(found, found.mT)}", flush=True,
-        )  # fmt: skip
-    gram.TILE, gram.WARPS, gram.STAGES, gram.STEP = chosen
+        print(f"warps {gram.WARPS} stages {gram.STAGES} step {gram.STEP}: {', '.join(times)}, error {away:.1e}")
+    gram.WARPS, gram.STAGES, gram.STEP = chosen
 
 
 if __name__ == "__main__":

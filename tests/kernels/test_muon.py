@@ -95,33 +95,6 @@ def test_unequal_singular_values_survive_float16(shape):
     assert (found[1] - again).norm() < 0.01 * again.norm()
 
 
-@runs_kernel
-@pytest.mark.parametrize("tile", [(16, 16), (16, 32)])
-@pytest.mark.parametrize(("m", "k"), [(64, 64), (50, 50), (64, 80)])
-def test_symmetric_products_in_tiles(tile, m, k, monkeypatch, poisoned):
-    """Of one square or two; whole ones and parts of them; symmetric to the last bit."""
-    from altup.kernels.muon import gram
-
-    monkeypatch.setattr(gram, "TILE", tile)
-    dtype = torch.float32 if INTERPRETED else torch.float16
-    x = torch.randn(2, m, k, device=DEVICE).to(dtype) / k**0.5
-    want = x.double() @ x.double().mT
-    near = {"rtol": 0, "atol": 1e-5 if INTERPRETED else 2e-3}
-    for got in (
-        gram.symmetric_product(x, x),
-        gram.symmetric_product(x.mT.contiguous(), x.mT.contiguous(), tall=True),
-    ):
-        assert torch.equal(got, got.mT)
-        torch.testing.assert_close(got.double(), want, **near)
-    if m == k:
-        gram_matrix = gram.symmetric_product(x, x)
-        got = gram.symmetric_product(gram_matrix, gram_matrix, alpha=0.5, beta=-2.0, gamma=3.0)
-        exact = gram_matrix.double()
-        want = 0.5 * exact @ exact - 2 * exact + 3 * torch.eye(m, device=DEVICE)
-        assert torch.equal(got, got.mT)
-        torch.testing.assert_close(got.double(), want, rtol=0, atol=2e-5 if INTERPRETED else 8e-3)
-
-
 @needs_gpu
 @pytest.mark.parametrize("block", [None, (50, 200), (150, 40)])
 def test_orthogonalized_on_a_gpu(block):
@@ -199,7 +172,7 @@ def test_products_compile_for_hopper_without_spills(tall, hopper):
 
     types = dict.fromkeys(("left", "right", "added", "out"), "*fp16") | dict.fromkeys("mk", "i32")
     types |= dict.fromkeys(("alpha", "beta", "gamma"), "fp32") | {"TALL": tall, "ADDS": True, "EVEN": True}
-    types |= {"ROWS": gram.TILE[0], "COLUMNS": gram.TILE[1], "STEP": gram.STEP}
+    types |= {"TILE": gram.TILE, "STEP": gram.STEP}
     options = {"num_warps": gram.WARPS, "num_stages": gram.STAGES}
     built = hopper.build(gram._symmetric_kernel, types, divisible="mk", **options)
     assert hopper.stack_bytes(built) <= 16  # behind the loop
