@@ -149,6 +149,9 @@ class Runner:
 
     def _burst(self, problem: Problem, provider: Provider, ready: dict[str, Stopwatch]) -> None:
         try:
+            if self._is_crowded():
+                self._free()
+                ready[provider.name].refill()
             ready[provider.name].burst()
         except Exception as error:
             del ready[provider.name]
@@ -170,6 +173,14 @@ class Runner:
         gc.collect()
         if self.setup.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _is_crowded(self) -> bool:
+        """Whether memory that PyTorch keeps for the provider before leaves too little for the next: its first
+        allocations would wait for the device, and count."""
+        if self.setup.device.type != "cuda":
+            return False
+        whole = torch.cuda.get_device_properties(self.setup.device).total_memory
+        return 3 * torch.cuda.memory_reserved(self.setup.device) > whole
 
     def _is_late(self, share: float = 1.0) -> bool:
         return time.monotonic() - self._begun > share * self.time_limit

@@ -120,6 +120,11 @@ class Stopwatch:
         if self.is_long:
             self.samples[self.work.mode] = [once]
 
+    def refill(self) -> None:
+        """A repetition that does not count, after memory was freed."""
+        self._repeat()
+        synchronize(self.device)
+
     def burst(self) -> None:
         """Several repetitions, one after the other."""
         by_events = self.device.type == "cuda" and not self.work.on_host

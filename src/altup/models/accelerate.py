@@ -28,9 +28,9 @@ def accelerate(
     """Give a model our fast code, in place, for training and inference in a loop of your own.
 
     - **Gemma 3n of Hugging Face** (text alone or with vision and audio, under PEFT too): AltUp's prediction and
-      correction, the per-layer input's norm and addition, the feed-forward network's gate, queries' and keys' norm
-      and positions, the projections before the first layer and behind the last, and the head with its loss, on
-      Triton kernels; sliding layers by FlashAttention; `generate` replays a token's pass as a CUDA graph.
+      correction, the per-layer input's norm and addition, the feed-forward network's gate, the projections before
+      the first layer and behind the last, and the head with its loss, on Triton kernels; sliding layers by
+      FlashAttention; `generate` replays a token's pass as a CUDA graph.
     - **Models of this library**: layers compiled by `torch.compile`, as `altup pretrain` compiles them, and calls
       replayed as CUDA graphs, one for each shape of batch, in training a second one for the backward pass; T5's
       greedy `generate` replays a token as one.

@@ -302,6 +302,7 @@ class Models:
             mode="generate",
             per_repetition=rows * new_tokens,
             unit="tokens/s",
+            held=held_bytes(model),
             on_host=True,
         )
 

@@ -26,6 +26,14 @@ from altup.kernels.launch import FUSED_DTYPES, runs_triton
 from altup.models.gemma3n.remaking import Remaking, can_remake, remake
 from altup.nn.linear import is_bare, is_unhooked
 
+# Whether, on a GPU too, norm and rotary positions are one kernel and cheap activations are made again; not until
+# that was seen there to be right. The interpreter and CPUs run it.
+SEEN_ON_GPU = False
+
+
+def is_tried(x: Tensor) -> bool:
+    return SEEN_ON_GPU or not x.is_cuda
+
 
 def is_bare_norm(norm: nn.Module) -> bool:
     """Whether a norm's weight and ε may be taken for the norm."""
@@ -83,7 +91,8 @@ class FusedMLP(Fused):
         """Whether the last map would keep its input, which can be made again."""
         down = self.down_proj
         return (
-            torch.is_grad_enabled()
+            is_tried(gate)
+            and torch.is_grad_enabled()
             and is_bare(down)
             and down.weight.requires_grad
             and down.weight.dtype == gate.dtype
@@ -161,7 +170,7 @@ class FusedAttention(Fused):
 
     def _heads(self, project: Any, norm: Any, hidden_states: Tensor, positions: Any) -> Tensor:
         x, (cos, sin) = self._split(project(hidden_states)), positions
-        if self._fuses(x) and is_bare_norm(norm):
+        if is_tried(x) and self._fuses(x) and is_bare_norm(norm):
             weight, eps, kind = norm.weight, norm.eps, self.implementation
             made = fused.norm_rotary(x, weight, eps, cos, sin, kind)
             return remake(made, lambda x: fused.norm_rotary(x, weight, eps, cos, sin, kind), x)
@@ -262,7 +271,8 @@ class FusedDecoderLayer(Fused):
         altup, norm = self.altup, part.post_per_layer_input_norm
         if not (isinstance(altup, FusedAltUp) and altup.fuses(hidden_states) and is_bare_norm(norm)):
             return super().forward(hidden_states, per_layer_input=per_layer_input, **given)
-        with Remaking() if can_remake(hidden_states.device) else nullcontext():
+        remakes = is_tried(hidden_states) and can_remake(hidden_states.device)
+        with Remaking() if remakes else nullcontext():
             blocks = altup.predict_blocks(hidden_states)
             active = self.config.altup_active_idx
             y = self._compute(blocks[active], given)
