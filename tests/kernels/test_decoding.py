@@ -178,11 +178,11 @@ def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
     built = [
         hopper.build(maps.vector_kernel, {**row, **more}, divisible=("n", "k"), num_warps=4)
         for more in (
-            {"GATED": False, "BLOCK_N": 4, "BLOCK_K": 1024},
-            {"GATED": True, "BLOCK_N": 4, "BLOCK_K": 1024},
-            {**parts, "GATED": False, "BLOCK_N": 4, "BLOCK_K": 1024},
-            {**TWO, "norm": None, "residual": "*bf16", "GATED": False, "BLOCK_N": 2, "BLOCK_K": 2048},
-            {**chosen, "GATED": False, "BLOCK_N": 16, "BLOCK_K": 1024},
+            {"GATED": False, "BLOCK_N": 2, "BLOCK_K": 1024},
+            {"GATED": True, "BLOCK_N": 2, "BLOCK_K": 1024},
+            {**parts, "GATED": False, "BLOCK_N": 2, "BLOCK_K": 1024},
+            {**TWO, "norm": None, "residual": "*bf16", "GATED": False, "BLOCK_N": 1, "BLOCK_K": 2048},
+            {**chosen, "GATED": False, "BLOCK_N": 8, "BLOCK_K": 1024},
         )
     ]
     many = {**common, "batch": "i32", "BLOCK_K": 256}
@@ -227,7 +227,7 @@ def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
 @needs_gpu
 @pytest.mark.parametrize("method", ["dense", "altup"])
 def test_kernels_that_begin_early_decode_the_same_tokens(method, monkeypatch):
-    monkeypatch.setattr(decoding, "PROGRAMMATIC", True)
+    monkeypatch.setattr(decoding, "EARLY_ROWS", 64)
     decodes_the_tokens_of_its_plain_code(method)
 
 

@@ -27,7 +27,7 @@ from altup.kernels.decoding.attention import Parts, programmed
 
 LOWEST = tl.constexpr(float("-inf"))
 NOWHERE = tl.constexpr(2**31 - 1)
-TILE = 4096  # numbers of the weights that a program of the vector kernel holds
+TILE = 2048  # numbers of the weights that a program of the vector kernel holds
 MANY = 8192  # outputs: a head's, whose tiles are larger
 # Of the rows kernel: rows, outputs and inputs of a tile. A small map has few tiles: with 32 rows each, 64 make
 # twice as many.
