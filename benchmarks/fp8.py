@@ -25,6 +25,7 @@ from altup.bench.timing import time_in_turns
 from altup.kernels.fp8 import functions, op
 from altup.kernels.fp8 import triton as kernels
 from altup.kernels.fp8.reference import product_reference
+from altup.nn import attention
 
 # Tokens, and width before and behind: T5 1.1's layers at batch 64 (base), 32 (large), 8 (xl).
 PRODUCTS = {
@@ -40,8 +41,9 @@ PRODUCTS = {
     "xl wi": (4096, 2048, 10240),
 }
 TOY = {"toy": (64, 32, 48)}
-TILES = [(64, 64, 4), (64, 64, 8), (128, 64, 8), (64, 128, 8), (32, 64, 4)]
-CHOSEN = kernels.CAST, kernels.GEGLU
+TILES = [(128, 64, 8), (64, 64, 4), (64, 64, 8), (64, 128, 8), (128, 32, 4), (128, 128, 16)]
+ROWS = [256, 512, 1024, 2048]
+CHOSEN = kernels.CAST, kernels.GEGLU, kernels.ROW
 HIDDEN = {"base": (32768, 2048), "large": (16384, 2816)}
 
 
@@ -93,8 +95,9 @@ def time_kernels(name: str, m: int, n: int) -> None:
     h, grad, x = random(m, 2 * n), random(m, n), random(m, 768 if not INTERPRETED else n)
     one = torch.ones((), device=DEVICE)
     low = op.cast_op([x], one.reshape(1), x.dtype, False)[0]
-    ms = clock(lambda: op.geglu_op(h))
-    print(f"{name} geglu {ms:.3f} ms {_rate(5 * m * n, ms)}")
+    for kernels.ROW in ROWS:
+        ms = clock(lambda: op.geglu_op(h))
+        print(f"{name} geglu, {kernels.ROW} numbers a warp: {ms:.3f} ms {_rate(5 * m * n, ms)}")
     for tile in TILES:
         kernels.GEGLU = tile
         ms = clock(lambda: op.geglu_backward_op(grad, h, one, one))
@@ -102,9 +105,11 @@ def time_kernels(name: str, m: int, n: int) -> None:
         kernels.CAST = tile
         ms = clock(lambda: op.cast_op([x], one.reshape(1), x.dtype, False))
         line += f"; cast {list(x.shape)} {ms:.3f} ms {_rate(4 * x.numel(), ms)}"
-        ms = clock(lambda: op.transpose_op(low))
-        print(f"{line}; transpose {ms:.3f} ms {_rate(2 * x.numel(), ms)}")
-    kernels.CAST, kernels.GEGLU = CHOSEN
+        ms = clock(lambda: op.cast_op([x, x, x], None, x.dtype, True))
+        print(f"{line}; three, and their largest {ms:.3f} ms {_rate(18 * x.numel(), ms)}")
+    kernels.CAST, kernels.GEGLU, kernels.ROW = CHOSEN
+    ms = clock(lambda: op.transpose_op(low))
+    print(f"{name} transpose {ms:.3f} ms {_rate(2 * x.numel(), ms)}")
 
 
 def time_all_kernels() -> None:
@@ -118,16 +123,18 @@ def _rate(moved: int, ms: float) -> str:
     return f"{moved / ms / 1e9:.2f} TB/s" if ms else ""
 
 
-def build_step(size: str, method: str) -> tuple[torch.device, dict[str, Work]]:
-    """The same model in both precisions, compiled and recorded."""
+def build_step(size: str, method: str, peaks: bool) -> tuple[torch.device, dict[str, Work]]:
+    """The same model in both precisions, compiled and recorded; with `peaks` also where attention's kernels find
+    the largest numbers of their gradients."""
     device = torch.device(DEVICE)
     on_gpu = device.type == "cuda"
     models = Models(Setup(device, not on_gpu, (size,), on_gpu, on_gpu), size if on_gpu else "tiny")
     works = {}
     with fast_math():
-        for name in ("bf16", "fp8"):
+        for name in ("bf16", "fp8", *(["fp8 peaks"] if peaks else [])):
             begun = time.monotonic()
-            works[name] = models.ours(method, compiled=on_gpu, fp8=name == "fp8")
+            attention.NOTES_PEAKS = name == "fp8 peaks"
+            works[name] = models.ours(method, compiled=on_gpu, fp8=name != "bf16")
             works[name].forward(0)
             print(f"{size} {method} {name}: ready after {time.monotonic() - begun:.0f} s", flush=True)
     return device, works
@@ -137,8 +144,8 @@ def time_step(title: str, device: torch.device, works: dict[str, Work]) -> None:
     with fast_math():
         times = time_in_turns(works, device, rounds=3, burst=4 if device.type == "cuda" else 1)
     middle = {name: statistics.median(values) for name, values in times.items()}
-    ratio = middle["bf16"] / middle["fp8"]
-    print(f"{title}: bf16 {middle['bf16']:.2f} ms, fp8 {middle['fp8']:.2f} ms, {ratio:.3f}×", flush=True)
+    cells = (f"{name} {ms:.2f} ms, {middle['bf16'] / ms:.3f}×" for name, ms in middle.items())
+    print(f"{title}: {'; '.join(cells)}", flush=True)
 
 
 def show_profile(title: str, run: Any) -> None:
@@ -158,6 +165,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="nothing is begun later")
     parser.add_argument("--step", action="append", default=[], help="SIZE:METHOD, such as 'base:altup k2'")
     parser.add_argument("--no-kernels", action="store_true")
+    parser.add_argument("--peaks", action="store_true", help="steps also with `altup.nn.attention.NOTES_PEAKS`")
     options = parser.parse_args()
     begun = time.monotonic()
     if INTERPRETED:
@@ -172,7 +180,7 @@ def main() -> None:
         size, method = step.split(":")
         if method not in METHODS:
             parser.error(f"--step {step}: one of {', '.join(METHODS)}")
-        device, works = build_step(size, method)
+        device, works = build_step(size, method, options.peaks)
         time_step(step, device, works)
         if place == 0 and device.type == "cuda":
             for name, work in works.items():

@@ -11,10 +11,13 @@ they went; their gradients are a matrix of rank 20 and noise.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
+import muon_products
 import torch
 from torch import Tensor, nn
+from tune_altup_update import use_interpreter
 from tuning import DEVICE, INTERPRETED, distance, milliseconds
 
 from altup.kernels.cuda_graph import record, warm_up
@@ -24,6 +27,12 @@ from altup.training.optimizers import blocks_of, build_optimizer
 
 WIDTH, HEADS, HIDDEN, LAYERS, PIECES = (64, 4, 128, 1, 320) if INTERPRETED else (768, 12, 2048, 12, 32128)
 RATE = 0.01
+# Tiles, warps, stages and steps of the kernel for symmetric products, and of the other one.
+CONFIGURATIONS = [(128, 4, 3, 64), (128, 8, 3, 64), (128, 4, 4, 64), (128, 8, 4, 64), (128, 4, 4, 32)]
+OTHERS = [
+    ((128, 128), 4, 3, 64), ((128, 256), 8, 3, 64), ((128, 256), 8, 4, 64), ((128, 128), 8, 3, 64),
+    ((64, 128), 4, 4, 64),
+]  # fmt: skip
 
 
 def build() -> nn.Sequential:
@@ -73,21 +82,20 @@ def profile(replay: Any) -> None:
         print(f"    {took:6.3f} ms {launches[name]:4d}  {name[:90]}")
 
 
-def time_updates() -> None:
-    for muon_by in ("matrix", "head", "block"):
-        optimizer: Any = build_optimizer("muon", build(), lr=torch.tensor(RATE, device=DEVICE), muon_by=muon_by)
-        run = optimizer.step
-        if not INTERPRETED:
-            warm_up(run, torch.device(DEVICE))
-            run = record(run)
-        print(f"by {muon_by}: {milliseconds(run)}, error {error(muon_by):.4f}", flush=True)
-        if not INTERPRETED:
-            profile(run)
+def time_update(muon_by: str) -> None:
+    optimizer: Any = build_optimizer("muon", build(), lr=torch.tensor(RATE, device=DEVICE), muon_by=muon_by)
+    run = optimizer.step
+    if not INTERPRETED:
+        warm_up(run, torch.device(DEVICE))
+        run = record(run)
+    print(f"by {muon_by}: {milliseconds(run)}, error {error(muon_by):.4f}", flush=True)
+    if not INTERPRETED:
+        profile(run)
 
 
 def time_products() -> None:
-    """The kernel for symmetric products in several configurations, beside cuBLAS's full products."""
-    n, m, k = (2, 64, 128) if INTERPRETED else (48, WIDTH, HIDDEN)
+    """The kernels for symmetric products in several configurations, beside cuBLAS's full products."""
+    n, m, k = (2, 128, 256) if INTERPRETED else (48, WIDTH, HIDDEN)
     dtype = torch.float32 if INTERPRETED else torch.float16
     x = torch.randn(n, m, k, device=DEVICE).to(dtype) / k**0.5
     square, tall = torch.bmm(x, x.mT), x.mT.contiguous()
@@ -95,18 +103,39 @@ def time_products() -> None:
     full = [milliseconds(lambda: torch.bmm(square, square)), milliseconds(lambda: torch.bmm(square, x))]
     print(f"cuBLAS: {', '.join(full)}")
     options = {"alpha": 0.1, "beta": 0.2, "gamma": 0.3}
-    chosen = gram.WARPS, gram.STAGES, gram.STEP
-    for gram.WARPS, gram.STAGES, gram.STEP in ((4, 3, 64), (8, 3, 64), (4, 4, 64), (8, 4, 64), (4, 4, 32)):
-        away = distance(gram.symmetric_product(square, square, **options), want)
-        times = [
-            milliseconds(lambda: gram.symmetric_product(square, square, **options)),
-            milliseconds(lambda: gram.symmetric_product(x, x)),
-            milliseconds(lambda: gram.symmetric_product(tall, tall, tall=True)),
-        ]
-        print(f"warps {gram.WARPS} stages {gram.STAGES} step {gram.STEP}: {', '.join(times)}, error {away:.1e}")
-    gram.WARPS, gram.STAGES, gram.STEP = chosen
+    rivals: tuple[tuple[Any, list[Any]], ...] = ((gram, CONFIGURATIONS), (muon_products, OTHERS))
+    for module, configurations in rivals:
+        chosen = module.TILE, module.WARPS, module.STAGES, module.STEP
+        for module.TILE, module.WARPS, module.STAGES, module.STEP in configurations:
+            found = module.symmetric_product(square, square, **options)
+            problems = ((square, options), (x, {}), (tall, {"tall": True}))
+            times = [
+                milliseconds(partial(module.symmetric_product, given, given, **more)) for given, more in problems
+            ]
+            print(
+                f"{module.__name__} tile {module.TILE} warps {module.WARPS} stages {module.STAGES} step "
+                f"{module.STEP}: {', '.join(times)}, error {distance(found, want):.1e}, symmetric "
+                f"{torch.equal(found, found.mT)}", flush=True,
+            )  # fmt: skip
+        module.TILE, module.WARPS, module.STAGES, module.STEP = chosen
+
+
+def time_others() -> None:
+    """The update by matrix with the other kernel."""
+    own = gram.symmetric_product
+    gram.symmetric_product = muon_products.symmetric_product
+    try:
+        for muon_products.TILE, muon_products.WARPS, muon_products.STAGES, muon_products.STEP in OTHERS[:2]:
+            print(f"with tiles {muon_products.TILE} of the other kernel ", end="")
+            time_update("matrix")
+    finally:
+        gram.symmetric_product = own
 
 
 if __name__ == "__main__":
-    time_updates()
+    if INTERPRETED:
+        use_interpreter()
+    for rule in ("matrix", "head", "block"):
+        time_update(rule)
     time_products()
+    time_others()
