@@ -155,26 +155,29 @@ def test_recordings_without_gradients_leave_training_alone(recwarn):
     assert len(recordings(model)) == 1
 
 
-class Crowded(torch.nn.Module):
-    """A model whose calls find no memory while they are recorded."""
+class Unrecordable(torch.nn.Module):
+    """A model whose calls fail while they are recorded."""
 
-    def __init__(self):
+    def __init__(self, error):
         super().__init__()
+        self.error = error
         self.weight = torch.nn.Parameter(torch.ones(3))
 
     def forward(self, x):
         if _Recorded.running:
-            raise torch.OutOfMemoryError("no memory")
+            raise self.error
         return self.weight * x
 
 
-def test_what_does_not_fit_into_the_memory_is_launched():
-    model = Crowded()
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("a number is asked for")])
+def test_what_cannot_be_recorded_is_launched(error, recwarn):
+    model = Unrecordable(error)
     model._compiled_call_impl = RecordedCalls(model)
     for number in range(LAUNCHED + 3):
         model(torch.full((3,), float(number))).sum().backward()
     assert torch.equal(model.weight.grad, torch.full((3,), float(sum(range(LAUNCHED + 3)))))
     assert not recordings(model)
+    assert [str(error) in str(warning.message) for warning in recwarn] == [True]
 
 
 def test_few_kinds_of_training_are_recorded_as_each_holds_all_gradients(pair):

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from altup.core.errors import warn_once
 from altup.kernels.cuda_graph import record, warm_up
 
 LAUNCHED = 2  # calls of one kind before one is recorded: they compile, and a shape may never come again
@@ -34,8 +35,8 @@ class RecordedCalls:
     while a recorded forward pass waits for its backward pass, other calls are launched. Launched are also calls
     whose arguments or results hold more than tensors (a cache), and those of models with hooks, with recomputed
     layers (gradient checkpointing) or with sharded weights. Where weights have moved, all is recorded anew. Calls
-    that build a graph for a backward pass are recorded `with_gradients` only. What does not fit into the memory is
-    launched from then on.
+    that build a graph for a backward pass are recorded `with_gradients` only. What does not fit into the memory,
+    or does what a graph cannot hold, is launched from then on.
 
     With `skips_logits` a call in training that has labels is made with `return_logits=False`, unless it says
     otherwise.
@@ -69,9 +70,14 @@ class RecordedCalls:
                 self._never.add(key)
             return result
         if key not in self._recorded:
+            stream = torch.cuda.current_stream() if self._parameters[0].is_cuda else None
             try:
                 self._recorded[key] = _Recorded(model, args, kwargs, self._parameters, self._pool)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:  # too little memory, or something that no graph may hold
+                if stream is not None:
+                    torch.cuda.set_stream(stream)  # a recording that fails may leave its own
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+                warn_once(f"altup.accelerate: a call is launched, because it could not be recorded: {reason}")
                 self._never.add(key)
                 return model._call_impl(*args, **kwargs)
             self._pool = self._recorded[key].pool
