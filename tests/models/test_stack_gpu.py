@@ -8,15 +8,9 @@ import pytest
 import torch
 
 from altup import AltUpT5Config, AltUpT5ForConditionalGeneration
-from altup.models import stack
 from altup.models.stack import compile_layers
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def joins(monkeypatch):
-    monkeypatch.setattr(stack, "JOINS", True)
 
 
 def passes(model, data):

@@ -33,9 +33,7 @@ Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, to
 BETWEEN = (RMSNorm, SequenceUpdate, AveragePooling, DynamicUpdate)
 # Kinds of layers × of inputs (training, evaluation, padded, packed) that one process may meet.
 RECOMPILE_LIMIT = 64
-JOINS = (
-    False  # whether compiled layers on a GPU join products and additions; not until it was seen to be right there
-)
+JOINS = True  # whether compiled layers on a GPU join products, additions and norms in training
 COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
 
 
@@ -167,8 +165,9 @@ class PreNormLayer(GradientCheckpointingLayer):
 
     def _add(self, x: Tensor, update: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
         """x + dropout(update), and its norm."""
-        if self.fuses_norms and self.training and torch.is_grad_enabled():
-            return add_norm(x, update, norm.weight, norm.eps, self.dropout)
+        # With dropout the kernel has not been seen on a GPU yet.
+        if self.fuses_norms and self.training and torch.is_grad_enabled() and not self.dropout:
+            return add_norm(x, update, norm.weight, norm.eps)
         x = x + self._drop(update)
         return x, norm(x)
 
