@@ -58,6 +58,19 @@ def test_who_goes_on_sees_other_batches_at_a_tenth_of_the_rate(data: Path) -> No
     assert dense.trials[0].pretrain.key == before.key
 
 
+def test_nobody_goes_on_from_a_model_that_collapsed(data: Path) -> None:
+    """But from the run that repeats it, which is also the one that is reported."""
+    study, scale = read_study("on", TEXT, "on"), find_scale("smoke")
+    lost = next(trial.pretrain for trial in plan([study], scale, data).trials if trial.label == "Before")
+    found = plan([study], scale, data, collapsed={lost.key}.__contains__)
+    before, *others = found.trials
+    assert (before.collapsed.key, before.pretrain.settings["config"]["on_spike"]) == (lost.key, "skip")
+    assert [trial.pretrain.needs for trial in others] == [(before.pretrain.key,)] * 2
+    assert lost.key not in {job.key for job in found.training()}
+    alone = plan([study], scale, data, collapsed={lost.key}.__contains__, only=["AltUp K=2"])
+    assert [job.key for job in alone.training()] == [before.pretrain.key, others[1].pretrain.key]
+
+
 def test_a_model_is_tuned_after_the_one_that_it_continues(tuned: Scale, data: Path) -> None:
     """First the sweep of the dense model, then its training with the sweeps' seed, then the sweeps of those that
     go on, which keep its factor of the embeddings."""

@@ -168,6 +168,26 @@ def test_what_one_study_ran_the_others_show(kept: dict[str, Record]) -> None:
     assert share_results(shared, STUDIES, find_scale("mini-adamw"), kept.get) == shared
 
 
+def test_a_run_that_collapsed_hides_in_no_study_the_one_that_repeats_it(
+    kept: dict[str, Record], tmp_path: Path
+) -> None:
+    """One folder has the run that collapsed, the other the repeated one, in another study and with an older
+    date."""
+    kept["r1"] = {**kept["d1"], "config": {**kept["d1"]["config"], "on_spike": "skip"}}
+    one = [*RESULTS, result("Dense", 3.5, "1", "collapse", run="d1")]
+    two = [result("Dense", 42.0, "1", run="r1", study="recycled", date="2024-01-01")]
+    for name, found in (("one", one), ("two", two)):
+        write_results(tmp_path / name, found)
+        merge(tmp_path / name, tmp_path / "both")
+    merged = read_results(tmp_path / "both")
+    for results, expected in ((one, 40.0), (merged, 41.0)):
+        shared = share_results(results, STUDIES, find_scale("mini-adamw"), kept.get)
+        for study in ("varying-k", "recycled", "sequence"):
+            assert mean(shared, study, "Dense") == expected
+            assert choose_results(shared).collapsed(study, "Dense", "small") == 1
+        assert share_results(shared, STUDIES, find_scale("mini-adamw"), kept.get) == shared
+
+
 def test_other_settings_are_another_model(kept: dict[str, Record]) -> None:
     kept["d0"]["config"]["steps"] = 9
     shared = share_results(RESULTS, STUDIES, find_scale("mini-adamw"), kept.get)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -90,7 +90,8 @@ def reported_job(
 
 @dataclass(frozen=True)
 class Model:
-    """A row of a study at a size: its configs by seed, its sweep, and the model that it continues, if any."""
+    """A row of a study at a size: its configs by seed, its sweep, and the model that it continues, if any.
+    `collapsed` says of a run's key whether it lost what it had learned."""
 
     study: Study
     row: Row
@@ -99,22 +100,24 @@ class Model:
     data: StudyData
     sweep: Sweep | None
     continues: Model | None
+    collapsed: Callable[[str], bool]
 
     @classmethod
     def find(
-        cls, study: Study, row: Row, size: str, scale: Scale, data: StudyData, losses: Losses
-    ) -> Model | None:
+        cls, study: Study, row: Row, size: str, scale: Scale, data: StudyData, losses: Losses,
+        collapsed: Callable[[str], bool],
+    ) -> Model | None:  # fmt: skip
         """None where the row is not run at this scale and size."""
         if resolve(study, row, size, scale, 0, data.data) is None:
             return None
         continues = None
         if row.continues:
-            continues = cls.find(study, study.row(row.continues), size, scale, data, losses)
+            continues = cls.find(study, study.row(row.continues), size, scale, data, losses, collapsed)
             if continues is None:
                 raise UserError(
                     f"study {study.name}: row {row.label!r} continues {row.continues!r}, which has no size {size}"
                 )
-        model = cls(study, row, size, scale, data, None, continues)
+        model = cls(study, row, size, scale, data, None, continues, collapsed)
         model._check_parent()
         return replace(model, sweep=model._find_sweep(losses))
 
@@ -140,10 +143,17 @@ class Model:
         if self.continues is None:
             return None
         dense = self.continues
-        return Parent(reported_job(dense.reported(seed), dense.row, self.data, dense.sweep), dense.sweep)
+        return Parent(dense.counted(dense.reported(seed), None)[0], dense.sweep)
 
     def job(self, config: PretrainConfig, parent: Parent | None) -> Job:
         return reported_job(config, self.row, self.data, self.sweep, parent)
+
+    def counted(self, config: PretrainConfig, parent: Parent | None) -> tuple[Job, Job | None]:
+        """The run of a config; or, where that collapsed, the one that repeats it and the one that collapsed."""
+        job = self.job(config, parent)
+        if not self.collapsed(job.key):
+            return job, None
+        return self.job(replace(config, on_spike="skip"), parent), job
 
     def _inherited(self) -> dict[str, Any]:
         """What was chosen for the model that it continues, but the rate, which a trained model has another of."""

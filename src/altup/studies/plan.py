@@ -134,10 +134,10 @@ def make_plan(
         columns = [name for name in study.finetune if name in scale.columns]
         if not finetune or scale.base not in study.finetune_at:
             columns = []
-        for variant, model in _models(study, scale, data, only, losses):
+        for variant, model in _models(study, scale, data, only, losses, collapsed):
             for seed in seeds:
                 made = chosen_steps(study, model.row.label, variant.name)
-                trial, compared = _plan_trial(model, variant, seed, known, made, columns, collapsed)
+                trial, compared = _plan_trial(model, variant, seed, known, made, columns)
                 trials.append(trial)
                 for key, config in compared.items():
                     to_compare.setdefault(key, config)
@@ -145,21 +145,21 @@ def make_plan(
 
 
 def _models(
-    study: Study, scale: Scale, data: StudyData, only: Sequence[str], losses: Losses
-) -> Iterable[tuple[Variant, Model]]:
+    study: Study, scale: Scale, data: StudyData, only: Sequence[str], losses: Losses,
+    collapsed: Callable[[str], bool],
+) -> Iterable[tuple[Variant, Model]]:  # fmt: skip
     """Everything that the study trains, at each of its sizes and lengths."""
     for variant in scale.variants_of(study):
         for row in study.rows:
             if only and row.label not in only:
                 continue
-            if model := Model.find(study, row, variant.size, scale, data, losses):
+            if model := Model.find(study, row, variant.size, scale, data, losses, collapsed):
                 yield variant, model
 
 
 def _plan_trial(
-    model: Model, variant: Variant, seed: int, known: _Speeds, made: int | None, columns: Sequence[str],
-    collapsed: Callable[[str], bool],
-) -> tuple[Trial, dict[str, PretrainConfig]]:  # fmt: skip
+    model: Model, variant: Variant, seed: int, known: _Speeds, made: int | None, columns: Sequence[str]
+) -> tuple[Trial, dict[str, PretrainConfig]]:
     """A trial, and the models by their keys whose speed it asks for. `made` are the steps of an equal-time run of
     another seed."""
     study, row, scale, data = model.study, model.row, model.scale, model.data
@@ -185,10 +185,7 @@ def _plan_trial(
 
     if steps is None or not model.settled:
         return replace(trial, as_long_as=(similar, *finetuned(similar).values())), compared
-    config = replace(config, steps=steps)
-    job, lost = model.job(config, parent), None
-    if collapsed(job.key):
-        job, lost = model.job(replace(config, on_spike="skip"), parent), job
+    job, lost = model.counted(replace(config, steps=steps), parent)
     return replace(trial, pretrain=job, collapsed=lost, finetune=finetuned(job)), compared
 
 

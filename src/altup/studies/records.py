@@ -28,7 +28,7 @@ from altup.studies.results import (
     write_sweep,
 )
 from altup.studies.stored import is_finite
-from altup.studies.study import METRICS
+from altup.studies.study import COLLAPSE, METRICS
 
 if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
@@ -221,7 +221,7 @@ def _run_results(trial: Trial, results: Path, common: dict[str, Any]) -> Iterabl
         if trial.seconds is not None and record["kind"] == "pretrain":
             measures["planned_seconds"] = trial.seconds
         if rise := find_collapse(record):
-            measures["collapse"] = rise
+            measures[COLLAPSE] = rise
         for metric, value in measures.items():
             if not math.isfinite(value):
                 continue  # of a model that diverged; its record tells

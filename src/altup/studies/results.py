@@ -25,7 +25,7 @@ from altup.studies.configs import resolve, tuned_grid, tuned_settings
 from altup.studies.jobs import deciding_fields, file_name, key_of, model_key
 from altup.studies.scale import Scale, find_scale
 from altup.studies.stored import record_misfit, sweep_misfit
-from altup.studies.study import METRICS, SHIPPED, SUPERSEDED, Study
+from altup.studies.study import COLLAPSE, METRICS, SHIPPED, SUPERSEDED, Study
 
 RUNS = "runs"
 SCALE_RECORDS = "scales"
@@ -250,14 +250,17 @@ def share_results(
     Models are the same where everything that decides what they compute is, except the seed and what was tuned for
     them, as each model is tuned once. Those that continue another stay in the study that they were run for.
     """
+    collapsed = {result.run for result in results if result.metric == COLLAPSE}
     by_place: dict[Place, Measured] = {}
     for result in sorted(results, key=lambda r: (r.date, r.run)):
+        if result.run in collapsed and result.metric != COLLAPSE:
+            continue  # it must not hide the run that repeats it
         place = result.study, result.label, result.size
         by_place.setdefault(place, {})[result.seed, result.metric] = result
     models: dict[str, Measured] = {}
     for found in by_place.values():
         for (seed, metric), result in found.items():
-            kept = record(result.run) if metric == "accuracy" else None
+            kept = record(result.run) if metric in ("accuracy", COLLAPSE) else None
             if kept and "continues" not in kept and {"config", "start"} <= kept.keys():
                 of_seed = {which: r for which, r in found.items() if which[0] in (seed, "")}
                 models.setdefault(_untuned_key(kept["config"], kept["start"], kept.get("tuned", ())), {}).update(

@@ -169,10 +169,12 @@ class StudyRun:
     def _plan_with_records(self) -> Plan:
         """A plan that knows of every run in this folder, also of those that the results did not have."""
         plan = self.plan()
-        while [job for job in plan.tuning() if record_job(job, self.out, self.results, alone=False)]:
-            plan = self.plan()
-        for job in plan.training():
-            record_job(job, self.out, self.results, alone=False)
+        while [
+            job
+            for job in (*plan.tuning(), *plan.training())
+            if record_job(job, self.out, self.results, alone=False)
+        ]:
+            plan = self.plan()  # a sweep may go on, and a run that collapsed is to be repeated
         return plan
 
     def progress(self, job: Job) -> str:
@@ -204,8 +206,12 @@ class StudyRun:
             finished += 1
             record_job(job, self.out, self.results, alone)
             if "tunes" not in job.settings and self._collapsed(job.key):
-                lost = True
-                say(f"collapsed: {job.title}; it is not counted, and is run again with on_spike: skip")
+                again = job.settings["config"]["on_spike"] != "skip"
+                lost = lost or again
+                say(
+                    f"collapsed: {job.title}; it is not counted"
+                    + (", and is run again with on_spike: skip" if again else ", although spikes were skipped")
+                )
             if "tunes" in job.settings:
                 drop_weights(job.folder(self.out))
             collect(plan, self.out, self.results, self.command)

@@ -11,10 +11,9 @@ from functools import cached_property
 
 from altup.core.errors import UserError
 from altup.studies.results import Result
-from altup.studies.study import METRICS, SUPERSEDED, Claim, Study
+from altup.studies.study import COLLAPSE, METRICS, SUPERSEDED, Claim, Study
 
 CONFIDENCE = 0.95
-COLLAPSE = "collapse"  # the measure of a run that lost what it had learned
 REPRODUCED, NOT_VISIBLE, CONTRADICTED = "reproduced", "not visible", "contradicted"
 ONE_SEED, NOT_RUN = "one seed, no verdict", "not run"
 

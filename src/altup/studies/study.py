@@ -39,6 +39,7 @@ class Metric:
         return f"{value:,.{self.digits}f}".replace("-", "−")
 
 
+COLLAPSE = "collapse"  # the measure of a run that lost what it had learned
 METRICS: dict[str, Metric] = {
     "accuracy": Metric("held-out accuracy", "%", paper=("pretrain_accuracy", "mlm_accuracy")),
     "loss": Metric("held-out loss", "nats a token", 3, higher=False),
@@ -62,7 +63,7 @@ METRICS: dict[str, Metric] = {
     "steps": Metric("steps", "updates", 0, None),
     "train_seconds": Metric("seconds of training, measured", "s", 1, None),
     "planned_seconds": Metric("seconds of training, planned", "s", 1, None),
-    "collapse": Metric("held-out loss above the lowest of a run that collapsed", "nats a token", 3, None),
+    COLLAPSE: Metric("held-out loss above the lowest of a run that collapsed", "nats a token", 3, None),
 }
 # Ratios to the dense model, in whose rounds they were measured.
 RELATIVE = ("relative_speed", "relative_forward", "relative_generate")
