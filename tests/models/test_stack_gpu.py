@@ -54,6 +54,21 @@ def test_compiled_training_computes_what_float32_does(method, padded):
     assert off < 0.03
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_float32_weights_under_autocast(padded, monkeypatch):
+    """How `altup pretrain` computes. Not the default before this test has passed on a GPU."""
+    monkeypatch.setattr("altup.models.stack.JOINS", (torch.bfloat16, torch.float32))
+    torch._dynamo.reset()
+    data, model = batch(padded), build("dense")
+    compiled = compile_layers(copy.deepcopy(model), fullgraph=True)
+    loss, gradient = passes(model, data)
+    with torch.autocast("cuda", torch.bfloat16):
+        half_loss, half_gradient = passes(compiled, data)
+    assert compiled.decoder.layers[0].fuses_norms
+    assert abs(half_loss - loss) < 0.01 * loss
+    assert ((half_gradient - gradient).norm() / gradient.norm()).item() < 0.03
+
+
 def test_dropout_trains_compiled():
     torch._dynamo.reset()
     model = compile_layers(build("dense", dropout_rate=0.1).to(torch.bfloat16), fullgraph=True)

@@ -33,7 +33,9 @@ Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, to
 BETWEEN = (RMSNorm, SequenceUpdate, AveragePooling, DynamicUpdate)
 # Kinds of layers × of inputs (training, evaluation, padded, packed) that one process may meet.
 RECOMPILE_LIMIT = 64
-JOINS = True  # whether compiled layers on a GPU join products, additions and norms in training
+# Dtypes of weights with which compiled layers on a GPU join products, additions and norms in training. What was
+# seen there; float32 weights under autocast, as in `altup pretrain`, were not yet.
+JOINS = (torch.bfloat16,)
 COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
 
 
@@ -191,7 +193,7 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
 
     With `ends` also what stands before the first layer and behind the last, after which a model cannot be copied.
 
-    With `JOINS`, on a GPU and in training, maps of one input become one product (`join_maps`), an addition and
+    In training on a GPU, with weights of `JOINS`, maps of one input become one product (`join_maps`), an addition and
     the norm behind it one kernel, and a layer of a dense T5 leaves its last addition to the next one.
 
     Equal layers share compiled code, so that depth adds no start-up time. The static update rule is a kernel
@@ -202,7 +204,7 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
     layers = set(getattr(model, "_no_split_modules", None) or ())
     inside: set[nn.Module] = set()
     options = {"dynamic": False, **options}
-    joins = JOINS and any(parameter.is_cuda for parameter in model.parameters())
+    joins = any(parameter.is_cuda and parameter.dtype in JOINS for parameter in model.parameters())
     join_maps(model, joins)
     for module in model.modules():
         if isinstance(module, LayerStack):
