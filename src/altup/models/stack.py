@@ -193,8 +193,8 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
 
     With `ends` also what stands before the first layer and behind the last, after which a model cannot be copied.
 
-    In training on a GPU, with weights of `JOINS`, maps of one input become one product (`join_maps`), an addition and
-    the norm behind it one kernel, and a layer of a dense T5 leaves its last addition to the next one.
+    In training on a GPU, with weights of `JOINS`, maps of one input become one product (`join_maps`), an addition
+    and the norm behind it one kernel, and a layer of a dense T5 leaves its last addition to the next one.
 
     Equal layers share compiled code, so that depth adds no start-up time. The static update rule is a kernel
     already and stays outside. `options` go to `torch.compile`; with `dynamic=None` a size that is seen to vary is
