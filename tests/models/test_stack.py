@@ -44,6 +44,21 @@ def test_compiles_without_graph_breaks_forward_and_backward(family, method):
         torch.testing.assert_close(got, want[name], rtol=1e-4, atol=1e-5)
 
 
+class Scaled(torch.nn.Module):
+    """A part behind an adapter, which shows the part's weight as PEFT's do."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part, self.scale = part, torch.nn.Parameter(torch.ones(()))
+
+    weight = property(lambda self: self.part.weight)
+    bias = property(lambda self: self.part.bias)
+    eps = property(lambda self: self.part.eps)
+
+    def forward(self, x):
+        return self.scale * self.part(x)
+
+
 def passes(model, data):
     loss = model(**data).loss
     return loss, torch.autograd.grad(loss, list(model.parameters()))
@@ -83,6 +98,26 @@ def test_wrapped_and_watched_maps_are_not_joined():
     assert not layer.feed_forward.joins_maps
     assert model.encoder.layers[1].attention.joins_maps
     model(**batch("t5")).loss.backward()
+
+
+def test_what_takes_a_parts_place_later_is_heard():
+    """Adapters are put around maps and norms of a model that is accelerated already, and train."""
+    model, data = build("t5", "dense", 2), batch("t5")
+    join_maps(model)
+    layers = [*model.encoder.layers, *model.decoder.layers]
+    for layer in layers:
+        layer.fuses_norms = True
+        layer.compile(fullgraph=True, backend="eager")
+    model(**data)
+    scales = []
+    for place, name in [
+        (layers[0].attention, "q"), (layers[0].feed_forward, "wi_1"), (layers[1], "feed_forward_norm"),
+        (layers[-1].cross_attention, "q"), (layers[-1].cross_attention, "v"),
+    ]:  # fmt: skip
+        scales.append(Scaled(getattr(place, name)))
+        setattr(place, name, scales[-1])
+    gradients = torch.autograd.grad(model(**data).loss, [part.scale for part in scales])
+    assert all(gradient != 0 for gradient in gradients)
 
 
 @pytest.mark.parametrize(("family", "method"), BY_LAYER)

@@ -155,6 +155,11 @@ class LayerStack:
         return self.rule.lower(state)
 
 
+def _is_plain_norm(norm: nn.Module) -> bool:
+    """Whether its weight and ε may be taken for the norm: an adapter may have taken its place."""
+    return type(norm) is RMSNorm and is_unhooked(norm)
+
+
 class PreNormLayer(GradientCheckpointingLayer):
     """A layer that ends with a pre-normed feed-forward, and experts beside it where there are any."""
 
@@ -168,7 +173,8 @@ class PreNormLayer(GradientCheckpointingLayer):
     def _add(self, x: Tensor, update: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
         """x + dropout(update), and its norm."""
         # With dropout the kernel has not been seen on a GPU yet.
-        if self.fuses_norms and self.training and torch.is_grad_enabled() and not self.dropout:
+        wanted = self.fuses_norms and self.training and torch.is_grad_enabled() and not self.dropout
+        if wanted and _is_plain_norm(norm):
             return add_norm(x, update, norm.weight, norm.eps)
         x = x + self._drop(update)
         return x, norm(x)
@@ -211,7 +217,7 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
             module.hands_on = joins and module.can_hand_on()
         if isinstance(module, PreNormLayer):
             norms = [part for part in module.children() if isinstance(part, RMSNorm)]
-            module.fuses_norms = joins and all(type(norm) is RMSNorm and is_unhooked(norm) for norm in norms)
+            module.fuses_norms = joins and all(_is_plain_norm(norm) for norm in norms)
         if ends and hasattr(module, "compile_ends"):
             module.compile_ends(**options)  # type: ignore[operator]
         if module in inside:

@@ -34,8 +34,9 @@ class Fp8Maps(nn.Module):
 
     def joins(self, kind: str) -> bool:
         """Whether maps of one input are computed as one product: in training, where the joined weights are little
-        beside the tokens."""
-        return self.joins_maps and self.training and torch.is_grad_enabled() and not self.in_fp8(kind)
+        beside the tokens. An adapter may have taken a map's place since `join_maps`."""
+        wanted = self.joins_maps and self.training and torch.is_grad_enabled() and not self.in_fp8(kind)
+        return wanted and all(is_bare(part) for part in self.children())
 
     def in_fp8(self, kind: str) -> bool:
         return self.training and kind in self.fp8
