@@ -6,18 +6,25 @@ the product's backward pass wants them as one tensor. Written side by side they 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 
-class _Open:
-    """The tensor of gradients that parts are given out of: which tensor it belongs to, and which parts are out."""
+class _Open(threading.local):
+    """The tensor of gradients that parts are given out of: which tensor it belongs to, and which parts are out.
+
+    Backward passes of several devices run in a thread each.
+    """
 
     key: tuple[int, int] = (0, 0)
     base: Tensor | None = None
     given: frozenset[int] = frozenset()
+
+
+_open = _Open()
 
 
 def is_part(x: Tensor) -> bool:
@@ -41,12 +48,12 @@ def slot(x: Tensor) -> Tensor:
     storage = x.untyped_storage()
     key = (storage.data_ptr(), storage.nbytes())
     place = int(x.storage_offset())
-    if _Open.key != key or _Open.base is None or place in _Open.given:
-        _Open.key, _Open.given = key, frozenset()
-        _Open.base = x.new_empty(storage.nbytes() // x.element_size())
-    base, _Open.given = _Open.base, _Open.given | {place}
-    if len(_Open.given) * x.numel() >= base.numel():
-        _Open.base = None
+    if _open.key != key or _open.base is None or place in _open.given:
+        _open.key, _open.given = key, frozenset()
+        _open.base = x.new_empty(storage.nbytes() // x.element_size())
+    base, _open.given = _open.base, _open.given | {place}
+    if len(_open.given) * x.numel() >= base.numel():
+        _open.base = None
     return base.as_strided(x.shape, x.stride(), place)
 
 
