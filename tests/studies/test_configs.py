@@ -65,6 +65,7 @@ def test_nobody_goes_on_from_a_model_that_collapsed(data: Path) -> None:
     found = plan([study], scale, data, collapsed={lost.key}.__contains__)
     before, *others = found.trials
     assert (before.collapsed.key, before.pretrain.settings["config"]["on_spike"]) == (lost.key, "skip")
+    assert before.pretrain.title == f"{lost.title}, again without spikes"
     assert [trial.pretrain.needs for trial in others] == [(before.pretrain.key,)] * 2
     assert lost.key not in {job.key for job in found.training()}
     alone = plan([study], scale, data, collapsed={lost.key}.__contains__, only=["AltUp K=2"])

@@ -153,7 +153,8 @@ class Model:
         job = self.job(config, parent)
         if not self.collapsed(job.key):
             return job, None
-        return self.job(replace(config, on_spike="skip"), parent), job
+        again = self.job(replace(config, on_spike="skip"), parent)
+        return replace(again, title=f"{again.title}, again without spikes"), job
 
     def _inherited(self) -> dict[str, Any]:
         """What was chosen for the model that it continues, but the rate, which a trained model has another of."""

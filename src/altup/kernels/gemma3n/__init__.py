@@ -46,6 +46,7 @@ __all__ = [
     "gated",
     "gated_linear",
     "match_magnitudes",
+    "norm_rotary",
     "predict",
     "uses_kernels",
     "window_attention",
