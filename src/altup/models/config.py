@@ -84,6 +84,7 @@ class AltUpConfig(PreTrainedConfig):
       `static`, as in the paper, or `dynamic`: computed for each token, as in Gemma 3n.
     - `sequence`: `none`, `altup`, `skip` or `pool` with `stride`.
     - `experts`: 0 or a number of partial experts beside each feed-forward.
+    - `shared_dropout`: whether dropout outside of the layers drops the same of all blocks, as in upcycled models.
 
     A family adds its shape, with `d_model` the width of a layer and `num_layers` the depth, and its `SIZES`.
     `extra_layers` adds that many layers to every stack (the paper's T5L+4) and is not stored.
@@ -118,6 +119,7 @@ class AltUpConfig(PreTrainedConfig):
     expert_top_k: int = 1
     expert_jitter: float = 0.01
     expert_balance: float = 0.0
+    shared_dropout: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         extra_layers = kwargs.pop("extra_layers", 0)
@@ -136,6 +138,11 @@ class AltUpConfig(PreTrainedConfig):
         for depth in self.DEPTHS:
             setattr(self, depth, getattr(self, depth) + extra_layers)
         self._validate_shape()
+
+    @property
+    def shared_blocks(self) -> int:
+        """How many blocks side by side dropout treats as one."""
+        return self.num_blocks if self.shared_dropout and self.widening == "altup" else 1
 
     def _complete(self) -> None:
         """Set the fields of a family whose defaults depend on others."""

@@ -88,6 +88,7 @@ class LayerStack:
     layers: nn.ModuleList
     training: bool
     dropout: float = 0.0
+    shared_blocks: int = 1  # that dropout outside of the layers treats as one
     stride: int = 1
     strided: frozenset[int] = frozenset()
     hands_on: bool = False  # whether in training a layer leaves its last addition to the next one
@@ -108,9 +109,8 @@ class LayerStack:
         return self.rule.lift(self.drop(embeddings)).unbind(0)
 
     def drop(self, x: Tensor) -> Tensor:
-        """Dropout outside of the layers: of AltUp's blocks, which lie side by side there, the same of each."""
-        side_by_side = isinstance(self.rule, AltUp) and not self.rule.recycled
-        return block_dropout(x, self.rule.num_blocks if side_by_side else 1, self.dropout, self.training)
+        """Dropout outside of the layers, where `shared_blocks` blocks that lie side by side lose the same."""
+        return block_dropout(x, self.shared_blocks, self.dropout, self.training)
 
     def inputs_by_stride(self, view: Callable[[int], LayerInputs]) -> list[LayerInputs]:
         """`view(stride)` for each layer, made once for each stride: masks and positions are those of the tokens

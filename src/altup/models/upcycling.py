@@ -76,7 +76,7 @@ def upcycle(
     if method == "dense" or num_blocks == 1:
         return dense
 
-    fields: dict[str, Any] = dense.config.to_dict() | preset_fields(method, num_blocks)
+    fields: dict[str, Any] = dense.config.to_dict() | preset_fields(method, num_blocks) | {"shared_dropout": True}
     if any(name.endswith("lm_head.weight") for name in dense.reads_blocks) and fields["widening"] == "altup":
         fields["tie_word_embeddings"] = False  # a head that shares its weights out is no longer the table
     wide: Any = empty_like(type(dense), type(dense.config)(**fields), dense)

@@ -37,7 +37,7 @@ class BertEmbeddings(nn.Module):
         super().__init__()
         width = config.output_width
         self.summed = config.num_blocks if config.widening == "sum" else 1
-        self.num_blocks = width // config.layer_width
+        self.shared_blocks = config.shared_blocks
         self.dropout = config.dropout_rate
         self.words = nn.Embedding(config.vocab_size, config.embedding_width)
         self.positions = nn.Embedding(config.max_position_embeddings, width)
@@ -68,7 +68,7 @@ class BertEmbeddings(nn.Module):
         if self.summed > 1:
             words = split(words, self.summed).sum(dim=-2)
         embeddings = words + self.token_types(token_type_ids) + self.positions(position_ids)
-        return block_dropout(self.norm(embeddings), self.num_blocks, self.dropout, self.training)
+        return block_dropout(self.norm(embeddings), self.shared_blocks, self.dropout, self.training)
 
 
 class BertFeedForward(Fp8Maps):

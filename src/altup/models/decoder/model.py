@@ -110,6 +110,7 @@ class AltUpDecoderModel(LayerStack, AltUpDecoderPreTrainedModel):
     def __init__(self, config: AltUpDecoderConfig) -> None:
         super().__init__(config)
         self.dropout = config.dropout_rate
+        self.shared_blocks = config.shared_blocks
         self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_width)
         # The mean of Recycled-AltUp's blocks: to the norm behind it the same as their sum, without its larger ε.
         self.rule = build_rule(config, config.num_layers, lowering="mean")

@@ -111,6 +111,7 @@ class T5Stack(LayerStack, nn.Module):
     def __init__(self, config: AltUpT5Config, num_layers: int, is_decoder: bool) -> None:
         super().__init__()
         self.dropout = config.dropout_rate
+        self.shared_blocks = config.shared_blocks
         self.rule = build_rule(config, num_layers)
         self.relative_bias = RelativeBias(
             config.num_heads,
