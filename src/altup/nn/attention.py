@@ -194,10 +194,11 @@ class Attention(Fp8Maps):
             "constant_beyond": constant_beyond,
             "dropout": self.dropout if self.training else 0.0,
         }
-        if seen.additive is not None:
-            mixed = attention(*apart(parts), seen.additive, **options)
-        else:
+        # Gradients written side by side were seen on a GPU without dropout, padding and packing only.
+        if seen.additive is None and seen.query_segments is None and not options["dropout"]:
             mixed = joined_attention(*parts, **options)
+        else:
+            mixed = attention(*apart(parts), seen.additive, **options)
         return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), self.in_fp8("output"))[0]
 
     def project(self, source: Tensor) -> tuple[Tensor, Tensor]:
