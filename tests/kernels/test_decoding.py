@@ -247,7 +247,9 @@ def decodes_the_tokens_of_its_plain_code(method):
     with torch.no_grad():
         options["encoder_outputs"] = model.encoder(rows, mask)
     start = torch.zeros(2, 1, dtype=torch.long, device=DEVICE)
-    found = [decode_greedily(model, start, **options, kept=kept) for _ in range(fewer(2, 4))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("altup.kernels.decoding.MOST_ROWS_OF_BLOCKS", 2)
+        found = [decode_greedily(model, start, **options, kept=kept) for _ in range(fewer(2, 4))]
     (decoding_of_it,) = kept.values()
     assert decoding_of_it.is_fused
     assert all(torch.equal(tokens, found[0]) for tokens in found)

@@ -210,7 +210,8 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
     layers = set(getattr(model, "_no_split_modules", None) or ())
     inside: set[nn.Module] = set()
     options = {"dynamic": False, **options}
-    joins = any(parameter.is_cuda and parameter.dtype in JOINS for parameter in model.parameters())
+    maps = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    joins = bool(maps) and all(weight.is_cuda and weight.dtype in JOINS for weight in maps)
     join_maps(model, joins)
     for module in model.modules():
         if isinstance(module, LayerStack):

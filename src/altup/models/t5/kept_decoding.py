@@ -1,10 +1,10 @@
 """Greedy decoding that an accelerated T5 keeps from call to call: a step with few kernels, recorded once.
 
-A layer is eight kernels of our own (`kernels/decoding`), for up to 64 rows. Where those cannot run, or choose
-worse tokens than plain code in a trial, the plain step is compiled. In either, products that read the same input
-are one: queries, keys and values, and both maps into the feed-forward. What such a step needs beside its inputs is
-made by a second graph at the beginning of each call: the joined weights, in the dtype that is computed in, and the
-keys and values of cross-attention.
+A layer is eight kernels of our own (`kernels/decoding`), for up to 32 rows (one of AltUp's). Where those cannot
+run, or choose worse tokens than plain code in a trial, the plain step is compiled. In either, products that read
+the same input are one: queries, keys and values, and both maps into the feed-forward. What such a step needs
+beside its inputs is made by a second graph at the beginning of each call: the joined weights, in the dtype that is
+computed in, and the keys and values of cross-attention.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ class KeptDecoding:
         self.logits: Callable[[Tensor], Tensor] = self._logits
         self.begin: Callable[[], Any] = self._begin
         self.step: Callable[[], Any] = self._step
-        fits = can_fuse(model) and can_decode(device, self.dtype, batch, self.layers[0].d_kv)
+        d_kv, num_blocks = self.layers[0].d_kv, model.decoder.rule.num_blocks
+        fits = can_fuse(model) and can_decode(device, self.dtype, batch, d_kv, num_blocks)
         self.is_fused = fits and self._kernels_work()
         if self.is_fused:
             self.step = self._fused_step
