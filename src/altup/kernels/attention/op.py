@@ -98,12 +98,12 @@ def _write_gradients(
 
 
 @attend.register_fake
-def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _like_output(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @attend_backward.register_fake
-def _(
+def _like_gradients(
     d_out: Tensor,
     out: Tensor,
     lse: Tensor,
@@ -173,25 +173,13 @@ def attend_peaks_backward(
     return dq, dk, dv, d_bias, peaks
 
 
-@attend_peaks.register_fake
-def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+attend_peaks.register_fake(_like_output)
 
 
 @attend_peaks_backward.register_fake
-def _(
-    d_out: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    by_distance: Tensor | None,
-    *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    *_others, bias_grad, slots = rest
-    d_bias = _empty_bias(lse, by_distance, bias_grad)
-    return empty_heads(q), empty_heads(k), empty_heads(v), d_bias, lse.new_empty(slots)
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *given, slots = inputs
+    return *_like_gradients(*given), inputs[2].new_empty(slots)
 
 
 def _setup_peaks(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
