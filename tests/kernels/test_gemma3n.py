@@ -23,6 +23,8 @@ from altup.kernels.gemma3n import (
     norm_rotary,
     op,
     predict,
+    residual,
+    residual_op,
     rotary_op,
     window_attention,
 )
@@ -244,6 +246,56 @@ def test_norm_and_rotary_positions(shape, dtype, batch, poisoned):
         assert distance(one, other) < 3 * max(TOLERANCE[dtype], SUM_TOLERANCE)
 
 
+def test_additions_are_a_layers_of_hugging_face():
+    from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
+
+    norms = [Gemma3nRMSNorm(8, eps=EPS) for _ in range(3)]
+    for norm in norms:
+        torch.nn.init.normal_(norm.weight)
+    of_a, of_r, of_sum = norms
+    x, a, n, r = (random(2, 5, 8, device="cpu") for _ in range(4))
+    want = ((x + of_a(a)) + (n + of_r(r))) / 2**0.5
+    out, normed = residual(x, a, of_a.weight, EPS, n, r, of_r.weight, of_sum.weight)
+    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(normed, of_sum(want))
+    alone, nothing = residual(x, a, of_a.weight, EPS)
+    torch.testing.assert_close(alone, x + of_a(a))
+    assert nothing is None
+    with pytest.raises(UserError, match="do not fit"):
+        residual(x, a[:, :3], of_a.weight, EPS)
+    with pytest.raises(UserError, match="all or none"):
+        residual(x, a, of_a.weight, EPS, n)
+
+
+@runs_kernel
+@pytest.mark.parametrize(
+    ("shape", "dtype", "weight_dtype"),
+    [
+        ((2, 3, 17), torch.float32, torch.float32),
+        ((5, 300), torch.bfloat16, torch.bfloat16),
+        ((700, 2048) if DEVICE == "cuda" else (3, 64), torch.bfloat16, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_additions_with_the_norms_around_them(shape, dtype, weight_dtype, whole, poisoned):
+    x, a, n, r = (random(*shape, dtype=dtype) for _ in range(4))
+    of_a, of_r, of_sum = (random(shape[-1], dtype=weight_dtype) for _ in range(3))
+    inputs = [x, a, of_a, *((n, r, of_r, of_sum) if whole else ())]
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+
+    def run(kind, x, a, of_a, *rest):
+        made = residual(x, a, of_a, EPS, *rest, implementation=kind)
+        return [t for t in made if t is not None]
+
+    exact, made = run("plain", *wide), run("triton", *inputs)
+    upstream = [torch.randn_like(t).to(dtype) for t in exact]
+    want = torch.autograd.grad(exact, wide, [u.double() for u in upstream])
+    got = torch.autograd.grad(made, inputs, upstream)
+    for one, other, like in zip([*made, *got], [*exact, *want], [*made, *inputs], strict=True):
+        assert one.dtype == like.dtype
+        assert distance(one, other) < 3 * max(TOLERANCE[dtype], SUM_TOLERANCE)
+
+
 def by_hand(q, k, v, window, scale):
     """Attention within a window, token by token."""
     out = torch.empty_like(q)
@@ -380,6 +432,9 @@ def test_the_operators_are_what_pytorch_takes_them_for():
     library.opcheck(gate_op.gated_linear, (y, branch, torch.randn(3, 5, device=DEVICE, requires_grad=True), 0.3))
     heads = random(1, 3, 2, 4), random(4), *positions(1, 3, 4), EPS
     library.opcheck(rotary_op.rotary, heads)
+    norm, other, last = (random(5) for _ in range(3))
+    library.opcheck(residual_op.residual, (y, branch, norm, blocks[0], blocks[1], other, last, EPS))
+    library.opcheck(residual_op.residual, (y, branch, norm, None, None, None, None, EPS), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, False), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, True), test_utils=CHEAP_CHECKS)
 
@@ -474,6 +529,18 @@ def test_heads_of_256_too(name, loads, stores, hopper):
     arrays = dict.fromkeys(("out", "x", "weight", "cos", "sin", "grad", "dx"), "*bf16")
     given = {argument: {**arrays, **numbers, **tiles}[argument] for argument in kernel.arg_names}
     compiled = hopper.build(kernel, given, divisible=("D", "rows"), num_warps=kernels.WARPS)
+    assert not hopper.spills(compiled)
+    assert compiled.asm["ptx"].count("ld.global.v4") == loads
+    assert compiled.asm["ptx"].count("st.global.v4") >= stores
+
+
+@pytest.mark.parametrize(("name", "loads", "stores"), [("_forward_kernel", 7, 2), ("_backward_kernel", 8, 3)])
+def test_additions_too(name, loads, stores, hopper):
+    kernels = importlib.import_module("altup.kernels.gemma3n.residual_kernels")
+    kernel = getattr(kernels, name)
+    numbers = {"d": "i32", "tokens": "i32", "eps": "fp32", "sums": "*fp32", "inverses": "*fp32", "BLOCK": 2048}
+    given = {argument: numbers.get(argument, "*bf16") for argument in kernel.arg_names}
+    compiled = hopper.build(kernel, given, divisible=("d", "tokens"), num_warps=kernels._tile(2048)["num_warps"])
     assert not hopper.spills(compiled)
     assert compiled.asm["ptx"].count("ld.global.v4") == loads
     assert compiled.asm["ptx"].count("st.global.v4") >= stores

@@ -16,7 +16,7 @@ import altup
 from altup.core import errors
 from altup.models.gemma3n import classes
 from altup.models.gemma3n.parts import Fused
-from tests.models.gemma3n.tiny import ROWS, accelerated, assert_same, batch, distance, gradients, tiny_gemma
+from tests.models.gemma3n.tiny import ROWS, accelerated, assert_same, batch, distance, gradients, stir, tiny_gemma
 
 
 @pytest.mark.parametrize(
@@ -97,17 +97,22 @@ def test_token_by_token_with_a_cache_and_generate():
 
 
 def test_bfloat16_is_no_further_from_float64_than_the_original():
-    model = tiny_gemma(4).bfloat16()
-    data = batch(4, 9)
-    exact_loss, exact = gradients(copy.deepcopy(model).double(), data)
-    loss, theirs = gradients(model, data)
-    our_loss, ours = gradients(accelerated(model), data)
-    assert abs(our_loss.double() - exact_loss) < 1.2 * abs(loss.double() - exact_loss) + 1e-3 * exact_loss.abs()
-
-    def off(found):
-        return sum((found[n].double() - g).norm() ** 2 for n, g in exact.items() if g is not None) ** 0.5
-
-    assert off(ours) < 1.05 * off(theirs)
+    """In the sum over several models: another rounding moves the error of one by a third, either way."""
+    off = {"theirs": 0.0, "ours": 0.0}
+    for seed in range(8):
+        model = tiny_gemma(4, layers=2)
+        torch.manual_seed(seed)
+        stir(model)
+        model.bfloat16()
+        data = batch(4, 9)
+        exact_loss, exact = gradients(copy.deepcopy(model).double(), data)
+        exact = {name: g for name, g in exact.items() if g is not None}
+        for name, one in (("theirs", model), ("ours", accelerated(model))):
+            loss, found = gradients(one, data)
+            assert abs(loss.double() - exact_loss) < 2e-2 * exact_loss.abs()
+            size = sum(g.norm() ** 2 for g in exact.values()) ** 0.5
+            off[name] += float(sum((found[n].double() - g).norm() ** 2 for n, g in exact.items()) ** 0.5 / size)
+    assert off["ours"] < 1.05 * off["theirs"]
 
 
 def test_under_autocast():

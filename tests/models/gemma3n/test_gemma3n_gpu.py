@@ -29,11 +29,13 @@ def test_float32(K, active):
 @pytest.fixture
 def untried(monkeypatch):
     """What has not been seen on a GPU, and is off there until it was."""
-    monkeypatch.setattr(parts, "SEEN_ON_GPU", True)
+    monkeypatch.setattr(parts, "SEEN_ON_GPU", parts.FUSIONS)
 
 
-@pytest.mark.usefixtures("exact_products", "untried")
-def test_float32_with_what_is_made_again():
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize("fusion", [*sorted(parts.FUSIONS), "all"])
+def test_float32_with_each_fusion(fusion, monkeypatch):
+    monkeypatch.setattr(parts, "SEEN_ON_GPU", parts.FUSIONS if fusion == "all" else frozenset({fusion}))
     model = tiny_gemma(4, 0, altup_coef_clip=0.3).cuda()
     assert_same(model, accelerated(model, "auto"), on_gpu(batch(3, 33)), tolerance=3e-5)
 
@@ -49,8 +51,9 @@ def peak(model, data):
 def test_what_is_made_again_takes_no_memory(monkeypatch):
     ours = accelerated(wide_gemma(intermediate_size=6144, vocab_size=500).bfloat16(), "auto")
     data = on_gpu(batch(4, 512))
+    monkeypatch.setattr(parts, "SEEN_ON_GPU", frozenset())
     before = peak(ours, data)
-    monkeypatch.setattr(parts, "SEEN_ON_GPU", True)
+    monkeypatch.setattr(parts, "SEEN_ON_GPU", parts.FUSIONS)
     kept = 4 * 512 * 1536 * 2  # bytes of a block; of four layers' 4 + 6 blocks, some are alive at the peak
     assert peak(ours, data) < before - 20 * kept
 

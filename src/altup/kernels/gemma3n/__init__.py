@@ -8,7 +8,8 @@ A layer needs three passes over its state, each with a backward pass of its own:
 - `correct`: reads predicted blocks, output and branch, norms the branch, and writes the K new blocks.
 
 `match_magnitudes` serves the projections before the first layer and behind the last, `gated` the feed-forward
-network, `norm_rotary` queries and keys, `window_attention` the layers that see a window of tokens.
+network, `residual` the additions around it, `norm_rotary` queries and keys, `window_attention` the layers that
+see a window of tokens.
 
 `implementation` is "plain" (the definition), "triton" (the kernels, or an error) or "auto" (the kernels where they
 can run). Sums run in float32 (float64 for float64 states), whatever the state's dtype.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import NormalDist
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.altup_update import FUSED_BLOCKS, State
-from altup.kernels.gemma3n import correct_op, gate_op, op, rotary_op
+from altup.kernels.gemma3n import correct_op, gate_op, op, residual_op, rotary_op
 from altup.kernels.gemma3n.attention import uses_flash, window_flash, window_reference
 from altup.kernels.gemma3n.reference import (
     Router,
@@ -36,6 +38,7 @@ from altup.kernels.gemma3n.reference import (
     match_reference,
     norm_rotary_reference,
     predict_reference,
+    residual_reference,
 )
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
@@ -48,6 +51,7 @@ __all__ = [
     "match_magnitudes",
     "norm_rotary",
     "predict",
+    "residual",
     "uses_kernels",
     "window_attention",
 ]
@@ -159,6 +163,32 @@ def gated_linear(
     if uses_kernels(implementation, 2, gate, up, weight):
         return gate_op.gated_linear(gate, up, weight, _quantile(sparsity) if sparsity else None)[0]
     return F.linear(gated(gate, up, sparsity, implementation), weight)
+
+
+def residual(
+    x: Tensor,
+    a: Tensor,
+    a_norm: Tensor,
+    eps: float,
+    n: Tensor | None = None,
+    r: Tensor | None = None,
+    r_norm: Tensor | None = None,
+    norm: Tensor | None = None,
+    implementation: str = "auto",
+) -> tuple[Tensor, Any]:
+    """x + N(a) or, with n and r, (x + N(a) + n + N(r)) / √2, and N of it where there is a `norm`: [..., d].
+
+    N(v) = w ∘ v / rms(v), with the weights `a_norm`, `r_norm` and `norm`: [d].
+    """
+    given = [t for t in (a, n, r) if t is not None]
+    if len({t is None for t in (n, r, r_norm)}) > 1 or any(t.shape != x.shape for t in given):
+        raise UserError(f"{[list(t.shape) for t in given]} do not fit x {list(x.shape)}: n, r, r_norm all or none")
+    one_dtype = all(t.dtype == x.dtype for t in given)
+    if uses_kernels(implementation, 2, x) and one_dtype and x.shape[-1] <= residual_op.WIDEST:
+        out, normed, _ = residual_op.residual(x, a, a_norm, n, r, r_norm, norm, eps)
+        return out, None if norm is None else normed
+    with torch.autocast(x.device.type, enabled=False):
+        return residual_reference(x, a, a_norm, n, r, r_norm, norm, eps)
 
 
 def norm_rotary(

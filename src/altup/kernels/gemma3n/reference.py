@@ -12,6 +12,7 @@ branch, which starts at the corrected active block. All sums run in float32, or 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -120,3 +121,20 @@ def norm_rotary_reference(x: Tensor, norm: Tensor, eps: float, cos: Tensor, sin:
     first, second = n.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
     return (n * cos.unsqueeze(2) + turned * sin.unsqueeze(2)).to(x.dtype)
+
+
+def residual_reference(
+    x: Tensor,
+    a: Tensor,
+    a_norm: Tensor,
+    n: Tensor | None,
+    r: Tensor | None,
+    r_norm: Tensor | None,
+    norm: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor | None]:
+    """x + normed a, or with n and r (x + normed a + n + normed r) / √2; and it normed, where there is a `norm`."""
+    out = wide(x) + rms_norm(a, a_norm, eps)
+    if n is not None and r is not None and r_norm is not None:
+        out = (out + (n + rms_norm(r, r_norm, eps))) / math.sqrt(2)
+    return out.to(x.dtype), None if norm is None else rms_norm(out, norm, eps).to(x.dtype)

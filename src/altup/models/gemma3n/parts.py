@@ -26,13 +26,14 @@ from altup.kernels.launch import FUSED_DTYPES, runs_triton
 from altup.models.gemma3n.remaking import Remaking, can_remake, remake
 from altup.nn.linear import is_bare, is_unhooked
 
-# Whether, on a GPU too, norm and rotary positions are one kernel and cheap activations are made again; not until
-# that was seen there to be right. The interpreter and CPUs run it.
-SEEN_ON_GPU = False
+# What may run: norm and rotary positions as one kernel, additions with the norms around them as one, cheap
+# activations made again, the product of gate and up made again. On a GPU what was seen there to be right.
+FUSIONS = frozenset({"rotary", "residual", "remaking", "gated linear"})
+SEEN_ON_GPU: frozenset[str] = frozenset()
 
 
-def is_tried(x: Tensor) -> bool:
-    return SEEN_ON_GPU or not x.is_cuda
+def is_tried(what: str, x: Tensor) -> bool:
+    return what in (SEEN_ON_GPU if x.is_cuda else FUSIONS)
 
 
 def is_bare_norm(norm: nn.Module) -> bool:
@@ -91,7 +92,7 @@ class FusedMLP(Fused):
         """Whether the last map would keep its input, which can be made again."""
         down = self.down_proj
         return (
-            is_tried(gate)
+            is_tried("gated linear", gate)
             and torch.is_grad_enabled()
             and is_bare(down)
             and down.weight.requires_grad
@@ -170,7 +171,7 @@ class FusedAttention(Fused):
 
     def _heads(self, project: Any, norm: Any, hidden_states: Tensor, positions: Any) -> Tensor:
         x, (cos, sin) = self._split(project(hidden_states)), positions
-        if is_tried(x) and self._fuses(x) and is_bare_norm(norm):
+        if is_tried("rotary", x) and self._fuses(x) and is_bare_norm(norm):
             weight, eps, kind = norm.weight, norm.eps, self.implementation
             made = fused.norm_rotary(x, weight, eps, cos, sin, kind)
             return remake(made, lambda x: fused.norm_rotary(x, weight, eps, cos, sin, kind), x)
@@ -271,7 +272,7 @@ class FusedDecoderLayer(Fused):
         altup, norm = self.altup, part.post_per_layer_input_norm
         if not (isinstance(altup, FusedAltUp) and altup.fuses(hidden_states) and is_bare_norm(norm)):
             return super().forward(hidden_states, per_layer_input=per_layer_input, **given)
-        remakes = is_tried(hidden_states) and can_remake(hidden_states.device)
+        remakes = is_tried("remaking", hidden_states) and can_remake(hidden_states.device)
         with Remaking() if remakes else nullcontext():
             blocks = altup.predict_blocks(hidden_states)
             active = self.config.altup_active_idx
@@ -288,15 +289,35 @@ class FusedDecoderLayer(Fused):
         """The layer proper on the active block: attention beside Laurel, then the feed-forward network."""
         part: Any = self
         normed = remade_norm(part.input_layernorm, x)
-        beside = self._laurel(normed)
+        fuses = self._fuses_additions(x)
+        beside = self._laurel(normed, fuses)
         attended, _ = part.self_attn(hidden_states=normed, **given)
-        x = (x + part.post_attention_layernorm(attended) + beside) / math.sqrt(2)
-        norm = part.post_feedforward_layernorm
-        made = part.mlp(remade_norm(part.pre_feedforward_layernorm, x))
-        y = x + norm(made)
-        return remake(y, lambda x, made: x + norm(made), x, made) if is_bare_norm(norm) else y
+        x, normed = self._add_attention(x, normed, attended, beside, fuses)
+        made, norm = part.mlp(normed), part.post_feedforward_layernorm
 
-    def _laurel(self, x: Tensor) -> Tensor:
+        def add(x: Tensor, made: Tensor) -> Tensor:
+            if fuses:
+                return fused.residual(x, made, norm.weight, norm.eps, implementation=self.implementation)[0]
+            return x + norm(made)
+
+        return remake(add(x, made), add, x, made) if is_bare_norm(norm) else add(x, made)
+
+    def _fuses_additions(self, x: Tensor) -> bool:
+        part: Any = self
+        norms = (
+            part.post_attention_layernorm,
+            part.laurel.post_laurel_norm,
+            part.pre_feedforward_layernorm,
+            part.post_feedforward_layernorm,
+        )
+        return (
+            is_tried("residual", x)
+            and is_unhooked(self.laurel)
+            and all(is_bare_norm(norm) and norm.eps == norms[0].eps for norm in norms)
+        )
+
+    def _laurel(self, x: Tensor, leaves: bool) -> Tensor:
+        """`Gemma3nTextLaurelBlock`, or what comes before its norm and its addition."""
         laurel: Any = self.laurel
         if not is_unhooked(laurel):
             return laurel(x)
@@ -304,4 +325,20 @@ class FusedDecoderLayer(Fused):
         right = laurel.linear_right(left)
         if is_bare(laurel.linear_right):
             remake(right, laurel.linear_right, left)
-        return x + laurel.post_laurel_norm(right)
+        return right if leaves else x + laurel.post_laurel_norm(right)
+
+    def _add_attention(
+        self, x: Tensor, normed: Tensor, attended: Tensor, beside: Tensor, fuses: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of block, attention and Laurel, and it normed for the feed-forward network."""
+        part: Any = self
+        of_attention, before = part.post_attention_layernorm, part.pre_feedforward_layernorm
+        if not fuses:
+            x = (x + of_attention(attended) + beside) / math.sqrt(2)
+            return x, remade_norm(before, x)
+        of_laurel = part.laurel.post_laurel_norm.weight
+        x, made = fused.residual(
+            x, attended, of_attention.weight, before.eps, normed, beside, of_laurel, before.weight,
+            self.implementation,
+        )  # fmt: skip
+        return x, remake(made, before, x)
