@@ -25,14 +25,19 @@ from altup.models.t5.kept_decoding import KeptDecoding, Prompts
 STEPS, INPUTS = (3, 70) if INTERPRETED else (100, 512)
 Changes = dict[Any, Any]  # (module, name) → value
 EARLY, TILE = (decoding, "EARLY_ROWS"), (maps, "TILE")
-BLOCK, PROGRAMS = (attention, "BLOCK"), (attention, "PROGRAMS")
-ROWS, COLUMNS, DEPTH = ((maps, name) for name in ("ROWS", "COLUMNS", "DEPTH"))
+BLOCK, PROGRAMS, FETCHED, WARPS = ((attention, name) for name in ("BLOCK", "PROGRAMS", "FETCHED", "WARPS"))
+ROWS, COLUMNS, DEPTH, FETCHES = ((maps, name) for name in ("ROWS", "COLUMNS", "DEPTH", "FETCHES"))
 ONE_ROW: list[Changes] = [
-    {}, {EARLY: 0}, {TILE: 4096}, {TILE: 4096, EARLY: 0}, {TILE: 8192}, {PROGRAMS: 48}, {BLOCK: 128},
+    {}, {EARLY: 0}, {FETCHED: 0}, {TILE: 4096}, {TILE: 4096, EARLY: 0}, {TILE: 8192}, {PROGRAMS: 48}, {BLOCK: 128},
     {BLOCK: 32, PROGRAMS: 192},
 ]  # fmt: skip
+# Linear maps and attention have nothing to do with each other, so each has its own list.
 MANY_ROWS: list[Changes] = [
-    {}, {EARLY: 64}, {ROWS: 64}, {ROWS: 16}, {COLUMNS: 32}, {DEPTH: 128}, {DEPTH: 512}, {BLOCK: 128}, {BLOCK: 32},
+    {EARLY: 0}, {EARLY: 64}, {EARLY: 64, FETCHED: 0, FETCHES: False},
+    *({EARLY: 64, **more} for more in (
+        {ROWS: 64}, {ROWS: 64, COLUMNS: 32, DEPTH: 128}, {COLUMNS: 32}, {DEPTH: 128},
+        {BLOCK: 32}, {WARPS: 8}, {BLOCK: 128, WARPS: 8}, {FETCHED: 256}, {FETCHED: 64},
+    )),
 ]  # fmt: skip
 
 
@@ -46,6 +51,8 @@ def build() -> Any:
 
 
 def prepare(model: Any, prompts: Prompts, changes: Changes) -> KeptDecoding:
+    """A step with these constants, for any number of rows."""
+    changes = {(decoding, "MOST_ROWS"): 64, (decoding, "MOST_ROWS_OF_BLOCKS"): 64, **changes}
     before = {place: getattr(*place) for place in changes}
     for (module, name), value in changes.items():
         setattr(module, name, value)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,9 @@ from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
+if INTERPRETED:
+    sys.path.append(str(Path(__file__).parent.parent))
+    import tests.kernels.interpreter  # noqa: F401  which repairs Triton's interpreter for newer numpy
 
 
 def milliseconds(run: Callable[[], Any], seconds: float = 0.3) -> str:
