@@ -88,6 +88,23 @@ def test_joined_products_and_handed_on_additions_change_nothing(method):
     torch.testing.assert_close(got, gradients, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", ["altup", "recycled"])
+def test_an_update_that_computes_the_next_norm_changes_nothing(method):
+    model, data = build("t5", method, 4).double(), batch("t5")
+    for update in (*model.encoder.rule.updates, *model.decoder.rule.updates):
+        update.P.data.add_(0.1 * torch.randn_like(update.P))
+    loss, gradients = passes(model, data)
+    for stack in (model.encoder, model.decoder):
+        stack.hands_norms = stack.can_hand_norms()
+        assert stack.hands_norms
+    heard = []  # who watches a norm still hears it
+    model.encoder.layers[1].attention_norm.register_forward_hook(lambda *given: heard.append(given))
+    got_loss, got = passes(model, data)
+    assert len(heard) == 1
+    torch.testing.assert_close(got_loss, loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(got, gradients, rtol=1e-9, atol=1e-12)
+
+
 def test_wrapped_and_watched_maps_are_not_joined():
     model = build("t5", "dense", 2)
     layer = model.encoder.layers[0]

@@ -54,6 +54,24 @@ def test_compiled_training_computes_what_float32_does(method, padded):
     assert off < 0.03
 
 
+@pytest.mark.parametrize("method", ["altup", "recycled"])
+def test_updates_with_the_next_norm_and_the_tables_gradient(method, monkeypatch):
+    """Not the default before this test has passed on a GPU."""
+    monkeypatch.setattr("altup.kernels.altup_update.with_norm.ON_GPUS", True)
+    monkeypatch.setattr("altup.kernels.embedding.ON_GPUS", True)
+    torch._dynamo.reset()
+    data, model = batch(False), build(method)
+    for update in (*model.encoder.rule.updates, *model.decoder.rule.updates):
+        update.P.data.add_(0.1 * torch.randn_like(update.P))
+    compiled = compile_layers(copy.deepcopy(model).to(torch.bfloat16), fullgraph=True)
+    loss, gradient = passes(model, data)
+    half_loss, half_gradient = passes(compiled, data)
+    assert compiled.encoder.hands_norms
+    assert compiled.decoder.hands_norms
+    assert abs(half_loss - loss) < 0.01 * loss
+    assert ((half_gradient - gradient).norm() / gradient.norm()).item() < 0.03
+
+
 @pytest.mark.parametrize("padded", [False, True])
 def test_float32_weights_under_autocast(padded, monkeypatch):
     """How `altup pretrain` computes. Not the default before this test has passed on a GPU."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from altup.kernels.add_norm import add_norm
+from altup.kernels.altup_update import with_norm
 from altup.kernels.dropout import block_dropout, dropout
 from altup.models.config import AltUpConfig
 from altup.nn import (
@@ -92,6 +93,7 @@ class LayerStack:
     stride: int = 1
     strided: frozenset[int] = frozenset()
     hands_on: bool = False  # whether in training a layer leaves its last addition to the next one
+    hands_norms: bool = False  # whether in training the rule also computes the next layer's first norm
 
     def stride_layers(self, config: AltUpConfig) -> None:
         """Wrap the layers that see every `stride`-th token only."""
@@ -124,6 +126,8 @@ class LayerStack:
         """The stack's output [batch, tokens, output_width] and, on request, the inputs of all layers and it."""
         if self.hands_on and self.training and not output_hidden_states and self._is_undisturbed():
             return self._hand_on(state[0], inputs), None
+        if self.hands_norms and self.training and not output_hidden_states and self._is_undisturbed():
+            return self._hand_norms(state, inputs), None
         hidden = []
         for index, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
             if output_hidden_states:
@@ -137,6 +141,12 @@ class LayerStack:
         dense = isinstance(self.rule, Sum) or getattr(self.rule, "num_blocks", 0) == 1
         return dense and not self.strided and all(getattr(layer, "takes_pending", False) for layer in self.layers)
 
+    def can_hand_norms(self) -> bool:
+        """Whether the rule is Algorithm 1 with few blocks, and all layers can be given their first norm."""
+        few = 1 < getattr(self.rule, "num_blocks", 0) <= with_norm.MOST_BLOCKS
+        takes = all(getattr(layer, "takes_pending", False) for layer in self.layers)
+        return type(self.rule) is AltUp and few and not self.strided and takes
+
     def _is_undisturbed(self) -> bool:
         """Whether no layer is computed again in the backward pass, and none's output is watched by hooks."""
         return not any(
@@ -149,6 +159,24 @@ class LayerStack:
         for layer, (args, kwargs) in zip(self.layers, inputs, strict=True):
             x, update = layer(x, *args, **kwargs, pending=update, leaves=True)
         return self.lower((x + dropout(update, self.dropout, self.training),))  # type: ignore[arg-type]
+
+    def _hand_norms(self, state: Blocks, inputs: Sequence[LayerInputs]) -> Tensor:
+        """`run_layers` where an update and the next layer's norm are one pass (`altup_update_norm`)."""
+        rule, last = self.rule, len(self.layers) - 1
+        residual = normed = None
+        for index, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
+            given = state[rule.active[index]] if residual is None else residual
+            x, computed = layer(given, *args, **kwargs, normed=normed)
+            update = rule.updates[index]
+            norm = None if index == last else self.layers[index + 1].attention_norm
+            if norm is None or not _is_plain_norm(norm) or not is_unhooked(update):
+                state, residual, normed = update(state, computed, x), None, None
+                continue
+            coefficients, following = (update.P, update.g, update.active), rule.active[index + 1]
+            state, residual, normed = with_norm.altup_update_norm(
+                state, computed, x, *coefficients, norm.weight, norm.eps, following
+            )
+        return self.lower(state)
 
     def lower(self, state: Blocks) -> Tensor:
         """The last state → [batch, tokens, output_width]."""
@@ -216,6 +244,7 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
     for module in model.modules():
         if isinstance(module, LayerStack):
             module.hands_on = joins and module.can_hand_on()
+            module.hands_norms = joins and with_norm.ON_GPUS and module.can_hand_norms()
         if isinstance(module, PreNormLayer):
             norms = [part for part in module.children() if isinstance(part, RMSNorm)]
             module.fuses_norms = joins and all(_is_plain_norm(norm) for norm in norms)
@@ -234,7 +263,7 @@ def uncompile_layers(model: nn.Module) -> nn.Module:
     join_maps(model, False)
     for module in model.modules():
         if isinstance(module, LayerStack):
-            module.hands_on = False
+            module.hands_on = module.hands_norms = False
         if isinstance(module, PreNormLayer):
             module.fuses_norms = False
         module._compiled_call_impl = None

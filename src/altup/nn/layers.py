@@ -1,4 +1,4 @@
-"""Norms, which compute in float32 and keep the dtype that came in, and gated feed-forwards."""
+"""Norms, which compute in float32 and keep the dtype that came in, gated feed-forwards, and looking words up."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from altup.kernels.dropout import dropout
+from altup.kernels.embedding import embedding
 from altup.kernels.fp8 import fits_fp8, fp8_feed_forward
 from altup.kernels.geglu import geglu
-from altup.nn.linear import Bound, Fp8Maps, apply_linears, joined_linear
+from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_unhooked, joined_linear
 
 
 class RMSNorm(nn.Module):
@@ -99,3 +100,12 @@ class SwiGLU(Fp8Maps):
         low = self.in_fp8("feed_forward")
         gate, linear = apply_linears(x, (self.gate, self.up), low, bound)
         return apply_linears(F.silu(gate) * linear, (self.down,), low)[0]
+
+
+def embed(table: nn.Module, ids: Tensor) -> Tensor:
+    """table(ids), by `altup.kernels.embedding` where the table is nothing but its weight: no adapter, not hooked,
+    not sharded."""
+    if type(table) is not nn.Embedding or not is_unhooked(table) or type(table.weight) is not nn.Parameter:
+        return table(ids)
+    plain = table.padding_idx is None and table.max_norm is None and not (table.sparse or table.scale_grad_by_freq)
+    return embedding(ids, table.weight) if plain else table(ids)

@@ -161,11 +161,11 @@ def _coefficients_kernel(
         mask = inside[:, :, None] & (program < programs)[None, None, :]
         sums += tl.load(pointers[:, :, None] + program[None, None, :], mask=mask, other=0.0)
     D = tl.sum(sums, axis=2)
-    g_i = tl.load(g + i, mask=i < K, other=0.0)
+    g_i = tl.load(g + i, mask=i < K, other=0.0).to(tl.float32)
     of_active = tl.sum(g_i[:, None] * D, axis=0)
     d_P = D - tl.where((i == active)[:, None], of_active[None, :], 0.0)
     tl.store(dP + i[:, None] * K + j[None, :], d_P, mask=inside & (j < K)[None, :])
-    weights = tl.where(j == K, 1.0, -tl.load(P + active * K + j, mask=j < K, other=0.0))
+    weights = tl.where(j == K, 1.0, -tl.load(P + active * K + j, mask=j < K, other=0.0).to(tl.float32))
     tl.store(dg + i, tl.sum(D * weights[None, :], axis=1), mask=i < K)
 
 
@@ -232,7 +232,14 @@ def backward(
             STAGES=config.stages,
             num_warps=config.warps,
         )
-        rows, columns = triton.next_power_of_2(K), triton.next_power_of_2(K + 1)
+    coefficient_gradients(dP, dg, partials, P, g, active)
+
+
+def coefficient_gradients(dP: Tensor, dg: Tensor, partials: Tensor, P: Tensor, g: Tensor, active: int) -> None:
+    """Fill `dP` and `dg` from the partial sums [K, K+1, programs]."""
+    K, _, programs = partials.shape
+    rows, columns = triton.next_power_of_2(K), triton.next_power_of_2(K + 1)
+    with torch.cuda.device_of(partials):
         _coefficients_kernel[(1,)](
             dP,
             dg,

@@ -22,7 +22,7 @@ from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.generation import ReplayedGeneration
 from altup.nn import Attention, AveragePooling, GatedFeedForward, RelativeBias, RMSNorm
 from altup.nn.attention import EVERYTHING, Joined, Projected, Seen, can_share_memory, project_memory
-from altup.nn.layers import bound_of
+from altup.nn.layers import bound_of, embed
 from altup.nn.sequence import refuse_left_padding
 
 __all__ = ["AltUpSeq2SeqLMOutput", "AltUpT5EncoderModel", "AltUpT5ForConditionalGeneration"]
@@ -67,19 +67,20 @@ class T5Layer(PreNormLayer):
         constant_beyond: int | None = None,
         pending: Tensor | None = None,
         leaves: bool = False,
+        normed: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """x: [batch, tokens, d]; `memory` is the encoder's output, for the decoder's layers. `pending` is still to
-        be added to x, after dropout.
+        be added to x, after dropout; `normed` is x's first norm where it is known.
 
         Gives x after its three updates or, where the rule or the next layer (`leaves`) does the last addition, x
         before the last one and that.
         """
         cache = past_key_values
         own_cache = None if cache is None else cache.self_attention_cache
-        if pending is None:
-            normed = self.attention_norm(x)
-        else:
+        if pending is not None:
             x, normed = self._add(x, pending, self.attention_norm)
+        elif normed is None:
+            normed = self.attention_norm(x)
         attended = self.attention(
             normed,
             bias,
@@ -166,7 +167,7 @@ class T5Encoder(T5Stack):
         refuse_attentions(output_attentions)
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("give either input_ids or inputs_embeds")
-        embeddings = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        embeddings = embed(self.embed_tokens, input_ids) if inputs_embeds is None else inputs_embeds
         mixes_neighbours = self.strided or self.pooling is not None
         if attention_mask is not None and mixes_neighbours:
             refuse_left_padding(attention_mask)
@@ -437,7 +438,7 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, ReplayedGeneration
             if labels is None:
                 raise UserError("give decoder_input_ids, decoder_inputs_embeds or labels")
             ids = self.prepare_decoder_input_ids_from_labels(labels, segments)
-        return self.encoder.embed_tokens(ids)
+        return embed(self.encoder.embed_tokens, ids)
 
     @staticmethod
     def _cache(given: Cache | None, use_cache: bool) -> EncoderDecoderCache | None:

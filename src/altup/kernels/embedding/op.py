@@ -1,0 +1,56 @@
+"""Looking rows up as a custom operator of PyTorch, with its gradient registered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, library
+
+from altup.kernels.launch import on_its_device
+
+
+@library.custom_op("altup::embedding", mutates_args=())
+def look_up(ids: Tensor, table: Tensor) -> Tensor:
+    """ids: [...], table: [words, d] → [..., d]."""
+    return F.embedding(ids, table)
+
+
+@library.custom_op("altup::embedding_backward", mutates_args=())
+@on_its_device
+def look_up_backward(grad: Tensor, ids: Tensor, words: int) -> Tensor:
+    """The table's gradient [words, d]: the rows of `grad` [..., d] added up by word.
+
+    Sorted by word, the places of a word stand side by side, in their order: the sums never vary.
+    """
+    from altup.kernels.embedding.triton import add_rows
+
+    table = grad.new_empty(words, grad.shape[-1])
+    in_order, places = torch.sort(ids.flatten(), stable=True)
+    starts = torch.searchsorted(in_order, torch.arange(words + 1, device=ids.device), out_int32=True)
+    add_rows(table, grad.contiguous().view(-1, grad.shape[-1]), in_order, places, starts)
+    return table
+
+
+@look_up.register_fake
+def _(ids: Tensor, table: Tensor) -> Tensor:
+    return table.new_empty(*ids.shape, table.shape[1])
+
+
+@look_up_backward.register_fake
+def _(grad: Tensor, ids: Tensor, words: int) -> Tensor:
+    return grad.new_empty(words, grad.shape[-1])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ids, table = inputs
+    ctx.words = table.shape[0]
+    ctx.save_for_backward(ids)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return None, look_up_backward(grad, *ctx.saved_tensors, ctx.words)
+
+
+look_up.register_autograd(_differentiate, setup_context=_save)
