@@ -34,7 +34,7 @@ def forward(
     outs: Sequence[Tensor], normed: Tensor, rms: Tensor, xs: Sequence[Tensor], y: Tensor, residual: Tensor,
     P: Tensor, g: Tensor, weight: Tensor, active: int, following: int, eps: float,
 ) -> None:  # fmt: skip
-    """Fill `outs` with the new blocks, `normed` with the norm of block `following`, and `rms` with r of its rows."""
+    """Fill `outs` with the new blocks, `normed` with the norm of block `following`, `rms` with r of its rows."""
     xs, (y, residual) = flat(xs), flat((y, residual))
     rows, d, block, tile = _sizes(y, TILE)
     forward_kernel[(triton.cdiv(rows, tile),)](
