@@ -53,7 +53,8 @@ def test_text_stays_text() -> None:
     whole = render(
         "report.html", title=evil, lead=evil, claims_title=evil, judged=[card], one_seed=[card], most_cards=0,
         not_run=[card], studies=[study], studies_not_run=[study], coefficients=study["plots"],
-        coefficient_plots=[], facts=[(evil, evil)], commands=evil, results=shown,
+        begun=[shown], begun_plots=study["plots"], coefficient_plots=[], facts=[(evil, evil)],
+        commands=evil, results=shown,
     )  # fmt: skip
     assert "<script>alert" not in whole
     assert whole.count("alert(&#39;x&#39;)") > 20

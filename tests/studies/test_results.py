@@ -186,6 +186,10 @@ def test_a_run_that_collapsed_hides_in_no_study_the_one_that_repeats_it(
             assert mean(shared, study, "Dense") == expected
             assert choose_results(shared).collapsed(study, "Dense", "small") == 1
         assert share_results(shared, STUDIES, find_scale("mini-adamw"), kept.get) == shared
+    both = [*one, result("Dense", 2.5, "1", "collapse", run="r1")]
+    told = choose_results(share_results(both, STUDIES, find_scale("mini-adamw"), kept.get)).describe_collapses
+    for study in ("varying-k", "sequence"):
+        assert told(study, "Dense", "small") == "1 collapsed, again when repeated"
 
 
 def test_other_settings_are_another_model(kept: dict[str, Record]) -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from altup.core.errors import UserError
+from altup.studies.comparison import compare
 from altup.studies.results import Result
 from altup.studies.statistics import choose_results, compare_means, compare_pairs
 from altup.studies.study import shipped
@@ -155,3 +156,19 @@ def test_a_run_that_collapsed_is_counted_and_in_no_mean() -> None:
     dense = choose_results([*SEEDS, *lost, again]).mean("varying-k", "Dense", "small", "accuracy")
     assert dense is not None
     assert (dense.mean, dense.seeds) == (41.0, 3)
+
+
+def test_a_seed_that_collapsed_and_one_that_collapsed_twice_are_told_apart() -> None:
+    lost = [result("Dense", 3.5, "2", "collapse", run="lost")]
+    place = "varying-k", "Dense", "small"
+    assert choose_results([*SEEDS, *lost]).describe_collapses(*place) == "1 collapsed"
+    again = result("Dense", 42.0, "2", run="again")
+    assert choose_results([*SEEDS, *lost, again]).describe_collapses(*place) == "1 collapsed, repeated and counted"
+    lost.append(result("Dense", 2.5, "2", "collapse", run="lost again"))
+    twice = choose_results([*SEEDS, *lost])
+    assert twice.describe_collapses(*place) == "1 collapsed, again when repeated"
+    assert compare(shipped()["varying-k"], twice)[0].count == "2, 1 collapsed, again when repeated"
+    more = [result("Dense", 3.5, "3", "collapse", run="third"), result("Dense", 42.0, "3", run="fourth")]
+    told = choose_results([*SEEDS, *lost, *more]).describe_collapses(*place)
+    assert told == "2 collapsed, 1 of them repeated and counted, 1 of them again when repeated"
+    assert choose_results(SEEDS).describe_collapses(*place) == ""

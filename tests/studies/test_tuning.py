@@ -205,7 +205,14 @@ def test_sweeps_are_shown_and_merged_before_there_are_results(
     for folder in (begun, tmp_path / "merged"):
         shown = CliRunner().invoke(app, ["study", "table", "--results", str(folder)])
         assert (shown.exit_code, f"{best:.3f}" in shown.stdout, "so far" in shown.stdout) == (0, True, True)
-        assert "no results yet" in shown.stderr
+        assert "without results yet" in shown.stderr
+        path = tmp_path / f"{folder.name}.html"
+        told = CliRunner().invoke(app, ["study", "report", "--results", str(folder), "--out", str(path)])
+        assert told.exit_code == 0, told.output
+        page = path.read_text()
+        assert "no results yet, only sweeps" in page
+        assert f"{best:.3f}" in page
+        assert (path.with_name(f"{folder.name}-plots") / "sweeps-tuning-lr.svg").exists()
 
 
 def test_a_run_that_diverges_counts_as_infinitely_bad(scale: Scale, data: Path, tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def _tell(studies: StudyRun, outcome: StudyOutcome) -> None:
     if outcome.results:
         _say(f"Look at them: altup study report --results {studies.results} --out report.html")
     elif studies.scale.tune:
-        _say(f"Look at the sweeps: altup study table --results {studies.results}")
+        _say(f"Look at the sweeps: altup study report --results {studies.results} --out report.html")
 
 
 def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> None:
@@ -287,13 +287,13 @@ def print_tables(
 
     form = form or ("table" if sys.stdout.isatty() else "markdown")
     check_choice("format", form, FORMATS)
-    folders = _folders(results)
-    if begun := _sweeps_without_results(folders, names or [], scale):
-        typer.echo(text_sweeps(begun))
-        _say("no results yet, only sweeps: the same `altup study run` goes on")
-        return
-    report = StudyReport(folders, scale, names or ())
+    report = StudyReport(_folders(results), scale, names or ())
     _warn_of_lost_records(report)
+    if form != "csv" and report.begun:
+        typer.echo(text_sweeps(report.begun))
+        _say("models without results yet, only sweeps: the same `altup study run` goes on")
+    if not report.results:
+        return
     absent = []
     for name, study in zip(names or [study.name for study in report.studies], report.studies, strict=True):
         if not report.was_run(study):
@@ -311,21 +311,6 @@ def print_tables(
     if absent:
         again = shlex.join(["altup", "study", "run", *absent, "--scale", report.stats.scale])
         _say(f"not run: {', '.join(absent)}; run what is missing: {again}")
-
-
-def _sweeps_without_results(
-    folders: list[Path], names: list[str], scale: str | None
-) -> dict[tuple[str, str], dict[str, Any]]:
-    """(model, its scale) → the sweep, where nothing but sweeps has been run. A sweep belongs to no study alone."""
-    from altup.studies.results import read_results, read_sweeps
-    from altup.studies.study import find_study
-
-    if any(map(read_results, folders)):
-        return {}
-    for name in names:
-        find_study(name)
-    sweeps = [sweep for folder in folders for sweep in read_sweeps(folder)]
-    return {(sweep["model"], sweep["scale"]): sweep for sweep in sweeps if scale in (None, sweep["scale"])}
 
 
 def _warn_of_lost_records(report: StudyReport) -> None:

@@ -26,14 +26,14 @@ class Pair:
 @dataclass(frozen=True)
 class TableRow:
     """`in_paper` rows stand in the paper's table; `run` says whether we measured that model, `seeds` how often we
-    trained it, and `collapsed` how often besides it was trained and collapsed."""
+    trained it, and `collapsed` what is to be said of seeds whose runs collapsed."""
 
     size: str
     label: str
     in_paper: bool
     run: bool
     seeds: int
-    collapsed: int
+    collapsed: str
     cells: dict[str, Pair] = field(default_factory=dict)
     note: str = ""
 
@@ -44,9 +44,7 @@ class TableRow:
     @property
     def count(self) -> str:
         """Of its seeds."""
-        return (str(self.seeds) if self.seeds else "–") + (
-            f", {self.collapsed} collapsed" if self.collapsed else ""
-        )
+        return (str(self.seeds) if self.seeds else "–") + (f", {self.collapsed}" if self.collapsed else "")
 
 
 def compare(study: Study, stats: Statistics) -> list[TableRow]:
@@ -65,7 +63,7 @@ def compare(study: Study, stats: Statistics) -> list[TableRow]:
         base = numbers.get((size, study.baseline), {})
         cells = {m: _pair(study, stats, size, label, m, theirs, base) for m in study.measures}
         seeds = len(stats.runs(study.name, label, size))
-        collapsed = stats.collapsed(study.name, label, size)
+        collapsed = stats.describe_collapses(study.name, label, size)
         rows.append(TableRow(size, label, place in numbers, place in ran, seeds, collapsed, cells))
     return rows
 

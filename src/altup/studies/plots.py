@@ -49,7 +49,7 @@ def _ends(study: Study, stats: Statistics, size: str) -> list[Plot]:
     models = [Runs(label, values, colour[label]) for label, values in found if values]
     if len(models) < 2 or max(len(model.values) for model in models) < 2:
         return []
-    lost = sum(stats.collapsed(study.name, row.label, size) for row in study.rows)
+    lost = sum(sum(stats.collapses(study.name, row.label, size).values()) for row in study.rows)
     left_out = (
         f" {number_of(lost, 'run')} that collapsed {'is' if lost == 1 else 'are'} not drawn." if lost else ""
     )

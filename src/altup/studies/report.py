@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,10 +17,19 @@ from altup.studies.coefficients import coefficient_figures
 from altup.studies.drawings import Plot, save_plots, share_plots
 from altup.studies.pages import render, title_mark
 from altup.studies.plots import study_plots
-from altup.studies.results import Record, Result, read_record, read_results, read_scale, read_sweep, share_results
+from altup.studies.results import (
+    Record,
+    Result,
+    read_record,
+    read_results,
+    read_scale,
+    read_sweep,
+    read_sweeps,
+    share_results,
+)
 from altup.studies.statistics import NOT_RUN, ONE_SEED, Statistics, choose_results
 from altup.studies.study import Study, find_study, shipped
-from altup.studies.sweep_figures import sweep_plots, sweep_table, sweeps_of
+from altup.studies.sweep_figures import begun_plots, sweep_plots, sweep_table, sweeps_of
 from altup.studies.tables import results_table, speedup_table, study_table
 from altup.studies.verdicts import Card, verdict_cards
 
@@ -41,7 +51,9 @@ class StudyReport:
 
     @cached_property
     def as_run(self) -> Statistics:
-        """The results of the scale, each under the study that it was run for."""
+        """The results of the scale, each under the study that it was run for; none where there are only sweeps."""
+        if not self.results and (scales := Counter(sweep["scale"] for sweep in self._sweeps)):
+            return Statistics(scales.most_common(1)[0][0], "", [])
         return choose_results(self.results, self.scale)
 
     @cached_property
@@ -68,6 +80,24 @@ class StudyReport:
         return sweeps_of(study, self.stats, self.record, lambda key: read_sweep(self.folders, key))
 
     @cached_property
+    def begun(self) -> dict[tuple[str, str], Record]:
+        """(model, scale) → its sweep, of models that have no results yet. A sweep belongs to no study alone, so
+        there are none where studies are named that have results."""
+        if self.results and self.names:
+            return {}
+        known = {sweep["key"] for study in self.studies for sweep in self.sweeps(study).values()}
+        scale = self.as_run.scale
+        begun = [sweep for sweep in self._sweeps if sweep["scale"] == scale and sweep["key"] not in known]
+        return {(sweep["model"], scale): sweep for sweep in begun}
+
+    @cached_property
+    def _sweeps(self) -> list[Record]:
+        """Of the scale that was asked for, or of all."""
+        keys = dict.fromkeys(sweep["key"] for folder in self.folders for sweep in read_sweeps(folder))
+        found = [sweep for key in keys if (sweep := read_sweep(self.folders, key))]
+        return [sweep for sweep in found if self.scale in (None, sweep["scale"])]
+
+    @cached_property
     def _records(self) -> dict[str, Record | None]:
         return {}
 
@@ -89,7 +119,8 @@ class StudyReport:
             }
         )
         coefficient_plots, coefficients = coefficient_figures(self.studies, self.stats, self.record)
-        all_plots = [*(plot for found in drawn.values() for plot in found), *coefficient_plots]
+        tuning = begun_plots(self.begun)
+        all_plots = [*(plot for found in drawn.values() for plot in found), *tuning, *coefficient_plots]
         folder = path.with_name(f"{path.stem}-plots")
         if plots:
             _refuse_foreign_plots(all_plots, folder)
@@ -107,6 +138,8 @@ class StudyReport:
             most_cards=MOST_CARDS,
             studies=[study for study in told if study["name"] in run],
             studies_not_run=[study for study in told if study["name"] not in run],
+            begun=[sweep_table(self.begun)] if self.begun else [],
+            begun_plots=tuning,
             coefficient_plots=coefficient_plots,
             coefficients=coefficients,
             facts=self._facts(),
@@ -152,6 +185,8 @@ class StudyReport:
         }
 
     def _lead(self) -> str:
+        if not self.stats.results:
+            return f"Scale {self.stats.scale}: no results yet, only sweeps; the same `altup study run` goes on."
         runs = {r.run for r in self.stats.results if r.seed}
         machines = sorted({r.hardware for r in self.stats.results})
         words = ["with one seed and no verdict" if c.verdict == ONE_SEED else c.verdict for c in self.cards]
@@ -163,9 +198,15 @@ class StudyReport:
         run, scales = self.as_run, sorted({r.scale for r in self.results})
         return [
             ("scale", run.scale + (f" (also in the results: {', '.join(scales)})" if len(scales) > 1 else "")),
-            ("text", f"prepared data {run.data}"),
-            ("hardware", ", ".join(sorted({r.hardware for r in run.results}))),
-            ("versions", "; ".join(sorted({r.versions for r in run.results}))),
+            *(
+                [
+                    ("text", f"prepared data {run.data}"),
+                    ("hardware", ", ".join(sorted({r.hardware for r in run.results}))),
+                    ("versions", "; ".join(sorted({r.versions for r in run.results}))),
+                ]
+                if run.results
+                else []
+            ),
             ("report written", time.strftime("%Y-%m-%d %H:%M %Z")),
         ]
 

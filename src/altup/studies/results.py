@@ -256,11 +256,13 @@ def share_results(
         if result.run in collapsed and result.metric != COLLAPSE:
             continue  # it must not hide the run that repeats it
         place = result.study, result.label, result.size
-        by_place.setdefault(place, {})[result.seed, result.metric] = result
+        # Of a seed a run may have collapsed and the one that repeated it too: both are kept.
+        measure = f"{COLLAPSE} of {result.run}" if result.metric == COLLAPSE else result.metric
+        by_place.setdefault(place, {})[result.seed, measure] = result
     models: dict[str, Measured] = {}
     for found in by_place.values():
-        for (seed, metric), result in found.items():
-            kept = record(result.run) if metric in ("accuracy", COLLAPSE) else None
+        for (seed, _), result in found.items():
+            kept = record(result.run) if result.metric in ("accuracy", COLLAPSE) else None
             if kept and "continues" not in kept and {"config", "start"} <= kept.keys():
                 of_seed = {which: r for which, r in found.items() if which[0] in (seed, "")}
                 models.setdefault(_untuned_key(kept["config"], kept["start"], kept.get("tuned", ())), {}).update(

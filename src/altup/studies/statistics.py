@@ -132,9 +132,29 @@ class Statistics:
         by_seed = self._values.get((study, label, size, "accuracy"), {})
         return [by_seed[seed].run for seed in sorted(by_seed)]
 
+    def collapses(self, study: str, label: str, size: str) -> dict[str, int]:
+        """Of each seed of a model with a run that collapsed: how many did."""
+        place = study, label, size, COLLAPSE
+        lost = {(r.seed, r.run) for r in self.results if (r.study, r.label, r.size, r.metric) == place}
+        return Counter(seed for seed, _ in sorted(lost))
+
     def collapsed(self, study: str, label: str, size: str) -> int:
-        """How many of a model's runs collapsed."""
-        return len(self._values.get((study, label, size, COLLAPSE), {}))
+        """How many of a model's seeds have a run that collapsed."""
+        return len(self.collapses(study, label, size))
+
+    def describe_collapses(self, study: str, label: str, size: str) -> str:
+        """`2 collapsed, 1 of them repeated and counted, 1 of them again when repeated`: seeds, and what became of
+        their repetitions; "" where none collapsed."""
+        lost = self.collapses(study, label, size)
+        if not lost:
+            return ""
+        counted = self._values.get((study, label, size, "accuracy"), {})
+        rest = {
+            "repeated and counted": len(lost.keys() & counted.keys()),
+            "again when repeated": sum(runs > 1 for runs in lost.values()),
+        }
+        told = [f"{n} of them {what}" if len(lost) > 1 else what for what, n in rest.items() if n]
+        return ", ".join([f"{len(lost)} collapsed", *told])
 
     def mean(self, study: str, label: str, size: str, metric: str) -> Mean | None:
         values = self.values(study, label, size, metric)

@@ -8,7 +8,7 @@ from typing import Any
 from altup.studies.charts import Series
 from altup.studies.drawings import Lines
 from altup.studies.pages import Cell, Column, DataTable
-from altup.studies.plots import colours
+from altup.studies.plots import PALETTE, colours
 from altup.studies.results import Record, Records
 from altup.studies.statistics import Statistics
 from altup.studies.study import Study
@@ -112,10 +112,10 @@ def sweep_table(sweeps: Mapping[tuple[str, str], Record]) -> DataTable:
         best = _best(sweep)
         cells = [Cell(label, below=size)]
         for name in settings:
-            value = (sweep["chosen"] or {}).get(name)
+            value = (sweep["chosen"] or _best_run(sweep)[0]).get(name)
             number = float(value) if isinstance(value, int | float) else None
-            edge = name in edges_of(sweep)
-            cells.append(Cell("–" if value is None else _show(value), "edge of the grid" if edge else "", number))
+            below = "edge of the grid" if name in edges_of(sweep) else "" if sweep["chosen"] else "so far"
+            cells.append(Cell("–" if value is None else _show(value), below, number))
         cells.append(Cell("–" if best is None else f"{best:.3f}", value=best))
         rows.append([*cells, Cell(_runs(sweep), value=len(sweep["runs"]))])
     return DataTable(columns, rows, introduce_sweeps(sweeps))
@@ -128,8 +128,18 @@ def _is_near(loss: float | None, lowest: float) -> bool:
 
 def sweep_plots(study: Study, sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:
     """The loss against the values of each setting, a line a model, its choice marked."""
+    return _plots(study.name, colours(study), sweeps)
+
+
+def begun_plots(sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:
+    """The same of models that have no results yet, which belong to no study alone."""
+    labels = dict.fromkeys(label for label, _ in sweeps)
+    return _plots("sweeps", {label: i % PALETTE for i, label in enumerate(labels)}, sweeps)
+
+
+def _plots(prefix: str, colour: Mapping[str, int], sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:
     plots = []
-    sizes, colour = {size for _, size in sweeps}, colours(study)
+    sizes = {size for _, size in sweeps}
     for name, values in _settings(sweeps).items():
         ordered = values if any(isinstance(value, str) for value in values) else sorted(values)
         known = [
@@ -148,7 +158,7 @@ def sweep_plots(study: Study, sweeps: Mapping[tuple[str, str], Record]) -> list[
             title = NAMES.get(name, name)
             plots.append(
                 Lines(
-                    f"{study.name}-tuning-{name.replace('.', '-').replace('_', '-')}", f"Tuning: {title}",
+                    f"{prefix}-tuning-{name.replace('.', '-').replace('_', '-')}", f"Tuning: {title}",
                     "Loss of the sweep's runs at each value; the large point is what was chosen. Later settings "
                     "were swept at the best of those before. Runs that diverged, or ended more than a nat above "
                     "the best, are not drawn.",

@@ -94,7 +94,7 @@ def study_table(study: Study, stats: Statistics, record: Records) -> DataTable:
     for row in rows:
         beyond = study.table is not None and not row.in_paper
         below = [row.size, *([number_of(row.seeds, "seed")] if row.seeds else [])]
-        below += [f"{row.collapsed} collapsed"] if row.collapsed else []
+        below += [row.collapsed] if row.collapsed else []
         below += ["not in the paper's table"] if beyond else []
         cells = [Cell(row.label, below=", ".join(below))]
         for m in shown:
