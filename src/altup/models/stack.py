@@ -168,7 +168,7 @@ class LayerStack:
             given = state[rule.active[index]] if residual is None else residual
             x, computed = layer(given, *args, **kwargs, normed=normed)
             update = rule.updates[index]
-            norm = None if index == last else self.layers[index + 1].attention_norm
+            norm: Any = None if index == last else self.layers[index + 1].attention_norm
             if norm is None or not _is_plain_norm(norm) or not is_unhooked(update):
                 state, residual, normed = update(state, computed, x), None, None
                 continue

@@ -18,7 +18,7 @@ TILE = 4096  # numbers of a program's rows forward, and backward at a time, wher
 BACKWARD_TILE = 2048
 WARPS = 4
 PROGRAMS_PER_SM = 4  # as many as registers allow at once
-SUMMED = (64, 32)  # programs and columns that the second kernel reads at a time
+SUMMED = (1024, 8)  # at most so many programs, and so many columns, the second kernel reads at a time
 
 
 def forward(
@@ -43,8 +43,15 @@ def backward(
         dx, d_update, sums, d_total, d_normed, total, rms, weight, seed, rows, drop_below(p), keep_scale(p),
         D=d, BLOCK=block, ROWS=tile, DROPOUT=seed is not None, num_warps=WARPS,
     )  # fmt: skip
-    few, columns = SUMMED
-    sum_kernel[(triton.cdiv(d, columns),)](d_weight, sums, programs, d, ROWS=few, COLUMNS=columns, num_warps=4)
+    sum_columns(d_weight, sums)
+
+
+def sum_columns(total: Tensor, sums: Tensor) -> None:
+    """`total` [d] ← the columns' sums of [programs, d]: a few long programs would wait for memory again and again."""
+    programs, d = sums.shape
+    most, columns = SUMMED
+    rows = min(most, triton.next_power_of_2(programs))
+    sum_kernel[(triton.cdiv(d, columns),)](total, sums, programs, d, ROWS=rows, COLUMNS=columns, num_warps=8)
 
 
 def _sizes(x: Tensor, numbers: int) -> tuple[int, int, int, int]:

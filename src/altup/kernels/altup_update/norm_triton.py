@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.add_norm.triton import SUMMED, sum_kernel
+from altup.kernels.add_norm.triton import sum_columns
 from altup.kernels.altup_update.triton import coefficient_gradients
 from altup.kernels.launch import flat, multiprocessors
 
@@ -59,8 +59,7 @@ def backward(
         K=K, NEXT=following, D=d, BLOCK=block, ROWS=tile, V=VECTOR, num_warps=_warps(block * tile, 8),
     )  # fmt: skip
     coefficient_gradients(dP, dg, partials, P, g, active)
-    few, columns = SUMMED
-    sum_kernel[(triton.cdiv(d, columns),)](d_weight, sums, programs, d, ROWS=few, COLUMNS=columns, num_warps=4)
+    sum_columns(d_weight, sums)
 
 
 def _sizes(x: Tensor, numbers: int) -> tuple[int, int, int, int]:

@@ -167,7 +167,7 @@ class T5Encoder(T5Stack):
         refuse_attentions(output_attentions)
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("give either input_ids or inputs_embeds")
-        embeddings = embed(self.embed_tokens, input_ids) if inputs_embeds is None else inputs_embeds
+        embeddings: Any = inputs_embeds if input_ids is None else embed(self.embed_tokens, input_ids)
         mixes_neighbours = self.strided or self.pooling is not None
         if attention_mask is not None and mixes_neighbours:
             refuse_left_padding(attention_mask)
