@@ -47,7 +47,7 @@ def backward(
 
 
 def sum_columns(total: Tensor, sums: Tensor) -> None:
-    """`total` [d] ← the columns' sums of [programs, d]: a few long programs would wait for memory again and again."""
+    """`total` [d] ← the columns' sums of [programs, d]: few long programs would wait for memory each time."""
     programs, d = sums.shape
     most, columns = SUMMED
     rows = min(most, triton.next_power_of_2(programs))
