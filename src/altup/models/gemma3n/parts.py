@@ -29,7 +29,7 @@ from altup.nn.linear import is_bare, is_unhooked
 # What may run: norm and rotary positions as one kernel, additions with the norms around them as one, cheap
 # activations made again, the product of gate and up made again. On a GPU what was seen there to be right.
 FUSIONS = frozenset({"rotary", "residual", "remaking", "gated linear"})
-SEEN_ON_GPU: frozenset[str] = frozenset()
+SEEN_ON_GPU = frozenset({"rotary", "remaking", "gated linear"})
 
 
 def is_tried(what: str, x: Tensor) -> bool:
