@@ -20,6 +20,7 @@ from altup.kernels.gemma3n import (
     gated,
     gated_linear,
     match_magnitudes,
+    norm_beside,
     norm_rotary,
     op,
     predict,
@@ -296,6 +297,21 @@ def test_additions_with_the_norms_around_them(shape, dtype, weight_dtype, whole,
         assert distance(one, other) < 3 * max(TOLERANCE[dtype], SUM_TOLERANCE)
 
 
+@runs_kernel
+@pytest.mark.parametrize(("shape", "dtype"), [((2, 3, 17), torch.float32), ((5, 300), torch.bfloat16)])
+def test_a_norm_that_adds_up_the_gradients_of_its_input(shape, dtype, poisoned):
+    inputs = [random(*shape, dtype=dtype), random(shape[-1], dtype=dtype)]
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    exact, made = norm_beside(*wide, EPS, "plain"), norm_beside(*inputs, EPS, "triton")
+    upstream = [torch.randn_like(t).to(dtype) for t in exact]
+    want = torch.autograd.grad(exact, wide, [u.double() for u in upstream])
+    got = torch.autograd.grad(made, inputs, upstream)
+    assert torch.equal(made[0], inputs[0])
+    for one, other in zip([*made, *got], [*exact, *want], strict=True):
+        assert one.dtype == dtype
+        assert distance(one, other) < 3 * max(TOLERANCE[dtype], SUM_TOLERANCE)
+
+
 def by_hand(q, k, v, window, scale):
     """Attention within a window, token by token."""
     out = torch.empty_like(q)
@@ -435,6 +451,7 @@ def test_the_operators_are_what_pytorch_takes_them_for():
     norm, other, last = (random(5) for _ in range(3))
     library.opcheck(residual_op.residual, (y, branch, norm, blocks[0], blocks[1], other, last, EPS))
     library.opcheck(residual_op.residual, (y, branch, norm, None, None, None, None, EPS), test_utils=CHEAP_CHECKS)
+    library.opcheck(residual_op.norm_alone, (y.detach(), norm.detach(), EPS), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, False), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, True), test_utils=CHEAP_CHECKS)
 

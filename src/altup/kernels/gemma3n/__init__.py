@@ -39,6 +39,7 @@ from altup.kernels.gemma3n.reference import (
     norm_rotary_reference,
     predict_reference,
     residual_reference,
+    rms_norm,
 )
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
@@ -49,6 +50,7 @@ __all__ = [
     "gated",
     "gated_linear",
     "match_magnitudes",
+    "norm_beside",
     "norm_rotary",
     "predict",
     "residual",
@@ -189,6 +191,14 @@ def residual(
         return out, None if norm is None else normed
     with torch.autocast(x.device.type, enabled=False):
         return residual_reference(x, a, a_norm, n, r, r_norm, norm, eps)
+
+
+def norm_beside(x: Tensor, norm: Tensor, eps: float, implementation: str = "auto") -> tuple[Tensor, Tensor]:
+    """x: [..., d] and it normed with the weight `norm`. Read x from here: then one pass adds up its gradients."""
+    if uses_kernels(implementation, 2, x) and x.shape[-1] <= residual_op.WIDEST:
+        return residual_op.NormBeside.apply(x, norm, eps)
+    with torch.autocast(x.device.type, enabled=False):
+        return x, rms_norm(x, norm, eps).to(x.dtype)
 
 
 def norm_rotary(

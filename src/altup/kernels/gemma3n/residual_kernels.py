@@ -6,8 +6,9 @@ With rms(v) = √(mean(v²) + ε), N(v, w) = w ∘ v / rms(v) and the upstream g
     backward    s = (G + N'(H; out, w)) / √2 = dx = dn,    da = N'(s; a, wₐ),    dr = N'(s; r, wᵣ)
                 N'(H; v, w) = (w ∘ H − v ⟨w ∘ H, v⟩ / (rms² d)) / rms
 
-Without n and r out = x + N(a, wₐ). A program holds a token's columns in registers. Backward it walks on from token
-to token and adds up its share of the weights' gradients, Σ H ∘ v / rms.
+Without n and r out = x + N(a, wₐ), and without a it is x, which is only normed. A program holds a token's columns
+in registers. Backward it walks on from token to token and adds up its share of Σ H ∘ v / rms, the weights'
+gradients.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -47,18 +48,21 @@ def _forward_kernel(out, normed, inverses, x, a, a_norm, n, r, r_norm, norm, d, 
     mask = lanes < d
     start = token * d
     total = load(x, start, lanes, mask)
-    value = load(a, start, lanes, mask)
+    if a is not None:
+        value = load(a, start, lanes, mask)
     if r is not None:
         total += load(n, start, lanes, mask)
         right = load(r, start, lanes, mask)
-    inverse = _inverse(value, d, eps)
-    tl.store(inverses + token * 3, inverse)
-    total += value * inverse * load(a_norm, 0, lanes, mask)
+    if a is not None:
+        inverse = _inverse(value, d, eps)
+        tl.store(inverses + token * 3, inverse)
+        total += value * inverse * load(a_norm, 0, lanes, mask)
     if r is not None:
         inverse = _inverse(right, d, eps)
         tl.store(inverses + token * 3 + 1, inverse)
         total = (total + right * inverse * load(r_norm, 0, lanes, mask)) * HALVED
-    store(out, start, lanes, total, mask)
+    if a is not None:
+        store(out, start, lanes, total, mask)
     if norm is not None:
         inverse = _inverse(total, d, eps)
         tl.store(inverses + token * 3 + 2, inverse)
@@ -71,7 +75,8 @@ def _backward_kernel(
 ):
     lanes = tl.arange(0, BLOCK)
     mask = lanes < d
-    a_total = tl.zeros([BLOCK], tl.float32)
+    if a is not None:
+        a_total = tl.zeros([BLOCK], tl.float32)
     if r is not None:
         r_total = tl.zeros([BLOCK], tl.float32)
     if norm is not None:
@@ -79,7 +84,8 @@ def _backward_kernel(
     for token in range(tl.program_id(0).to(tl.int64), tokens, tl.num_programs(0)):
         start = token * d
         s = load(grad, start, lanes, mask)
-        left = load(a, start, lanes, mask)
+        if a is not None:
+            left = load(a, start, lanes, mask)
         if r is not None:
             right = load(r, start, lanes, mask)
         if norm is not None:
@@ -95,11 +101,13 @@ def _backward_kernel(
             store(dr, start, lanes, _norm_backward(s * load(r_norm, 0, lanes, mask), right, inverse, d), mask)
         if dx is not None:
             store(dx, start, lanes, s, mask)
-        inverse = tl.load(inverses + token * 3)
-        a_total += s * left * inverse
-        store(da, start, lanes, _norm_backward(s * load(a_norm, 0, lanes, mask), left, inverse, d), mask)
+        if a is not None:
+            inverse = tl.load(inverses + token * 3)
+            a_total += s * left * inverse
+            store(da, start, lanes, _norm_backward(s * load(a_norm, 0, lanes, mask), left, inverse, d), mask)
     place = tl.program_id(0) * 3 * d + lanes
-    tl.store(sums + place, a_total, mask=mask)
+    if a is not None:
+        tl.store(sums + place, a_total, mask=mask)
     if r is not None:
         tl.store(sums + place + d, r_total, mask=mask)
     if norm is not None:
@@ -113,19 +121,19 @@ def _tile(d: int) -> dict[str, int]:
 
 
 def forward(
-    out: Tensor,
+    out: Tensor | None,
     normed: Tensor | None,
     inverses: Tensor,
     x: Tensor,
-    a: Tensor,
-    a_norm: Tensor,
+    a: Tensor | None,
+    a_norm: Tensor | None,
     n: Tensor | None,
     r: Tensor | None,
     r_norm: Tensor | None,
     norm: Tensor | None,
     eps: float,
 ) -> None:
-    """Fill `out`, `normed` where there is a `norm`, and 1 / rms of a, r and out: [..., 3]."""
+    """Fill `out` (where there is an `a`), `normed` (a `norm`), and 1 / rms of a, r and out: [..., 3]."""
     given = flat((x, a, a_norm, n, r, r_norm, norm))
     d = x.shape[-1]
     if x.numel():
@@ -134,13 +142,13 @@ def forward(
 
 def backward(
     dx: Tensor | None,
-    da: Tensor,
+    da: Tensor | None,
     dr: Tensor | None,
     grad: Tensor,
     d_normed: Tensor | None,
     out: Tensor | None,
-    a: Tensor,
-    a_norm: Tensor,
+    a: Tensor | None,
+    a_norm: Tensor | None,
     r: Tensor | None,
     r_norm: Tensor | None,
     norm: Tensor | None,
@@ -149,10 +157,10 @@ def backward(
     """Fill the gradients of x, a and r; gives those of the three norms' weights: [3, d], float32. Those of what is
     not given are not to be read."""
     given = flat((grad, d_normed, out, a, a_norm, r, r_norm, norm))
-    d = a.shape[-1]
-    tokens = a.numel() // d
-    programs = max(1, min(tokens, multiprocessors(a.device) * PROGRAMS_PER_SM))
-    sums = a.new_empty(programs, NORMS, d, dtype=torch.float32)
+    d = grad.shape[-1]
+    tokens = grad.numel() // d
+    programs = max(1, min(tokens, multiprocessors(grad.device) * PROGRAMS_PER_SM))
+    sums = grad.new_empty(programs, NORMS, d, dtype=torch.float32)
     if not tokens:
         return sums.zero_()[0]
     _backward_kernel[(programs,)](dx, da, dr, sums, *given, inverses, tokens, d, **_tile(d))

@@ -33,9 +33,7 @@ def residual(
     from altup.kernels.gemma3n import residual_kernels as kernels
 
     out, normed, inverses = made = _made(x, norm)
-    kernels.forward(
-        out, None if norm is None else normed, inverses, x, a, a_norm, n, r, r_norm, norm, eps
-    )  # fmt: skip
+    kernels.forward(out, None if norm is None else normed, inverses, x, a, a_norm, n, r, r_norm, norm, eps)
     return made
 
 
@@ -121,3 +119,58 @@ def _differentiate(ctx: Any, grad: Tensor, d_normed: Tensor, *_: Any) -> tuple:
 
 
 residual.register_autograd(_differentiate, setup_context=_save)
+
+
+@library.custom_op(
+    "altup::gemma3n_norm", mutates_args=(), schema="(Tensor x, Tensor norm, float eps) -> (Tensor, Tensor)"
+)
+@on_its_device
+def norm_alone(x: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x normed, and `residual`'s last, of which only the third number is filled."""
+    from altup.kernels.gemma3n import residual_kernels as kernels
+
+    _, normed, inverses = _made(x, norm)
+    kernels.forward(None, normed, inverses, x, None, None, None, None, None, norm, eps)
+    return normed, inverses
+
+
+@norm_alone.register_fake
+def _(x: Tensor, norm: Tensor, eps: float) -> Any:
+    return _made(x, norm)[1:]
+
+
+@library.custom_op(
+    "altup::gemma3n_norm_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor d_normed, Tensor x, Tensor norm, Tensor inverses) -> (Tensor, Tensor)",
+)
+@on_its_device
+def norm_alone_backward(
+    grad: Tensor, d_normed: Tensor, x: Tensor, norm: Tensor, inverses: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`grad` and what comes through the norm, added; and the gradient of the norm's weight."""
+    from altup.kernels.gemma3n import residual_kernels as kernels
+
+    dx = x.new_empty(x.shape)
+    sums = kernels.backward(dx, None, None, grad, d_normed, x, None, None, None, None, norm, inverses)
+    return dx, sums[2].to(norm.dtype)
+
+
+@norm_alone_backward.register_fake
+def _(grad: Any, d_normed: Any, x: Tensor, norm: Tensor, inverses: Any) -> Any:
+    return x.new_empty(x.shape), norm.new_empty(norm.shape)
+
+
+class NormBeside(torch.autograd.Function):
+    """x and x normed. Whoever reads x reads this one: the backward pass then adds what comes back along with what
+    comes through the norm. An operator may not give back what it was given, so this is none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        normed, inverses = norm_alone(x, norm, eps)
+        ctx.save_for_backward(x, norm, inverses)
+        return x.view_as(x), normed
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, d_normed: Tensor) -> tuple:
+        return *norm_alone_backward(grad, d_normed, *ctx.saved_tensors), None

@@ -279,17 +279,27 @@ class FusedDecoderLayer(Fused):
             y = self._compute(blocks[active], given)
             g, corrected = altup.correction(y, blocks[active])
             remake(corrected, lambda y, x: altup.correction(y, x)[1], y, blocks[active])
-            gated = part.act_fn(part.per_layer_input_gate(corrected)) * per_layer_input
+            gated = self._gate(part.per_layer_input_gate(corrected), per_layer_input)
             branch = part.per_layer_projection(gated)
             if is_bare(part.per_layer_projection):
                 remake(branch, part.per_layer_projection, gated)
             return fused.correct(blocks, y, g, active, branch, norm.weight, norm.eps, self.implementation)
 
+    def _gate(self, gate: Tensor, per_layer_input: Tensor) -> Tensor:
+        part: Any = self
+        if self.config.hidden_activation == "gelu_pytorch_tanh" and gate.dtype == per_layer_input.dtype:
+            return fused.gated(gate, per_layer_input, implementation=self.implementation)
+        return part.act_fn(gate) * per_layer_input
+
     def _compute(self, x: Tensor, given: dict[str, Any]) -> Tensor:
         """The layer proper on the active block: attention beside Laurel, then the feed-forward network."""
         part: Any = self
-        normed = remade_norm(part.input_layernorm, x)
-        fuses = self._fuses_additions(x)
+        fuses, norm = self._fuses_additions(x), part.input_layernorm
+        if fuses and is_bare_norm(norm):
+            x, normed = fused.norm_beside(x, norm.weight, norm.eps, self.implementation)
+            remake(normed, norm, x)
+        else:
+            normed = remade_norm(norm, x)
         beside = self._laurel(normed, fuses)
         attended, _ = part.self_attn(hidden_states=normed, **given)
         x, normed = self._add_attention(x, normed, attended, beside, fuses)

@@ -83,11 +83,13 @@ class FusedTextModel(Fused):
         # Layers write keys and values here that later ones read. No plain dict, which FSDP2 would copy.
         shared: Any = UserDict()
         layers = model.layers[: self.config.num_hidden_layers]
-        for i, (layer, kind) in enumerate(zip(layers, self.config.layer_types, strict=True)):
+        # Apart, so that the gradient of a layer's input is not one of all layers' inputs.
+        inputs = per_layer_inputs.unbind(2)
+        for layer, kind, per_layer_input in zip(layers, self.config.layer_types, inputs, strict=True):
             state = layer(
                 state,
                 rotations[kind],
-                per_layer_inputs[:, :, i, :],
+                per_layer_input,
                 shared_kv_states=shared,
                 attention_mask=masks[kind],
                 position_ids=position_ids,
