@@ -10,6 +10,7 @@
 | `step-compiled` | the same, layers compiled |
 | `step-fp16` | float16, not compiled |
 | `step-fsdp2` | float32 weights sharded over one process, layer by layer, computing in bfloat16 |
+| `text-static` | `generate` with a static cache, which transformers compiles and records (minutes) |
 | `token` | one new token with a static cache, recorded as a CUDA graph: what the GPU itself needs (not on a CPU) |
 
 The models take turns, so that a clock that drifts drifts for all. `ratio` is widened over dense, `step_gib` the
@@ -55,7 +56,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
     },
 }
-CASES = ("text", "step", "step-compiled", "step-fp16", "step-fsdp2", "token")
+CASES = ("text", "step", "step-compiled", "step-fp16", "step-fsdp2", "token", "text-static")
 PROMPT, NEW_TOKENS = 128, 32
 
 
@@ -140,15 +141,21 @@ def steps(models: dict[str, Any], options: argparse.Namespace) -> list[dict[str,
     ]
 
 
-def texts(models: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
+def texts(models: dict[str, Any], options: argparse.Namespace, cache: str | None = None) -> list[dict[str, Any]]:
     prompt = tokens(options, 1, PROMPT)
 
     def write(model: Any) -> Tensor:
         return model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NEW_TOKENS, do_sample=False
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            cache_implementation=cache,
         )
 
     written = {name: write(model.eval()) for name, model in models.items()}
+    if cache:  # what is compiled is recorded in the second call
+        written = {name: write(model) for name, model in models.items()}
     print({name: bool(torch.equal(text, written["dense"])) for name, text in written.items()}, "same text")
     works = {name: lambda model=model: write(model) for name, model in models.items()}
     times = in_turns(works, options, max(3, options.rounds // 3))
@@ -217,6 +224,8 @@ def measure(case: str, models: dict[str, Any], options: argparse.Namespace) -> l
     compile_layers(models, case == "step-compiled")
     if case == "text":
         return texts(models, options)
+    if case == "text-static":
+        return texts(models, options, "static")
     if case == "token":
         return one_token(models, options)
     if case == "step-fsdp2":

@@ -296,6 +296,27 @@ def test_without_gradients_it_is_launched_at_once():
     assert "altup.update.default" in watching.operators
 
 
+@runs_kernel
+def test_arrays_of_every_kind_after_others_of_the_same_size():
+    """What was compiled for one kind (dtypes, contiguous, aligned) is launched again for that kind alone."""
+    shape = (1, 2, 32)
+    for dtype, y_dtype in [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.float32)]:
+        for residual in (False, True):
+            for place in (lambda t: t, lambda t: t, shifted, lambda t: t.mT.contiguous().mT, lambda t: t):
+                blocks, y, other, P, g = problem(2, shape, dtype, residual, y_dtype)
+                given = [*map(place, blocks)], place(y), other if other is None else place(other), place(P), g
+                with torch.no_grad():
+                    new = fused(*given, 1)
+                    exact = exact_update([b.double() for b in blocks], y, other, P.double(), g.double(), 1)
+                assert max(distance(a, b) for a, b in zip(new, exact, strict=True)) < TOLERANCE[dtype]
+
+
+def shifted(tensor):
+    """The same numbers, from an address on that is no multiple of 16 bytes."""
+    room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+    return room[1:].view(tensor.shape).copy_(tensor.detach())
+
+
 class Watching(TorchDispatchMode):
     def __init__(self):
         super().__init__()
@@ -433,6 +454,23 @@ def test_blocks_beyond_32_bit_offsets():
 def test_auto_takes_the_kernels_on_a_gpu():
     blocks, y, residual, P, g = problem(2)
     assert "update" in type(altup_update(blocks, y, P, g, 0, residual)[0].grad_fn).__name__.lower()
+
+
+@needs_gpu
+def test_without_gradients_the_compiler_fuses_it():
+    """It meets sums, not an operator that it cannot look into, and they are right."""
+    graphs = []
+
+    def backend(graph, example):
+        graphs.append(graph.print_readable(print_output=False))
+        return torch._inductor.compile(graph, example)
+
+    blocks, y, residual, P, g = problem(2, (2, 3, 64), torch.bfloat16)
+    with torch.no_grad():
+        new = torch.compile(altup_update, backend=backend, fullgraph=True)(blocks, y, P, g, 1, residual)
+    exact = exact_update([b.double() for b in blocks], y.double(), residual, P.double(), g.double(), 1)
+    assert "altup" not in graphs[0]
+    assert max(distance(a, b) for a, b in zip(new, exact, strict=True)) < TOLERANCE[torch.bfloat16]
 
 
 def state(K, dtype):

@@ -72,7 +72,7 @@ def multiprocessors(device: torch.device) -> int:
 
 def flat(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
     """Contiguous tensors, as the kernels need them; None stays None."""
-    return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
+    return tuple([None if tensor is None else tensor.contiguous() for tensor in tensors])
 
 
 def vector_width(*tensors: Tensor | None) -> int:

@@ -40,19 +40,28 @@ def altup_update(
     P: [K, K], g: [K]. "auto" takes the Triton kernels on CUDA GPUs where they can run, "triton" requires them,
     and "plain" does not use them.
     """
-    check_choice("implementation", implementation, IMPLEMENTATIONS)
-    _check_shapes(x, y, P, g, active, residual)
+    if implementation != "auto":
+        check_choice("implementation", implementation, IMPLEMENTATIONS)
+    parts = [x] if isinstance(x, Tensor) else x
+    _check_shapes(x, parts, y, P, g, active, residual)
     if residual is not None and residual.dtype != y.dtype:
         y, residual = residual + y, None
-    parts = [x] if isinstance(x, Tensor) else list(x)
-    fits = g.shape[0] <= FUSED_BLOCKS and {parts[0].dtype, y.dtype} <= set(FUSED_DTYPES)
+    fits = len(x) <= FUSED_BLOCKS and parts[0].dtype in FUSED_DTYPES and y.dtype in FUSED_DTYPES
     if implementation == "triton":
         check_triton(fits, parts[0], y)
-    if implementation == "triton" or (implementation == "auto" and fits and runs_triton(y.device)):
-        fused = update if needs_operator(y) else launch
-        new = fused(parts, y, residual, P.float(), g.float(), active)
+    fuses = implementation == "auto" and fits and runs_triton(y.device) and not _is_fused_by_the_compiler()
+    if fuses or implementation == "triton":
+        if P.dtype != torch.float32 or g.dtype != torch.float32:
+            P, g = P.float(), g.float()
+        new = (update if needs_operator(y) else launch)(list(parts), y, residual, P, g, active)
         return new[0] if isinstance(x, Tensor) else tuple(new)
     return _plain(x, y, P, g, active, residual)
+
+
+def _is_fused_by_the_compiler() -> bool:
+    """Without gradients the update is a sum like any other, which `torch.compile` does together with the norm
+    behind it. What it makes of the gradients is slower than the kernels."""
+    return torch.compiler.is_compiling() and not torch.is_grad_enabled()
 
 
 def _plain(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None) -> State:
@@ -77,15 +86,19 @@ def _plain(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Ten
     return torch.stack(rows) if isinstance(x, Tensor) else tuple(rows)
 
 
-def _check_shapes(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None) -> None:
-    """The kernels see flat arrays and cannot check shapes, so it is done here."""
+def _check_shapes(
+    x: State, parts: Sequence[Tensor], y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None
+) -> None:
+    """The kernels see flat arrays and cannot check shapes, so it is done here, in few words: text that is
+    generated waits for it in every layer."""
     K = len(x)
-    parts, shape = ([x], (K, *y.shape)) if isinstance(x, Tensor) else (x, y.shape)
-    if any(part.shape != shape or part.dtype != parts[0].dtype or part.device != y.device for part in parts):
-        found = ", ".join(f"{list(part.shape)} {part.dtype} on {part.device}" for part in parts)
-        raise UserError(f"a state of {found} does not fit the layer's output {list(y.shape)} on {y.device}")
     if P.shape != (K, K) or g.shape != (K,) or not 0 <= active < K:
         raise UserError(f"P {list(P.shape)}, g {list(g.shape)}, active={active} do not fit a state of {K} blocks")
+    shape, dtype, device = y.shape if parts is x else (K, *y.shape), parts[0].dtype, y.device
+    for part in parts:
+        if part.shape != shape or part.dtype != dtype or part.device != device:
+            found = ", ".join(f"{list(part.shape)} {part.dtype} on {part.device}" for part in parts)
+            raise UserError(f"a state of {found} does not fit the layer's output {list(y.shape)} on {y.device}")
     if residual is not None and residual.shape != y.shape:
         raise UserError(f"residual {list(residual.shape)} does not fit the layer's output {list(y.shape)}")
 

@@ -6,6 +6,8 @@ the same kind: the kernels write where the result is wanted, and nothing is stac
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,11 +24,15 @@ def launch(
     state: Sequence[Tensor], y: Tensor, residual: Tensor | None, P: Tensor, g: Tensor, active: int
 ) -> list[Tensor]:
     """state: K tensors [..., d] or one [K, ..., d]; y, residual: [..., d]; P: [K, K], g: [K], float32."""
-    from altup.kernels.altup_update import triton as kernels
-
     new = like(state)
-    kernels.forward(blocks(new, y.dim()), blocks(state, y.dim()), y, residual, P, g, active)
+    _kernels().forward(blocks(new, y.dim()), blocks(state, y.dim()), y, residual, P, g, active)
     return new
+
+
+@functools.cache
+def _kernels() -> Any:
+    """Triton is imported when it is used."""
+    return importlib.import_module("altup.kernels.altup_update.triton")
 
 
 @library.custom_op("altup::update", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
@@ -62,12 +68,10 @@ def update_backward(
     active: int,
 ) -> list[Tensor]:
     """The gradients of the state (a list like it), of y, P and g."""
-    from altup.kernels.altup_update import triton as kernels
-
     gradients = _gradients(state, y, P, g)
     *d_state, dy, dP, dg = gradients
     d_blocks, new_grads, old = (blocks(tensors, y.dim()) for tensors in (d_state, grads, state))
-    kernels.backward(d_blocks, dy, dP, dg, new_grads, old, y, residual, P, g, active)
+    _kernels().backward(d_blocks, dy, dP, dg, new_grads, old, y, residual, P, g, active)
     return gradients
 
 

@@ -18,6 +18,7 @@ each, and added up in a fixed order: results are the same bit for bit from run t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -179,16 +180,43 @@ def forward(
     active: int,
 ) -> None:
     """Fill `outs`, which are contiguous, with the new blocks. P and g are float32."""
-    xs, (y, P, g) = flat(xs), flat((y, P, g))
-    residual = None if residual is None else residual.contiguous()
     K, n = len(xs), y.numel()
     config = FORWARD[K]
-    block = vector_width(xs[0], y) * 32 * config.warps * config.vectors
-    if n:
+    kind = (n, K, config, xs[0].dtype, y.dtype, residual is None, y.get_device())
+    if kind in _COMPILED and _are_plain((*outs, *xs, y, P, g), residual):
+        run, block = _COMPILED[kind]
+        run(tuple(outs), tuple(xs), y, residual, P, g, active, n, K, block)
+    elif n:
+        xs, (y, P, g) = flat(xs), flat((y, P, g))
+        residual = None if residual is None else residual.contiguous()
+        block = vector_width(xs[0], y) * 32 * config.warps * config.vectors
+        grid = (triton.cdiv(n, block), 1, 1)
         with torch.cuda.device_of(y):
-            _forward_kernel[(triton.cdiv(n, block),)](
+            compiled = _forward_kernel[grid](
                 tuple(outs), xs, y, residual, P, g, active, n, K=K, BLOCK=block, num_warps=config.warps
             )
+        interpreted = compiled is None
+        if not interpreted and n % 16 == 0 and _are_plain((*outs, *xs, y, P, g), residual):
+            if len(_COMPILED) == MOST_KINDS:
+                _COMPILED.clear()
+            _COMPILED[kind] = compiled[grid], block
+
+
+# How `forward` launches the kernel that Triton has compiled for a kind of arrays. Triton looks at every argument
+# to find it, which takes the host longer than all else here; text that is generated waits for it in every layer.
+_COMPILED: dict[tuple[Any, ...], tuple[Any, int]] = {}
+MOST_KINDS = 1024
+
+
+def _are_plain(arrays: Sequence[Tensor], residual: Tensor | None) -> bool:
+    """Whether Triton would tell these arrays from no others of their kind: contiguous, from multiples of 16 bytes
+    on, and on the current device."""
+    addresses = 0
+    for array in arrays if residual is None else (*arrays, residual):
+        if not array.is_contiguous():
+            return False
+        addresses |= array.data_ptr()
+    return addresses % 16 == 0 and torch.cuda.current_device() == arrays[0].get_device()
 
 
 def backward(

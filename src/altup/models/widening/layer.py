@@ -64,10 +64,12 @@ class WidenedLayer(nn.Module):
         place = self.place
         if not args:  # by its name, or by an older one, which its class still takes
             args = (kwargs.pop(place.argument if place.argument in kwargs else next(iter(kwargs))),)
-        hidden, *rest = args
+        hidden, *others = args
         # What a model has computed from the state, a layer is given of its own block.
-        others = [block_of(value, place.active) for value in rest]
-        kwargs = {name: block_of(value, place.active) for name, value in kwargs.items()}
+        others = [block_of(value, place.active) for value in others]
+        for name, value in kwargs.items():
+            if isinstance(value, Blocks):
+                kwargs[name] = value.blocks[place.active]
         outputs = super().__call__(*place.lift(hidden), *others, **kwargs)
         new = place.lower(outputs[: place.num_blocks])
         return (new, *outputs[place.num_blocks :]) if place.returns_tuple else new
@@ -76,7 +78,9 @@ class WidenedLayer(nn.Module):
         K = self.place.num_blocks
         blocks, args = args[:K], args[K:]
         outputs = super().forward(blocks[self.place.active], *args, **kwargs)
-        computed, *others = outputs if isinstance(outputs, tuple) else (outputs,)
+        if not isinstance(outputs, tuple):
+            return self.altup(blocks, outputs)
+        computed, *others = outputs
         return (*self.altup(blocks, computed), *others)
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
