@@ -25,7 +25,7 @@ from altup.nn import (
 )
 from altup.nn.dynamic import DynamicUpdate
 from altup.nn.layers import bound_of
-from altup.nn.linear import is_unhooked, join_maps
+from altup.nn.linear import is_unhooked, join_maps, joins_in
 from altup.nn.sequence import SequenceUpdate
 
 Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, tokens, d]
@@ -34,9 +34,10 @@ Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, to
 BETWEEN = (RMSNorm, SequenceUpdate, AveragePooling, DynamicUpdate)
 # Kinds of layers × of inputs (training, evaluation, padded, packed) that one process may meet.
 RECOMPILE_LIMIT = 64
-# Dtypes of weights with which compiled layers on a GPU join products, additions and norms in training. What was
-# seen there; float32 weights under autocast, as in `altup pretrain`, were not yet.
-JOINS = (torch.bfloat16,)
+# Dtypes of weights with which compiled layers on a GPU join products, additions and norms in training; float32 under
+# autocast, as in `altup pretrain` (`joins_in`).
+JOINS = (torch.bfloat16, torch.float32)
+FUSES_DROPOUT = False  # whether also an addition with dropout and the norm behind it; not timed on a GPU yet
 COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
 
 
@@ -200,10 +201,9 @@ class PreNormLayer(GradientCheckpointingLayer):
 
     def _add(self, x: Tensor, update: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
         """x + dropout(update), and its norm."""
-        # With dropout the kernel has not been seen on a GPU yet.
-        wanted = self.fuses_norms and self.training and torch.is_grad_enabled() and not self.dropout
-        if wanted and _is_plain_norm(norm):
-            return add_norm(x, update, norm.weight, norm.eps)
+        wanted = self.fuses_norms and self.training and torch.is_grad_enabled() and joins_in(x)
+        if wanted and _is_plain_norm(norm) and (FUSES_DROPOUT or not self.dropout):
+            return add_norm(x, update, norm.weight, norm.eps, self.dropout)
         x = x + self._drop(update)
         return x, norm(x)
 

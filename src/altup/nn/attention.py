@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # Whether attention's kernels find the largest numbers of the gradients that fp8 rounds. They are right on a GPU;
 # off until a whole step was timed (benchmarks/fp8.py --peaks).
 NOTES_PEAKS = False
+# Whether gradients are written side by side also with dropout, padding and packing. The kernels are right on a
+# GPU; off until a step was timed.
+JOINS_MORE = False
 
 
 class Seen(NamedTuple):
@@ -75,7 +78,7 @@ def project_memory(memory: Tensor, layers: Sequence[Attention]) -> Sequence[Proj
     projected: Sequence[Tensor]
     if layers[0].in_fp8("memory"):
         projected = apply_linears(memory, linears, fp8=True)
-    elif all(layer.joins("memory") for layer in layers):
+    elif all(layer.joins("memory", memory) for layer in layers):
         together = joined_linear(memory, linears).unflatten(-1, (len(layers), 2, -1, layers[0].d_kv))
         return [Joined(both) for both in _OfEachLayer.apply(together)]
     else:
@@ -143,7 +146,7 @@ class Attention(Fp8Maps):
         New keys and values are appended to `cache`; with `cached=True` they are only read from it.
         """
         own = (self.k, self.v) if memory is None and not cached else ()
-        if isinstance(memory, Joined) or (own and cache is None and self.joins("projections")):
+        if isinstance(memory, Joined) or (own and cache is None and self.joins("projections", x)):
             return self._attend_joined(x, bias, seen, memory, constant_beyond)
         slots = PEAKS if NOTES_PEAKS and own and cache is None and self._takes_kernels(x, bias, seen) else 0
         mapped = apply_linears(x, (*own, self.q), self.in_fp8("projections"), bound, slots)
@@ -194,8 +197,8 @@ class Attention(Fp8Maps):
             "constant_beyond": constant_beyond,
             "dropout": self.dropout if self.training else 0.0,
         }
-        # Gradients written side by side were seen on a GPU without dropout, padding and packing only.
-        if seen.additive is None and seen.query_segments is None and not options["dropout"]:
+        plain = seen.query_segments is None and not options["dropout"]
+        if seen.additive is None and (plain or JOINS_MORE):
             mixed = joined_attention(*parts, **options)
         else:
             mixed = attention(*apart(parts), seen.additive, **options)

@@ -75,7 +75,7 @@ class GatedFeedForward(Fp8Maps):
             weights = self.wi_0.weight, self.wi_1.weight, self.wo.weight
             if fits_fp8(x, *weights):
                 return fp8_feed_forward(x, *weights, bound=None if bound is None else bound())
-        if self.joins("feed_forward"):
+        if self.joins("feed_forward", x):
             hidden = geglu(joined_linear(x, (self.wi_0, self.wi_1)), self.dropout, self.training)
             return self.wo(hidden)
         gate, linear = apply_linears(x, (self.wi_0, self.wi_1), low, bound)

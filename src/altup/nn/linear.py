@@ -32,11 +32,11 @@ class Fp8Maps(nn.Module):
     fused_fp8: bool = True  # whether the kernels of the feed-forward are right on this device
     joins_maps: bool = False  # whether maps of one input may be computed as one product (`join_maps`)
 
-    def joins(self, kind: str) -> bool:
-        """Whether maps of one input are computed as one product: in training, where the joined weights are little
-        beside the tokens. An adapter may have taken a map's place since `join_maps`."""
+    def joins(self, kind: str, x: Tensor) -> bool:
+        """Whether maps of one input x are computed as one product: in training, where the joined weights are
+        little beside the tokens. An adapter may have taken a map's place since `join_maps`."""
         wanted = self.joins_maps and self.training and torch.is_grad_enabled() and not self.in_fp8(kind)
-        return wanted and all(is_bare(part) for part in self.children())
+        return wanted and joins_in(x) and all(is_bare(part) for part in self.children())
 
     def in_fp8(self, kind: str) -> bool:
         return self.training and kind in self.fp8
@@ -104,6 +104,11 @@ def join_maps(model: nn.Module, joined: bool = True) -> None:
     for module in model.modules():
         if isinstance(module, Fp8Maps):
             module.joins_maps = joined and all(is_bare(part) for part in module.children())
+
+
+def joins_in(x: Tensor) -> bool:
+    """Whether products and passes over x are joined where a model asks for it: on a GPU float32 was not seen."""
+    return not (x.is_cuda and x.dtype == torch.float32)
 
 
 def joined_linear(x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
