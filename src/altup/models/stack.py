@@ -34,8 +34,8 @@ Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, to
 BETWEEN = (RMSNorm, SequenceUpdate, AveragePooling, DynamicUpdate)
 # Kinds of layers × of inputs (training, evaluation, padded, packed) that one process may meet.
 RECOMPILE_LIMIT = 64
-# Dtypes of weights with which compiled layers on a GPU join products, additions and norms in training; float32 under
-# autocast, as in `altup pretrain` (`joins_in`).
+# Dtypes of weights with which compiled layers on a GPU join products, additions and norms in training; float32
+# under autocast, as in `altup pretrain` (`joins_in`).
 JOINS = (torch.bfloat16, torch.float32)
 FUSES_DROPOUT = False  # whether also an addition with dropout and the norm behind it; not timed on a GPU yet
 COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
