@@ -78,6 +78,19 @@ def test_left_padding_and_packed_rows():
     assert distance(ours(**packed).logits[:, 4:], alone) < 1e-5
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_with_padding_and_packed_rows(packed):
+    model = tiny_gemma(4, layers=2)
+    data = batch(2, 9)
+    if packed:
+        data["position_ids"] = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6, 0, 1]])
+        data |= {"attention_mask": None, "use_cache": False}
+    else:
+        data["attention_mask"][0, :4] = 0
+        data["labels"][0, :4] = -100
+    assert_same(model, accelerated(model), data)
+
+
 @torch.no_grad()
 def test_token_by_token_with_a_cache_and_generate():
     model = tiny_gemma().eval()
@@ -256,7 +269,19 @@ def test_on_a_cpu_it_is_the_original_bit_for_bit_and_says_so_once():
 
 
 @pytest.mark.parametrize(
-    "target", ["altup.modality_router", "altup.prediction_coefs", "altup.router_norm", "post_per_layer_input_norm"]
+    "target",
+    [
+        "altup.modality_router",
+        "altup.prediction_coefs",
+        "altup.router_norm",
+        "post_per_layer_input_norm",
+        "input_layernorm",
+        "laurel.post_laurel_norm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+        "self_attn.q_norm",
+        "mlp.down_proj",
+    ],
 )
 def test_what_is_hooked_to_a_fused_part_still_works(target):
     model = tiny_gemma(layers=2)
