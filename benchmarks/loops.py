@@ -5,8 +5,9 @@
 
 Each way trains the same fresh weights on random tokens (512 in, 114 out) with AdamW in bf16 over float32 weights,
 and prints one line: sequences a second after the first steps, the share of the first way's, and the last loss (of
-Trainer the mean of all). All ways stack a batch from a list of tensors. Trainer is told not to wait for the GPU
-where it need not: no look at each loss (`logging_nan_inf_filter`), copies that do not block.
+Trainer the mean of all). All ways stack a batch from a list of tensors. `trainer` is told not to wait for the GPU
+where it need not: no look at each loss (`logging_nan_inf_filter`), copies that do not block. `trainer defaults` is
+told nothing of that, and clips gradients.
 """
 
 from __future__ import annotations
@@ -114,20 +115,25 @@ class Bench:
         torch.set_float32_matmul_precision("high")
         return self.time(step), float(losses[-1])
 
-    def trainer(self, accelerated: bool = True) -> tuple[float, float]:
+    def trainer(self, accelerated: bool = True, careful: bool = True) -> tuple[float, float]:
         """Under `transformers.Trainer`, in the order of the data."""
         model = self.model()
         if accelerated:
             altup.accelerate(model, record=True)
         clock = Clock(WARM)
+        care = {
+            "logging_nan_inf_filter": False,
+            "accelerator_config": {"non_blocking": True},
+            "max_grad_norm": 0.0,
+        }
         with tempfile.TemporaryDirectory() as folder:
             arguments = TrainingArguments(
                 output_dir=folder, max_steps=WARM + self.steps, per_device_train_batch_size=self.rows,
-                learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=0.0,
+                learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.0,
                 optim="adamw_torch_fused" if DEVICE.type == "cuda" else "adamw_torch",
                 bf16=self.precision == "bf16", use_cpu=DEVICE.type == "cpu", tf32=DEVICE.type == "cuda" or None,
-                logging_steps=WARM + self.steps, logging_nan_inf_filter=False, save_strategy="no", report_to=[],
-                disable_tqdm=True, train_sampling_strategy="sequential", accelerator_config={"non_blocking": True},
+                logging_steps=WARM + self.steps, save_strategy="no", report_to=[], disable_tqdm=True,
+                train_sampling_strategy="sequential", **(care if careful else {}),
             )  # fmt: skip
             trainer = Trainer(model, arguments, train_dataset=self.data, callbacks=[clock])
             trainer.train()
@@ -187,6 +193,7 @@ def main() -> None:
         "exchange": lambda: bench.engine(exchanges=True),
         "hand-written": bench.hand_written,
         "trainer": bench.trainer,
+        "trainer defaults": lambda: bench.trainer(careful=False),
         "hand-written plain": lambda: bench.hand_written(accelerated=False),
         "trainer plain": lambda: bench.trainer(accelerated=False),
     }
