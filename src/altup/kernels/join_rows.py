@@ -18,8 +18,7 @@ def join_rows(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     if all(part.dtype == dtype for part in parts):
         return torch.cat(list(parts))
     out = _empty(parts, dtype)
-    for place, part in zip(out.split([len(part) for part in parts]), parts, strict=True):
-        place.copy_(part)
+    torch._foreach_copy_(list(out.split([len(part) for part in parts])), list(parts))
     return out
 
 

@@ -222,10 +222,13 @@ class PreNormLayer(GradientCheckpointingLayer):
         return dropout(x, self.dropout, self.training)
 
 
-def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn.Module:
+def compile_layers(
+    model: nn.Module, ends: bool = True, device: torch.device | None = None, **options: object
+) -> nn.Module:
     """Compile the layers of `model` in place, and what few operations stand between them.
 
     With `ends` also what stands before the first layer and behind the last, after which a model cannot be copied.
+    `device` is where the model will run, by default where its weights are.
 
     In training on a GPU, with weights of `JOINS`, maps of one input become one product (`join_maps`), an addition
     and the norm behind it one kernel, and a layer of a dense T5 leaves its last addition to the next one.
@@ -239,7 +242,9 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
     inside: set[nn.Module] = set()
     options = {"dynamic": False, **options}
     maps = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    joins = bool(maps) and all(weight.is_cuda and weight.dtype in JOINS for weight in maps)
+    joins = bool(maps) and all(
+        (device or weight.device).type == "cuda" and weight.dtype in JOINS for weight in maps
+    )
     join_maps(model, joins)
     for module in model.modules():
         if isinstance(module, LayerStack):

@@ -59,14 +59,16 @@ class Engine:
         model.train()
         if config.precision == "fp8":
             enable_fp8(model, process_group.device)
+        sharded = shards_weights(config.parallel, process_group)
         self.compiles = config.compile and process_group.device.type == "cuda"
         if self.compiles:
             # Code for any size is made once two have been seen, so what a step runs depends on the steps before.
-            compile_layers(model, dynamic=None if config.SHAPES_VARY and not config.deterministic else False)
+            dynamic = None if config.SHAPES_VARY and not config.deterministic else False
+            # Maps whose weights are sharded have not been joined on a GPU yet.
+            compile_layers(model, device=None if sharded else process_group.device, dynamic=dynamic)
         self.plain = distribute(model, config.parallel, config.low_precision, process_group)
         if fill:
             fill(self.plain)
-        sharded = shards_weights(config.parallel, process_group)
         if exchanges is None:
             exchanges = process_group.world_size > 1 and not sharded
         self._flat = FlatGradients(self.plain) if exchanges else None
