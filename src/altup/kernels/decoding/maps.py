@@ -32,6 +32,7 @@ MANY = 8192  # outputs: a head's, whose tiles are larger
 # Of the rows kernel: rows, outputs and inputs of a tile. A small map has few tiles: with 32 rows each, 64 make
 # twice as many.
 ROWS, COLUMNS, DEPTH = 32, 16, 256
+STAGES = 3  # tiles that are on their way at once
 FETCHES = True  # whether its weights are fetched before it waits
 
 
@@ -285,6 +286,6 @@ def launch(
             lines = triton.next_power_of_2(triton.cdiv(k * weight.element_size(), LINE.value)) if FETCHES else 0
             rows_kernel[grid](
                 *written, vector, weight, norm, residual, batch, n, k, eps,
-                BLOCK_B=block_b, BLOCK_K=block_k, LINES=lines, num_warps=4, num_stages=3, **shared,
+                BLOCK_B=block_b, BLOCK_K=block_k, LINES=lines, num_warps=4, num_stages=STAGES, **shared,
             )  # fmt: skip
     return (out if update is None else outs), found
