@@ -472,6 +472,23 @@ def test_compiled_it_is_the_same():
 
 
 @runs_kernel
+def test_compiled_additions_are_the_same():
+    x, a, r = (random(2, 5) for _ in range(3))
+    norms = [random(5) for _ in range(3)]
+    inputs = [x, a, r, *norms]
+
+    def run(x, a, r, of_a, of_r, of_sum):
+        x, n = norm_beside(x, of_sum, EPS, "triton")
+        out, normed = residual(x, a, of_a, EPS, n, r, of_r, of_sum, "triton")
+        return (out * normed).square().sum() + n.square().sum()
+
+    compiled = torch.compile(run, backend=BACKEND, fullgraph=True)
+    want, got = (torch.autograd.grad(one(*inputs), inputs) for one in (run, compiled))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@runs_kernel
 def test_a_whole_model():
     """Loss and all gradients of a tiny Gemma 3n on the kernels."""
     model = tiny_gemma(2, 1, layers=2, altup_coef_clip=0.3).to(DEVICE)
@@ -511,7 +528,7 @@ def types(K, pointer="*bf16"):
         ("correct", "_forward_kernel", 8, 4),
         ("correct", "_backward_kernel", 13, 3),
         ("gate", "_forward_kernel", 4, 1),
-        ("gate", "_backward_kernel", 6, 2),
+        ("gate", "_backward_kernel", 6, 3),
         ("ends", "_forward_kernel", 8, 4),
         ("ends", "_backward_kernel", 14, 4),
     ],

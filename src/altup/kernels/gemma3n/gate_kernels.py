@@ -65,6 +65,7 @@ def _forward_kernel(
 def _backward_kernel(
     d_gate,
     d_up,
+    out,
     grad,
     stats,
     gate,
@@ -99,7 +100,10 @@ def _backward_kernel(
         s = tl.maximum(value - cut, 0.0) if SPARSE else value
         activated, slope = _gelu(s)
         store(d_up, start, lanes, upstream * activated, mask)
-        h = upstream * load(up, start, lanes, mask) * slope
+        other = load(up, start, lanes, mask)
+        if out is not None:
+            store(out, start, lanes, activated * other, mask)
+        h = upstream * other * slope
         if SPARSE:
             h = tl.where(s > 0, h, 0.0) - whole - along * (value - mean)
         store(d_gate, start, lanes, h, mask)
@@ -116,12 +120,20 @@ def forward(out: Tensor, stats: Tensor, gate: Tensor, up: Tensor, z: float | Non
 
 
 def backward(
-    d_gate: Tensor, d_up: Tensor, grad: Tensor, stats: Tensor, gate: Tensor, up: Tensor, z: float | None
+    d_gate: Tensor,
+    d_up: Tensor,
+    out: Tensor | None,
+    grad: Tensor,
+    stats: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    z: float | None,
 ) -> None:
-    """Fill the gradients of gate and up."""
+    """Fill the gradients of gate and up, and `out` once more where it is given."""
     grad, gate, up = flat((grad, gate, up))
     tokens, d = gate.numel() // gate.shape[-1], gate.shape[-1]
     if tokens:
         _backward_kernel[(tokens,)](
-            d_gate, d_up, grad, stats, gate, up, d, z or 0.0, SPARSE=z is not None, **tiles(BACKWARD, gate, up)
-        )
+            d_gate, d_up, out, grad, stats, gate, up, d, z or 0.0,
+            SPARSE=z is not None, **tiles(BACKWARD, gate, up),
+        )  # fmt: skip

@@ -49,7 +49,7 @@ def gate_backward(grad: Tensor, stats: Tensor, gate: Tensor, up: Tensor, z: floa
     from altup.kernels.gemma3n import gate_kernels as kernels
 
     d_gate, d_up = gradients = gate.new_empty(gate.shape), up.new_empty(up.shape)
-    kernels.backward(d_gate, d_up, grad, stats, gate, up, z)
+    kernels.backward(d_gate, d_up, None, grad, stats, gate, up, z)
     return gradients
 
 
@@ -107,15 +107,10 @@ def gated_linear_backward(
     from altup.kernels.gemma3n import gate_kernels as kernels
 
     rows = grad.reshape(-1, grad.shape[-1])
+    d_gate, d_up, hidden = gate.new_empty(gate.shape), up.new_empty(up.shape), gate.new_empty(gate.shape)
     with torch.autocast(gate.device.type, enabled=False):
-        hidden, again = _gated(gate, z)
-        kernels.forward(hidden, again, gate, up, z)
-        d_weight = rows.t() @ hidden.reshape(-1, hidden.shape[-1])
-        del hidden
-        d_hidden = (rows @ weight).view(gate.shape)
-    d_gate, d_up = gate.new_empty(gate.shape), up.new_empty(up.shape)
-    kernels.backward(d_gate, d_up, d_hidden, stats, gate, up, z)
-    return d_gate, d_up, d_weight
+        kernels.backward(d_gate, d_up, hidden, rows @ weight, stats, gate, up, z)
+        return d_gate, d_up, rows.t() @ hidden.view(-1, hidden.shape[-1])
 
 
 @gated_linear_backward.register_fake
