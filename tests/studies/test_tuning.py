@@ -25,7 +25,7 @@ from altup.studies.run import StudyOutcome, StudyRun
 from altup.studies.scale import Scale, Tuning, find_scale, with_settings
 from altup.studies.study import read_study, shipped
 from altup.studies.sweep_figures import sweep_plots, text_sweeps
-from altup.studies.tuning import HAVE_COEFFICIENTS, most_runs, walk_grid
+from altup.studies.tuning import HAVE_COEFFICIENTS, edges_of, most_runs, walk_grid
 from altup.training.pretraining import PretrainConfig
 from tests.studies.samples import TEXT, TWO, plan, study_run
 
@@ -160,6 +160,30 @@ def test_nothing_is_tuned_twice(
         for place in (run.results, tmp_path / "fresh")
     )
     assert here == there
+
+
+def test_runs_belong_to_the_sweep_that_chose_them_last(
+    done: tuple[StudyRun, StudyOutcome], tuned: Scale, data: Path, tmp_path: Path
+) -> None:
+    """A setting that is added to the grid later and stays as it was takes nothing from the runs made before."""
+    results = tmp_path / "results"
+    merge(done[0].results, results)
+    assert tuned.tune is not None
+    more = replace(tuned, tune=replace(tuned.tune, grid={**tuned.tune.grid, "weight_decay": [0.0]}))
+    run = study_run(tmp_path / "out", more, data, results=results, seeds=[1])
+    assert run.run(lambda text: None).finished == 0
+    for result in read_results(results):
+        if result.metric == "loss":
+            record = read_record(results, result.run)
+            assert record is not None
+            assert record["tuned"][-1] == "weight_decay"
+            sweep = read_sweep([results], record["tuned_by"])
+            assert sweep is not None
+            assert sweep["chosen"]["weight_decay"] == 0
+            assert "weight_decay" not in edges_of(sweep)
+    (tmp_path / "other.yaml").write_text(TEXT.replace("AltUp K=2", "Wide"))
+    stats = StudyReport([results], names=[str(tmp_path / "other.yaml")]).stats
+    assert stats.mean("other", "Wide", "tiny", "loss") == stats.mean("two", "AltUp K=2", "tiny", "loss")
 
 
 def test_the_sweep_is_shown(done: tuple[StudyRun, StudyOutcome], tmp_path: Path) -> None:

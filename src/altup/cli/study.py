@@ -114,7 +114,7 @@ def run_studies(
         bool, typer.Option("--at-once", help="Train the --jobs of a GPU at once, not in turns; best under MPS.")
     ] = False,
     time_limit: Annotated[
-        float | None, typer.Option(help="Seconds after which nothing more is begun.", show_default="none")
+        float | None, typer.Option(help="Seconds after which what runs saves and stops.", show_default="none")
     ] = None,
     speed: Annotated[bool, typer.Option(help="Compare speeds, which takes the machine for itself.")] = True,
     finetune: Annotated[bool, typer.Option(help="Fine-tune where the studies ask for it.")] = True,

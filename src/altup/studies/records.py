@@ -67,6 +67,15 @@ def record_job(job: Job, out: Path, results: Path, alone: bool) -> bool:
     return True
 
 
+def follow_sweep(job: Job, results: Path) -> None:
+    """Let the record of a run belong to the sweep that chose its settings last. Since the run was made a setting
+    may have been added to the grid."""
+    known = read_record(results, job.key)
+    found = {name: job.settings[name] for name in ("tuned_by", "tuned") if name in job.settings}
+    if known and found and {**known, **found} != known:
+        write_record(results, {**known, **found})
+
+
 def lacks_scores(job: Job, out: Path) -> bool:
     """Whether a finished run was never measured, because its evaluations failed."""
     from altup.training.metrics import VALIDATION, read_records

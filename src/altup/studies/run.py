@@ -18,7 +18,7 @@ from altup.core.hardware import PEAK_BF16, device_name, peak_flops
 from altup.studies.jobs import Job, StudyData, objective_of, read_speed, speed_file, speed_key
 from altup.studies.plan import KnownSpeed, Plan, make_plan
 from altup.studies.queue import Queue
-from altup.studies.records import collect, drop_weights, find_collapse, lacks_scores, record_job
+from altup.studies.records import collect, drop_weights, find_collapse, follow_sweep, lacks_scores, record_job
 from altup.studies.results import Result, read_record, read_results
 from altup.studies.scale import Scale, prepare_smoke_tasks, prepare_smoke_text
 from altup.studies.study import Study
@@ -175,6 +175,8 @@ class StudyRun:
             if record_job(job, self.out, self.results, alone=False)
         ]:
             plan = self.plan()  # a sweep may go on, and a run that collapsed is to be repeated
+        for job in (*plan.training(), *(trial.collapsed for trial in plan.trials if trial.collapsed)):
+            follow_sweep(job, self.results)
         return plan
 
     def progress(self, job: Job) -> str:

@@ -195,9 +195,9 @@ def _begin(values: Sequence[Any], told: Any, wanted: Any) -> Any:
 
 def edges_of(sweep: Mapping[str, Any]) -> list[str]:
     """The settings of a finished sweep whose best value is the first or last of the grid, so that a better one may
-    lie beyond. Values that are words have no beyond."""
+    lie beyond. Values that are words have no beyond, and 0 has nothing below it."""
     return [
         name for name, values in sweep["grid"].items()
         if sweep["chosen"] and len(values) > 1 and sweep["chosen"].get(name) in (values[0], values[-1])
-        and not isinstance(values[0], str)
+        and not isinstance(values[0], str) and sweep["chosen"][name] != 0
     ]  # fmt: skip
