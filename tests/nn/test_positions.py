@@ -7,7 +7,7 @@ import torch
 
 from altup.kernels.attention import lay_out
 from altup.nn import RelativeBias
-from altup.nn.positions import distance_bucket, rotate, rotation
+from altup.nn.positions import OfEachDistance, distance_bucket, rotate, rotation
 
 
 def bucket_by_hand(distance, buckets, far, bidirectional):
@@ -91,3 +91,14 @@ def test_rotated_scores_depend_on_distances_alone():
         turn = rotation(torch.arange(first, first + 6).unsqueeze(0), 16, theta=100.0)
         scores.append(rotate(q, *turn) @ rotate(k, *turn).transpose(-1, -2))
     torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-4)
+
+
+def test_of_each_distance_is_a_lookup_with_its_gradient():
+    weight = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    bucket = torch.tensor([4, 0, 0, 2, 2, 2, 4])
+    got, want = OfEachDistance.apply(weight, bucket), weight[bucket].t()
+    assert torch.equal(got, want)
+    grad = torch.randn(3, 7, dtype=torch.float64)
+    for one, other in zip(*(torch.autograd.grad(x, weight, grad) for x in (got, want)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+    assert OfEachDistance.apply(weight.bfloat16(), bucket).dtype == torch.float32
