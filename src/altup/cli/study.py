@@ -111,7 +111,7 @@ def run_studies(
     minutes: Minutes = None,
     jobs: Jobs = None,
     at_once: Annotated[
-        bool, typer.Option("--at-once", help="Train the --jobs of a GPU at once, not in turns; best under MPS.")
+        bool, typer.Option("--at-once", help="Train the --jobs of a GPU at once, not in turns; only under MPS.")
     ] = False,
     time_limit: Annotated[
         float | None, typer.Option(help="Seconds after which what runs saves and stops.", show_default="none")
