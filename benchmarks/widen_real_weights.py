@@ -376,7 +376,7 @@ class Measured:
     step: float  # seconds of the processor
 
 
-def report(path: Path = RESULTS, steps_of_base: int | None = None) -> None:
+def report(path: Path = RESULTS, steps_of_base: dict[str, int] | None = None) -> None:
     """Each model at its own rate, and by seed its difference from the original."""
     table: dict[tuple[str, str, str], dict[str, dict[str, Measured]]] = {}
     for row in read(path):
@@ -390,7 +390,9 @@ def report(path: Path = RESULTS, steps_of_base: int | None = None) -> None:
     for (task, model, steps), rates in sorted(
         table.items(), key=lambda item: (item[0][0], item[0][1] != "original")
     ):
-        of_base = table.get((task, "original", str(steps_of_base or TASKS[task].steps)), {})
+        of_base = table.get(
+            (task, "original", str(steps_of_base[task] if steps_of_base else TASKS[task].steps)), {}
+        )
         if not of_base:
             continue
         base = of_base.get(rate_of(path, task, "original", of_base), {})

@@ -126,7 +126,7 @@ def main() -> None:
     if options.what == "run":
         run(options.weights, options.text)
     else:
-        shared.report(RESULTS, STEPS)
+        shared.report(RESULTS, {"text": STEPS})
 
 
 if __name__ == "__main__":

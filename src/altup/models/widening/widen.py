@@ -133,7 +133,7 @@ def _widen_further(
     if plan.method != old.method or plan.num_blocks % K or plan.num_blocks == K or not keeps_the_rest:
         raise UserError(
             f"the model is widened already ({old.method}, K = {K}) and grows by more copies of its blocks: give "
-            f"method={old.method!r} and num_blocks={2 * K} or another multiple, and no more; or narrow it first"
+            f"method={old.method!r}, {2 * K} blocks or another multiple, and no more; or narrow it first"
         )
     inputs = structure_of(model, example).example or {}
     new = replace_fields(old, num_blocks=plan.num_blocks, seed=plan.seed)
