@@ -58,6 +58,13 @@ def test_one_place_and_one_word(poisoned):
     compare(torch.zeros(40, dtype=torch.long, device=DEVICE), 1, 8)
 
 
+@needs_gpu
+@pytest.mark.parametrize("words", [2**15 - 1, 2**15, 70_000])
+def test_many_words(words, poisoned):
+    compare(torch.randint(words, (3, 500), device=DEVICE), words, 16)
+    compare(torch.tensor([0, words - 1, words - 1], device=DEVICE), words, 16)
+
+
 @runs_kernel
 def test_operator_registrations():
     ids, table = torch.tensor([1, 1, 3], device=DEVICE), torch.randn(5, 4, device=DEVICE, requires_grad=True)
@@ -83,7 +90,7 @@ def test_training_sizes(d, poisoned):
 def test_rows_stay_in_registers_and_are_read_sixteen_bytes_at_a_time(hopper):
     from altup.kernels.embedding import triton as kernels
 
-    types = {"table": "*bf16", "grad": "*bf16", "in_order": "*i64", "places": "*i64", "starts": "*i32"}
+    types = {"table": "*bf16", "grad": "*bf16", "in_order": "*i16", "places": "*i64", "starts": "*i32"}
     constants = {"D": 1536, "BLOCK": 2048, "ROWS": kernels.ROWS, "FEW": kernels.FEW}
     few = hopper.build(
         kernels.few_kernel, {k: v for k, v in (types | constants).items() if k != "in_order"}, num_warps=4

@@ -22,13 +22,15 @@ def look_up(ids: Tensor, table: Tensor) -> Tensor:
 def look_up_backward(grad: Tensor, ids: Tensor, words: int) -> Tensor:
     """The table's gradient [words, d]: the rows of `grad` [..., d] added up by word.
 
-    Sorted by word, the places of a word stand side by side, in their order: the sums never vary.
+    Sorted by word, the places of a word stand side by side, in their order: the sums never vary. A GPU sorts by 8
+    bits at a time, so ids are as short as they can be.
     """
     from altup.kernels.embedding.triton import add_rows
 
     table = grad.new_empty(words, grad.shape[-1])
-    in_order, places = torch.sort(ids.flatten(), stable=True)
-    starts = torch.searchsorted(in_order, torch.arange(words + 1, device=ids.device), out_int32=True)
+    dtype = torch.int16 if words < 2**15 else torch.int32
+    in_order, places = torch.sort(ids.flatten().to(dtype), stable=True)
+    starts = torch.searchsorted(in_order, torch.arange(words + 1, device=ids.device, dtype=dtype), out_int32=True)
     add_rows(table, grad.contiguous().view(-1, grad.shape[-1]), in_order, places, starts)
     return table
 

@@ -56,7 +56,7 @@ def many_kernel(
     """The row of the word at the sorted place FEW·n, if it has more than FEW places and this is the first such
     place of it: every such word has one."""
     here = tl.program_id(0) * FEW
-    word = tl.load(in_order + here)
+    word = tl.load(in_order + here).to(tl.int64)
     start = tl.load(starts + word)
     end = tl.load(starts + word + 1)
     if (end - start > FEW) & (here - start < FEW):
