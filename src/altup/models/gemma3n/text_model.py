@@ -72,11 +72,12 @@ class FusedTextModel(Fused):
         per_layer_inputs = model.project_per_layer_inputs(inputs_embeds, per_layer_inputs)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
+        is_plain = attention_mask is None and position_ids is None and past_key_values is None
         if position_ids is None:
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             places = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
             position_ids = (places + seen).unsqueeze(0)
-        masks = self._masks(inputs_embeds, attention_mask, past_key_values, position_ids)
+        masks = self._masks(inputs_embeds, attention_mask, past_key_values, position_ids, is_plain)
 
         state = self._lift(inputs_embeds)
         rotations = {kind: model.rotary_emb(state, position_ids, kind) for kind in set(self.config.layer_types)}
@@ -100,10 +101,18 @@ class FusedTextModel(Fused):
             last_hidden_state=model.norm(self._lower(state)), past_key_values=past_key_values
         )
 
-    def _masks(self, embeddings: Tensor, mask: Any, cache: Any, position_ids: Tensor) -> Any:
-        """By kind of attention; `generate` may have made them already."""
+    def _masks(
+        self, embeddings: Tensor, mask: Any, cache: Any, position_ids: Tensor, is_plain: bool = False
+    ) -> Any:
+        """By kind of attention; `generate` may have made them already.
+
+        `is_plain` says that nothing but tokens was given. Then nobody has to look at numbers on the device, for
+        which the host would wait, and which a recorded pass cannot.
+        """
         if isinstance(mask, dict):
             return mask
+        if is_plain and embeddings.shape[1] > 1 and self._has_windows():
+            return dict.fromkeys(("full_attention", "sliding_attention"))
         given = {
             "config": self.config,
             "inputs_embeds": embeddings,
