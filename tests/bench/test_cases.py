@@ -197,3 +197,14 @@ def test_on_a_gpu(case):
     assert [row for row in rows if row.status not in ("ok", "skipped") and row.kind == "ours"] == []
     if case not in ("data", "optimizer"):
         assert any(row.metric == "GiB" for row in rows)
+
+
+def test_a_peer_computes_attention_as_its_name_says(monkeypatch):
+    """The stacks of Hugging Face's T5 have configs of their own."""
+    seen = []
+    monkeypatch.setattr(step.Models, "_work", lambda self, model, *rest: seen.append(model))
+    models = step.Models(SETUP, "tiny")
+    for attention in ("sdpa", "eager"):
+        models.hugging_face(attention)
+        parts = [m for m in seen[-1].modules() if type(m).__name__ == "T5Attention"]
+        assert {part.config._attn_implementation for part in parts} == {attention}

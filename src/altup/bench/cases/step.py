@@ -246,7 +246,8 @@ class Models:
         """Their T5 with our weights; its head is untied, as T5 1.1's is."""
         with self.setup.device:
             model = to_hugging_face(self.master("dense")).train()
-        model.set_attn_implementation(attention)
+        for part in (model, model.encoder, model.decoder):  # the stacks have configs of their own, which it misses
+            part.set_attn_implementation(attention)
         run: Any = torch.compile(model, dynamic=False) if compiled else model
         return self._work(model, partial(run, use_cache=False), hugging_face_name, "dense")
 

@@ -18,7 +18,7 @@ from altup.kernels.altup_update.op import like
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
 MOST_BLOCKS = 4  # whose sums fit into registers beside whole rows
-ON_GPUS = False  # whether "auto" takes the kernels; not before a GPU has shown them right and faster
+ON_GPUS = True  # whether "auto" takes the kernels
 
 
 class Updated(NamedTuple):

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.attention.launch import KEYS, AttentionCall, strides
+from altup.kernels.attention.launch import KEYS, KEYS_OF_FEW, AttentionCall, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
     bias_row,
@@ -29,7 +29,7 @@ def keys_backward(
 ) -> None:  # fmt: skip
     """Writes dk and dv, and their largest numbers to `peaks`."""
     q, k, v = problem.q, problem.k, problem.v
-    config = problem.cut(KEYS)
+    config = problem.cut(KEYS_OF_FEW if problem.has_few_queries else KEYS)
     keys_kernel[(triton.cdiv(k.shape[2], config.keys) * problem.sequences,)](
         *problem.tensors(),
         lse,

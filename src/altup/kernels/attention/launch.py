@@ -40,6 +40,9 @@ KEYS = {
     64: TileConfig(64, 64, 4, 3),
     128: TileConfig(64, 64, 8, 2),
 }
+# For few queries without a bias, as a decoder reads its encoder's output: a program makes a few steps and ends.
+FEW_QUERIES = 128
+KEYS_OF_FEW = {**KEYS, 64: TileConfig(32, 64, 4, 2)}
 WIDTHS = tuple(FORWARD)
 PEAKS = 64  # slots for the largest numbers of gradients
 
@@ -77,6 +80,10 @@ class AttentionCall(NamedTuple):
         if (queries, keys) == (config.queries, config.keys):
             return config
         return TileConfig(queries, keys, 4, config.stages)
+
+    @property
+    def has_few_queries(self) -> bool:
+        return self.q.shape[2] <= FEW_QUERIES and self.by_distance is None
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.q, self.k, self.v, self.by_distance, self.query_segments, self.key_segments, self.seed
