@@ -43,6 +43,42 @@ def test_a_step_through_flat_buffers_changes_no_bit(optimizer: str, micro_batch:
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_parameter_that_no_pass_reaches_is_left_alone(optimizer: str) -> None:
+    """Without weight decay, and as by a single process that has no flat buffers."""
+    found = []
+    for exchanges in (True, False):
+        torch.manual_seed(0)
+        model = build()
+        model.idle = nn.Linear(3, 4)
+        config = TrainConfig(**{**SETTINGS, "optimizer": optimizer, "weight_decay": 0.1})
+        engine = Engine(model, config, ALONE, exchanges=exchanges)
+        before = model.idle.weight.detach().clone()
+        found.append(train(engine))
+        assert torch.equal(model.idle.weight, before)
+        assert engine.optimizer.state[model.idle.weight]["step"] == 0
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_parameter_that_a_later_pass_reaches_is_updated() -> None:
+    model = Mixed()
+    flat = FlatGradients(model)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], weight_decay=0.1)
+    before = model.idle.weight.detach().clone()
+    for reaches in (False, True):
+        model(torch.randn(2, 3, 3, 3)).backward()
+        flat.take()
+        if reaches:
+            model.idle(torch.ones(1, 2)).sum().backward()
+            flat.take(add=True)
+        flat.give()
+        with flat.leave_unreached(optimizer):
+            optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(model.idle.weight, before) == (not reaches)
+
+
 def train_beside_ddp(rank: int, address: str, results: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)

@@ -134,7 +134,8 @@ class Engine:
             skip = skip | frozen
         if self.config.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.config.clip_norm, norm)
-        self.optimizer.step(skip=skip)  # type: ignore[call-overload]
+        with self._flat.leave_unreached(self.optimizer) if self._flat else contextlib.nullcontext():
+            self.optimizer.step(skip=skip)  # type: ignore[call-overload]
         return norm, skip
 
     def _forward_backward(self, inputs: dict[str, torch.Tensor], scale: torch.Tensor) -> torch.Tensor:

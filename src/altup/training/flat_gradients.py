@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import defaultdict
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -21,8 +23,9 @@ class FlatGradients:
     all ranks up, and `give` makes `p.grad` a view of them for the update. The buffers never move, so that one CUDA
     graph may end with `take` and another begin behind `give`; `exchange` runs between the two.
 
-    A parameter that a rank's passes did not reach has the gradient zero there. (One that no rank's reach is left
-    alone by a single process, and has its weight decay here.)
+    A parameter that a rank's passes did not reach has the gradient zero there. The last place of the buffers
+    counts, for each parameter, the ranks that reached it: one that none did is left alone by the update, without
+    weight decay too (`leave_unreached`), as by a single process.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -34,11 +37,15 @@ class FlatGradients:
         self.buffers: list[Tensor] = []
         for (device, dtype), indices in places.items():
             sizes = [-(-self._parameters[i].numel() // ALIGNMENT) * ALIGNMENT for i in indices]
-            buffer = torch.zeros(sum(sizes), dtype=dtype, device=device)
+            counts = 0 if self.buffers else len(self._parameters)
+            buffer = torch.zeros(sum(sizes) + counts, dtype=dtype, device=device)
+            if counts:
+                self._reached = buffer[sum(sizes) :]
             for i, start in zip(indices, itertools.accumulate(sizes, initial=0), strict=False):
                 views[i] = _view(buffer, start, self._parameters[i])
             self.buffers.append(buffer)
         self._views = [views[i] for i in range(len(self._parameters))]
+        self._unreached: list[int] = []  # here, by the pass that began the step
         if any(buffer.is_cuda for buffer in self.buffers):  # load kernels now, and not while a graph is recorded
             torch._foreach_copy_(self._views, self._views)
             torch._foreach_add_(self._views, self._views)
@@ -47,6 +54,7 @@ class FlatGradients:
     def take(self, add: bool = False) -> None:
         """Move `p.grad` of all parameters into the buffers, or add it to what they hold."""
         places, gradients = [], []
+        reached = [i for i, parameter in enumerate(self._parameters) if parameter.grad is not None]
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if parameter.grad is not None:
                 places.append(view)
@@ -56,12 +64,34 @@ class FlatGradients:
             parameter.grad = None
         if places:
             (torch._foreach_add_ if add else torch._foreach_copy_)(places, gradients)
+        if not add:
+            self._unreached = sorted(set(range(len(self._parameters))).difference(reached))
+            self._reached.fill_(1)
+            for i in self._unreached:
+                self._reached[i].fill_(0)
+        elif self._unreached:
+            for i in reached:
+                self._reached[i].fill_(1)
 
     def exchange(self) -> None:
         """The sum over all ranks, in place; the host does not wait for it on a GPU."""
         if dist.is_initialized():
             for buffer in self.buffers:
                 dist.all_reduce(buffer)
+
+    @contextlib.contextmanager
+    def leave_unreached(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Around an update: parameters that no rank reached, and their state, stay as they are. The host does not
+        wait to know them."""
+        before = []
+        for i in self._unreached:
+            parameter = self._parameters[i]
+            state = [t for t in optimizer.state.get(parameter, {}).values() if isinstance(t, Tensor)]
+            before += [(i, t, t.detach().clone()) for t in (parameter, *state)]
+        yield
+        with torch.no_grad():
+            for i, tensor, old in before:
+                tensor.copy_(torch.where(self._reached[i].to(tensor.device) > 0, tensor, old))
 
     def give(self) -> None:
         for parameter, view in zip(self._parameters, self._views, strict=True):
