@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import library
 
 from altup.core.errors import UserError
+from altup.kernels import direct
 from altup.kernels.gemma3n import (
     Router,
     correct,
@@ -486,6 +487,25 @@ def test_the_operators_are_what_pytorch_takes_them_for():
     library.opcheck(residual_op.norm_alone, (y.detach(), norm.detach(), EPS), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, False), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, True), test_utils=CHEAP_CHECKS)
+
+
+@runs_kernel
+def test_operators_without_the_dispatcher_give_the_same_bits(monkeypatch):
+    """Also where nobody asks for some of the results, and where gradients are not wanted."""
+    blocks, *rest = problem(3, (2, 17))
+    inputs = [*blocks, *rest]
+    found = []
+    for is_direct in (False, True):
+        monkeypatch.setattr(direct, "DIRECT", is_direct)
+        made = layer(blocks, *rest, active=1, implementation="triton")
+        gradients = torch.autograd.grad(made[-1].square().sum() + made[0].sum(), inputs)
+        first = torch.autograd.grad(
+            predict(blocks, Router(*rest[2:4], EPS), rest[4], 1, "triton")[0].sum(), blocks
+        )
+        with torch.no_grad():
+            quiet = layer(blocks, *rest, active=1, implementation="triton")
+        found.append([*made, *gradients, *first, *quiet])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @runs_kernel

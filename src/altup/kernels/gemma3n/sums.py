@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
+from altup.kernels.direct import call
 from altup.kernels.launch import can_launch, on_its_device
 
 # Whether kernels add up the router's gradients; a dozen small ones of PyTorch's do, until a GPU has seen it.
@@ -33,7 +34,7 @@ def router_gradients(
     if not (weight_grad or norm_grad):
         return None, None
     if FUSES and can_launch(x.device):
-        d_weight, d_norm = router_sums(x, d_routed, inverses, weight, norm)
+        d_weight, d_norm = call(router_sums, x, d_routed, inverses, weight, norm)
         return d_weight if weight_grad else None, d_norm if norm_grad else None
     Z = outer_sum(d_routed * (inverses / x.shape[-1]).unsqueeze(-1), x)
     return (
