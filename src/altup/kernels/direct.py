@@ -18,7 +18,7 @@ DIRECT = False  # not until a GPU has seen it
 
 
 def call(op: Any, *args: Any) -> Any:
-    """`op(*args)` for an operator made by `torch.library.custom_op`. It takes tensors, lists of them, plain values."""
+    """`op(*args)` for an operator made by `torch.library.custom_op`; it takes tensors, lists of them, numbers."""
     leaves: list[Any] = []
     for arg in args:
         leaves.extend(arg) if isinstance(arg, list | tuple) else leaves.append(arg)
