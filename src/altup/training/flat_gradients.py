@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from altup.training.parallel import ProcessGroup
 
+COUNTS_ON_GPUS = False  # whether parameters that no rank reached are told there; not before a GPU has shown it
 ALIGNMENT = 64  # elements between which gradients begin: vector loads of every dtype are aligned
 
 
@@ -23,9 +24,9 @@ class FlatGradients:
     all ranks up, and `give` makes `p.grad` a view of them for the update. The buffers never move, so that one CUDA
     graph may end with `take` and another begin behind `give`; `exchange` runs between the two.
 
-    A parameter that a rank's passes did not reach has the gradient zero there. The last place of the buffers
-    counts, for each parameter, the ranks that reached it: one that none did is left alone by the update, without
-    weight decay too (`leave_unreached`), as by a single process.
+    A parameter that a rank's passes did not reach has the gradient zero there. The end of the first buffer counts,
+    for each parameter, the ranks that reached it: one that none did is left alone by the update, without weight
+    decay too (`leave_unreached`), as by a single process. On GPUs it is not counted, and has its weight decay.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -35,11 +36,13 @@ class FlatGradients:
             places[parameter.device, parameter.dtype].append(i)
         views: dict[int, Tensor] = {}
         self.buffers: list[Tensor] = []
+        self._reached: Tensor | None = None
         for (device, dtype), indices in places.items():
             sizes = [-(-self._parameters[i].numel() // ALIGNMENT) * ALIGNMENT for i in indices]
-            counts = 0 if self.buffers else len(self._parameters)
-            buffer = torch.zeros(sum(sizes) + counts, dtype=dtype, device=device)
-            if counts:
+            counts = device.type == "cpu" or COUNTS_ON_GPUS
+            more = len(self._parameters) if counts and not self.buffers else 0
+            buffer = torch.zeros(sum(sizes) + more, dtype=dtype, device=device)
+            if more:
                 self._reached = buffer[sum(sizes) :]
             for i, start in zip(indices, itertools.accumulate(sizes, initial=0), strict=False):
                 views[i] = _view(buffer, start, self._parameters[i])
@@ -64,6 +67,12 @@ class FlatGradients:
             parameter.grad = None
         if places:
             (torch._foreach_add_ if add else torch._foreach_copy_)(places, gradients)
+        if self._reached is not None:
+            self._count(reached, add)
+
+    def _count(self, reached: list[int], add: bool) -> None:
+        """Note which parameters a pass has reached."""
+        assert self._reached is not None
         if not add:
             self._unreached = sorted(set(range(len(self._parameters))).difference(reached))
             self._reached.fill_(1)
@@ -91,6 +100,7 @@ class FlatGradients:
         yield
         with torch.no_grad():
             for i, tensor, old in before:
+                assert self._reached is not None
                 tensor.copy_(torch.where(self._reached[i].to(tensor.device) > 0, tensor, old))
 
     def give(self) -> None:
