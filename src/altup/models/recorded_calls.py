@@ -48,11 +48,9 @@ class RecordedCalls:
         self._model = weakref.ref(model)
         self.skips_logits, self.with_gradients = skips_logits, with_gradients
         self.replaced: Any = None  # the compiled call in whose place this one stands
-        self._parts: list[dict[str, Any]] = []  # what each module holds: read at every call, so without a detour
-        self._members: list[int] = []
+        self._parts: list[tuple[nn.Module, list[int]]] = []
         self._parameters: list[nn.Parameter] = []
         self._weights: list[Any] = []
-        self._device: torch.device | None = None  # of all weights, if they are whole and on one
         self._seen: Counter[Any] = Counter()
         self._never: set[Any] = set()
         self._recorded: dict[Any, _Recorded] = {}
@@ -113,32 +111,27 @@ class RecordedCalls:
 
     def _look_at_weights(self, model: nn.Module) -> None:
         """Forget all graphs where weights lie elsewhere."""
-        if not self._parts or _members(self._parts) != self._members:
-            self._parts = [vars(module) for module in model.modules()]
-            self._members = _members(self._parts)
+        if not self._parts or any(_members(module) != members for module, members in self._parts):
+            self._parts = [(module, _members(module)) for module in model.modules()]
             self._parameters = list(model.parameters())
-            self._weights = []
         weights: list[Any] = [(p.data_ptr(), p.requires_grad) for p in self._parameters]
         if weights != self._weights:
             self._recorded.clear()
             self._decodings.clear()
             self._pool, self._weights = None, weights
-            whole = not any(isinstance(p, DTensor) for p in self._parameters)
-            devices = {p.device for p in self._parameters}
-            self._device = devices.pop() if whole and len(devices) == 1 else None
 
     def _key(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """The kind of a call; None where it cannot be recorded."""
         if torch.is_grad_enabled() and not self.with_gradients:
             return None
         self._look_at_weights(model)
-        device = self._device
-        if device is None:
-            return None
+        device = self._parameters[0].device
         kind = device.type
+        if any(p.device != device or isinstance(p, DTensor) for p in self._parameters):
+            return None
         if kind == "cuda" and torch.cuda.is_current_stream_capturing():
             return None
-        if _are_hooked(self._parts) or any(map(_recomputes, self._parts)):
+        if any(_is_hooked(module) or _recomputes(module) for module, _ in self._parts):
             return None
         leaves, structure = pytree.tree_flatten((args, kwargs))
         described: list[Any] = []
@@ -149,35 +142,24 @@ class RecordedCalls:
                 described.append((type(leaf), leaf))
             else:
                 return None
-        modes = tuple([part["training"] for part in self._parts])
+        modes = tuple(module.training for module, _ in self._parts)
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         grad = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
         return str(structure), tuple(described), modes, autocast, grad
 
 
-def _members(parts: list[dict[str, Any]]) -> list[int]:
-    """Which modules and parameters lie where."""
-    ids: list[int] = []
-    for part in parts:
-        ids += map(id, part["_modules"].values())
-        ids += map(id, part["_parameters"].values())
-        ids.append(0)
-    return ids
+def _members(module: nn.Module) -> list[int]:
+    return [*map(id, module._modules.values()), *map(id, module._parameters.values())]
 
 
-def _are_hooked(parts: list[dict[str, Any]]) -> bool:
+def _is_hooked(module: nn.Module) -> bool:
     """Whether someone waits for each call of a part: a replayed graph calls none."""
-    return any(
-        part["_forward_hooks"]
-        or part["_forward_pre_hooks"]
-        or part["_backward_hooks"]
-        or part["_backward_pre_hooks"]
-        for part in parts
-    )
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(map(bool, hooks))
 
 
-def _recomputes(part: dict[str, Any]) -> bool:
-    return part.get("gradient_checkpointing", False) and part["training"]
+def _recomputes(module: nn.Module) -> bool:
+    return module.training and bool(getattr(module, "gradient_checkpointing", False))
 
 
 @contextmanager
