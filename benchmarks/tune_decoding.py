@@ -25,20 +25,14 @@ from altup.models.t5.kept_decoding import KeptDecoding, Prompts
 STEPS, INPUTS = (3, 70) if INTERPRETED else (100, 512)
 Changes = dict[Any, Any]  # (module, name) → value
 EARLY, TILE = (decoding, "EARLY_ROWS"), (maps, "TILE")
-BLOCK, PROGRAMS, FETCHED, WARPS = ((attention, name) for name in ("BLOCK", "PROGRAMS", "FETCHED", "WARPS"))
+BLOCK, PROGRAMS, FETCHED = ((attention, name) for name in ("BLOCK", "PROGRAMS", "FETCHED"))
 ROWS, COLUMNS, DEPTH = ((maps, name) for name in ("ROWS", "COLUMNS", "DEPTH"))
-STAGES, FETCHES = (maps, "STAGES"), (maps, "FETCHES")
 ONE_ROW: list[Changes] = [
     {}, {EARLY: 0}, {FETCHED: 0}, {TILE: 4096}, {TILE: 4096, EARLY: 0}, {TILE: 8192}, {PROGRAMS: 48}, {BLOCK: 128},
     {BLOCK: 32, PROGRAMS: 192},
 ]  # fmt: skip
-# Linear maps and attention have nothing to do with each other, so each has its own list.
 MANY_ROWS: list[Changes] = [
-    {EARLY: 64}, {EARLY: 0}, {EARLY: 64, FETCHED: 0, FETCHES: False},
-    *({EARLY: 64, **more} for more in (
-        {ROWS: 64, DEPTH: 128}, {BLOCK: 32}, {ROWS: 64, COLUMNS: 32, DEPTH: 128}, {WARPS: 8}, {COLUMNS: 32},
-        {FETCHED: 256}, {DEPTH: 128, STAGES: 5}, {FETCHED: 64}, {ROWS: 16}, {BLOCK: 128, WARPS: 8},
-    )),
+    {}, {EARLY: 64}, {ROWS: 64, DEPTH: 128}, {ROWS: 16}, {COLUMNS: 32}, {DEPTH: 128}, {BLOCK: 128}, {BLOCK: 32},
 ]  # fmt: skip
 
 

@@ -21,9 +21,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 BLOCK = 64  # keys that a program reads at once
 PROGRAMS = 96  # where there are fewer rows and heads, keys are split
-FETCHED = 128  # lines of keys, and of values, that a program that begins early fetches before the query is there
+FETCHED = 128  # lines of a cache's keys, and of its values, that are fetched before the query is there
 LINE = tl.constexpr(128)  # bytes
-WARPS = 4  # of a program over the memory
 
 
 class Parts(NamedTuple):
@@ -36,26 +35,12 @@ class Parts(NamedTuple):
 
 
 @triton.jit
-def fetch(pointers):
-    """Lines of memory on their way to the L2 cache, for which nobody waits."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [pointers.to(tl.uint64)],
-        tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def _fetch_first(keys, values, last, LINES: tl.constexpr):
-    """The first lines of both, as far as the element `last`."""
-    if LINES > 0:
-        of_line: tl.constexpr = LINE // (keys.dtype.element_ty.primitive_bitwidth // 8)
-        at = tl.minimum(tl.arange(0, LINES) * of_line, last)
-        fetch(keys + at)
-        fetch(values + at)
+def _fetch(x, last, LINES: tl.constexpr):
+    """The first lines of x, as far as the element `last`, on their way to the L2 cache: nobody waits for them."""
+    of_line: tl.constexpr = LINE // (x.dtype.element_ty.primitive_bitwidth // 8)
+    lines = (x + tl.minimum(tl.arange(0, LINES) * of_line, last)).to(tl.uint64)
+    code: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(code, "=r,l", [lines], tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -96,7 +81,9 @@ def cache_kernel(
     of_row = (row * heads + head).to(tl.int64) * places * D
     if PROGRAMMATIC:
         gdc_launch_dependents()
-        _fetch_first(keys + of_row, values + of_row, now * D, FETCHED)
+        if FETCHED > 0:
+            _fetch(keys + of_row, now * D, FETCHED)
+            _fetch(values + of_row, now * D, FETCHED)
         gdc_wait()
     start = qkv + row.to(tl.int64) * 3 * heads * D + head * D + lanes
     q, k, v = tl.load(start), tl.load(start + heads * D), tl.load(start + 2 * heads * D)
@@ -147,11 +134,9 @@ def memory_kernel(
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     SINGLE: tl.constexpr,
-    FETCHED: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
-    """`SINGLE`: a program has no more than BLOCK keys, which it reads before it waits for the query; of more, the
-    first `FETCHED` lines are fetched."""
+    """`SINGLE`: a program has no more than BLOCK keys, which it reads before it waits for the query."""
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     lanes, slots = tl.arange(0, D), tl.arange(0, BLOCK)
     unit = row * heads + head
@@ -165,9 +150,6 @@ def memory_kernel(
         some_values = tl.load(values + at, mask=valid[:, None], other=0.0)
     if PROGRAMMATIC:
         gdc_launch_dependents()
-        if not SINGLE:
-            begin = split * span * D
-            _fetch_first(keys + of_row + begin, values + of_row + begin, end * D - 1 - begin, FETCHED)
         gdc_wait()
     wide = tl.load(q + unit.to(tl.int64) * D + lanes).to(tl.float32)
     m = tl.full([BLOCK], LOWEST, tl.float32)
@@ -234,8 +216,7 @@ def over_memory(
     with torch.cuda.device_of(q):
         memory_kernel[(rows, heads, splits)](
             out, tops, sums, q, keys, values, added, heads, tokens, span,
-            D=d, BLOCK=BLOCK, SPLIT=splits > 1, SINGLE=span <= BLOCK, FETCHED=FETCHED, num_warps=WARPS,
-            **programmed(programmatic),
+            D=d, BLOCK=BLOCK, SPLIT=splits > 1, SINGLE=span <= BLOCK, num_warps=4, **programmed(programmatic),
         )  # fmt: skip
     return out if tops is None or sums is None else Parts(out, tops, sums)
 

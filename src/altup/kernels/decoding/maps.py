@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from altup.kernels.decoding.attention import LINE, Parts, fetch, programmed
+from altup.kernels.decoding.attention import Parts, programmed
 
 LOWEST = tl.constexpr(float("-inf"))
 NOWHERE = tl.constexpr(2**31 - 1)
@@ -32,8 +32,6 @@ MANY = 8192  # outputs: a head's, whose tiles are larger
 # Of the rows kernel: rows, outputs and inputs of a tile. A small map has few tiles: with 32 rows each, 64 make
 # twice as many.
 ROWS, COLUMNS, DEPTH = 32, 16, 256
-STAGES = 3  # tiles that are on their way at once
-FETCHES = True  # whether its weights are fetched before it waits
 
 
 @triton.jit
@@ -173,23 +171,14 @@ def rows_kernel(
     BLOCK_B: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    LINES: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
-    """The norm's scale, one number a row, is multiplied at the end, so that x is read once. `LINES` make up a row
-    of the weights, which is fetched before x is there."""
+    """The norm's scale, one number a row, is multiplied at the end, so that x is read once."""
     program = tl.program_id(0)
     b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
     c = program * BLOCK_N + tl.arange(0, BLOCK_N)
     if PROGRAMMATIC:
         gdc_launch_dependents()
-        if LINES > 0:
-            of_line: tl.constexpr = LINE // (weight.dtype.element_ty.primitive_bitwidth // 8)
-            column = tl.minimum(tl.arange(0, LINES) * of_line, k - 1)
-            at = tl.minimum(c, n - 1).to(tl.int64)[:, None] * k + column[None, :]
-            fetch(weight + at)
-            if GATED:
-                fetch(weight + at + tl.cast(n, tl.int64) * k)
         gdc_wait()
     gate = tl.zeros([BLOCK_B, BLOCK_N], tl.float32)
     linear = tl.zeros([BLOCK_B, BLOCK_N], tl.float32)
@@ -283,9 +272,8 @@ def launch(
                 SPLITS=splits, D=k // heads, BLOCK_K=block_k, num_warps=4, **shared,
             )  # fmt: skip
         else:
-            lines = triton.next_power_of_2(triton.cdiv(k * weight.element_size(), LINE.value)) if FETCHES else 0
             rows_kernel[grid](
                 *written, vector, weight, norm, residual, batch, n, k, eps,
-                BLOCK_B=block_b, BLOCK_K=block_k, LINES=lines, num_warps=4, num_stages=STAGES, **shared,
+                BLOCK_B=block_b, BLOCK_K=block_k, num_warps=4, num_stages=3, **shared,
             )  # fmt: skip
     return (out if update is None else outs), found
