@@ -18,10 +18,19 @@ from typer.testing import CliRunner
 from altup.cli.main import app
 from altup.core.errors import UserError
 from altup.studies.configs import resolve
+from altup.studies.forecast import forecast
 from altup.studies.jobs import deciding_fields, key_of
 from altup.studies.report import StudyReport
-from altup.studies.results import merge, read_record, read_results, read_sweep
-from altup.studies.run import StudyOutcome, StudyRun
+from altup.studies.results import (
+    Result,
+    drop_other_settings,
+    merge,
+    read_record,
+    read_results,
+    read_sweep,
+    read_sweeps,
+)
+from altup.studies.run import StudyOutcome, StudyRun, this_device
 from altup.studies.scale import Scale, Tuning, find_scale, with_settings
 from altup.studies.study import read_study, shipped
 from altup.studies.sweep_figures import sweep_plots, text_sweeps
@@ -184,6 +193,65 @@ def test_runs_belong_to_the_sweep_that_chose_them_last(
     (tmp_path / "other.yaml").write_text(TEXT.replace("AltUp K=2", "Wide"))
     stats = StudyReport([results], names=[str(tmp_path / "other.yaml")]).stats
     assert stats.mean("other", "Wide", "tiny", "loss") == stats.mean("two", "AltUp K=2", "tiny", "loss")
+
+
+def test_settings_are_settled_in_longer_runs(
+    done: tuple[StudyRun, StudyOutcome], tuned: Scale, data: Path, tmp_path: Path
+) -> None:
+    """The short runs are those made before; the best of the long ones is chosen, and reported."""
+    results = tmp_path / "results"
+    merge(done[0].results, results)
+    assert tuned.tune is not None
+    longer = replace(tuned, tune=replace(tuned.tune, settle=["lr"], settle_steps=4))
+    run = study_run(tmp_path / "out", longer, data, results=results, seeds=[1])
+    told = [line.title for line in forecast(run, run.plan(), this_device())]
+    assert sum(title.startswith("settling") for title in told) == 2
+    assert not any(title.startswith("tuning") for title in told)
+    assert run.run(lambda text: None).failed == []
+    sweeps = [sweep for sweep in read_sweeps(results) if "settled" in sweep]
+    assert len(sweeps) == 2
+    for sweep in sweeps:
+        losses = {point["lr"]: loss for point, loss, _ in sweep["settled"]["runs"]}
+        assert losses.keys() == {0.01, 0.06}
+        assert sweep["chosen"]["lr"] == min(losses, key=lambda lr: losses[lr])
+        for _, loss, key in sweep["settled"]["runs"]:
+            made = read_record(results, key)
+            assert made is not None
+            assert made["config"]["steps"] == 4
+            assert made["measures"]["loss"] == loss
+    (tmp_path / "two.yaml").write_text(TEXT)
+    report = StudyReport([results], names=[str(tmp_path / "two.yaml")])
+    for result in report.as_run.results:
+        if result.metric == "loss":
+            record = read_record(results, result.run)
+            assert record is not None
+            sweep = read_sweep([results], record["tuned_by"])
+            assert sweep is not None
+            assert record["config"]["lr"] == sweep["chosen"]["lr"]
+    assert "settled in runs of 4 steps" in text_sweeps(report.sweeps(report.studies[0]))
+    report.write(tmp_path / "report.html")
+    assert list((tmp_path / "report-plots").glob("*settled-tuning-lr.svg"))
+
+
+def test_runs_with_settings_that_were_given_up_do_not_count() -> None:
+    """Whichever study they are told by; a run that was tuned for nothing stays."""
+
+    def result(seed: int, run: str, date: str) -> Result:
+        return Result(
+            "s", "Dense", "tiny", str(seed), "long", "d", "loss", 1.0, "nats", "5", run, "GPU", "v", date, "c"
+        )
+
+    made = [result(1, "old1", "2026-01-01"), result(2, "old2", "2026-01-01"), result(1, "new1", "2026-01-02"),
+            result(3, "free", "2026-01-01")]  # fmt: skip
+    records: dict[str, dict[str, Any]] = {
+        "old1": {"tuned": ["lr"], "config": {"lr": 8, "decay": 0}},
+        "old2": {"tuned": ["lr"], "config": {"lr": 8, "decay": 0}},
+        "new1": {"tuned": ["lr", "decay"], "config": {"lr": 4, "decay": 0}},
+        "free": {"config": {"lr": 1}},
+    }
+    assert [r.run for r in drop_other_settings(made, records.get)] == ["new1", "free"]
+    records["new1"]["config"]["lr"] = 8  # the same choice, of a sweep with one more setting
+    assert len(drop_other_settings(made, records.get)) == 4
 
 
 def test_the_sweep_is_shown(done: tuple[StudyRun, StudyOutcome], tmp_path: Path) -> None:

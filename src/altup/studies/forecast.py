@@ -51,6 +51,10 @@ def _sweep_lines(plan: Plan, estimate: Callable[[Job], float]) -> Iterable[Line]
             told = f"tuning {sweep.title}: at most {number_of(most, 'run')}"
             state, steps = "begun" if sweep.runs else "new", f"{most} × {sweep.first.steps:,}"
             yield Line(told, state, steps, most * estimate(sweep.first), most)
+        if (longer := sweep.settling) and (most := longer.most_left):
+            told = f"settling {sweep.title}: at most {number_of(most, 'run')}"
+            state, steps = "begun" if longer.runs else "new", f"{most} × {longer.first.steps:,}"
+            yield Line(told, state, steps, most * estimate(longer.first), most)
 
 
 def _waiting_jobs(plan: Plan) -> Iterable[tuple[Trial, Job]]:

@@ -71,7 +71,7 @@ def follow_sweep(job: Job, results: Path) -> None:
     """Let the record of a run belong to the sweep that chose its settings last. Since the run was made a setting
     may have been added to the grid."""
     known = read_record(results, job.key)
-    found = {name: job.settings[name] for name in ("tuned_by", "tuned") if name in job.settings}
+    found: Record = {name: job.settings[name] for name in ("tuned_by", "tuned") if name in job.settings}
     if known and found and {**known, **found} != known:
         write_record(results, {**known, **found})
 

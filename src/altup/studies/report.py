@@ -20,6 +20,7 @@ from altup.studies.plots import study_plots
 from altup.studies.results import (
     Record,
     Result,
+    drop_other_settings,
     read_record,
     read_results,
     read_scale,
@@ -54,7 +55,8 @@ class StudyReport:
         """The results of the scale, each under the study that it was run for; none where there are only sweeps."""
         if not self.results and (scales := Counter(sweep["scale"] for sweep in self._sweeps)):
             return Statistics(scales.most_common(1)[0][0], "", [])
-        return choose_results(self.results, self.scale)
+        chosen = choose_results(self.results, self.scale)
+        return replace(chosen, results=drop_other_settings(chosen.results, self.record))
 
     @cached_property
     def stats(self) -> Statistics:

@@ -174,6 +174,11 @@ def read_sweep(folders: Sequence[Path], key: str) -> Record | None:
     return next((sweep for sweep in found if sweep["chosen"]), found[0] if found else None)
 
 
+def count_runs(sweep: Record) -> int:
+    """The short ones and the long ones."""
+    return len(sweep["runs"]) + len(sweep.get("settled", {}).get("runs", ()))
+
+
 def read_sweeps(folder: Path) -> list[Record]:
     """All of them, those that have only begun too."""
     return [_read_sweep(path) for path in sorted((folder / SWEEPS).glob("*.json"))]
@@ -235,11 +240,35 @@ def merge(source: Path, target: Path) -> tuple[int, int]:
             write_record(target, record)
         for sweep in sweeps:
             known = read_sweep([target], sweep["key"])
-            if known is None or len(known["runs"]) <= len(sweep["runs"]):
+            if known is None or count_runs(known) <= count_runs(sweep):
                 write_sweep(target, sweep)
         for scale in scales:
             write_scale(target, scale)
     return len(results), len(records)
+
+
+def drop_other_settings(results: Sequence[Result], record: Records) -> list[Result]:
+    """Of each model only the runs with the tuned settings of its newest one. A sweep that goes on may choose
+    others than before, and a mean must not be of both."""
+    kept = {result.run: _tuned_run(result.run, record) for result in results}
+    by_place: dict[Place, list[Result]] = {}
+    for result in sorted(results, key=lambda r: (r.date, r.run)):
+        by_place.setdefault((result.study, result.label, result.size), []).append(result)
+    dropped = set()
+    for place, found in by_place.items():
+        runs = {result.run: run for result in found if (run := kept[result.run])}
+        names = {name.partition(".")[0] for run in runs.values() for name in run["tuned"]}
+        values = {key: {name: run["config"].get(name) for name in names} for key, run in runs.items()}
+        dropped |= {(place, key) for key in runs if values[key] != list(values.values())[-1]}
+    return [r for r in results if ((r.study, r.label, r.size), r.run) not in dropped]
+
+
+def _tuned_run(key: str, record: Records) -> Record | None:
+    """The record of a run that was tuned, or of the one that it fine-tuned; None where nothing was."""
+    kept = record(key)
+    if kept and "of" in kept:
+        kept = record(kept["of"])
+    return kept if kept and kept.get("tuned") and "config" in kept else None
 
 
 def share_results(

@@ -32,14 +32,18 @@ class FinetuneColumn:
 @dataclass(frozen=True)
 class Tuning:
     """What a scale sweeps. `grid` has each setting's values in their order, `start` where a sweep begins (without
-    it the nearest value to what the model would have), `steps` and `seed` are those of its runs. `continuing` is
-    the grid of models that go on from a trained one, if it is another."""
+    it the nearest value to what the model would have), `steps` and `seed` are those of its runs. The settings of
+    `settle` are then walked through once more, in runs of `settle_steps`: what is best after half of the steps
+    need not be so after all of them. `continuing` is the grid of models that go on from a trained one, if it is
+    another."""
 
     grid: dict[str, list[Any]]
     steps: int
     seed: int = 0
     start: dict[str, Any] = field(default_factory=dict)
     continuing: dict[str, list[Any]] = field(default_factory=dict)
+    settle: list[str] = field(default_factory=list)
+    settle_steps: int = 0
 
     def check(self, source: str) -> None:
         """Raise UserError where a sweep could not be made."""
@@ -61,6 +65,10 @@ class Tuning:
         for name, value in self.start.items():
             check_choice(f"{source}: tune start", name, self.grid)
             check_choice(f"{source}: tune start {name}", value, self.grid[name])
+        for name in self.settle:
+            check_choice(f"{source}: tune settle", name, self.grid)
+        if bool(self.settle) != (self.settle_steps > 0):
+            raise UserError(f"{source}: tune: settle and settle_steps, the length of its runs, go together")
 
 
 @dataclass(frozen=True)

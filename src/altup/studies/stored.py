@@ -23,6 +23,7 @@ SWEEP = {
     "key": str, "model": str, "scale": str, "steps": int, "seed": int, "grid": dict[str, list[Any]],
     "chosen": dict[str, Any] | None, "curves": dict[str, list[list[Any]]], "runs": list[list[Any]],
 }  # fmt: skip
+SETTLED = {"steps": int, "curves": dict[str, list[list[Any]]], "runs": list[list[Any]]}
 LARGEST = 1e30  # number of a curve or a coefficient
 CURVES = {"held_out": 3, "train": 2}  # numbers of a point: the step, the loss, the accuracy
 BLOCK = {"stack": str, "layer": int, "P": list[list[float]], "g": list[float], "active": int}
@@ -62,18 +63,28 @@ def _coefficients_misfit(found: Mapping[str, Any]) -> str | None:
 
 def sweep_misfit(sweep: Any) -> str | None:
     """What is wrong with a sweep."""
-    if wrong := misfit(sweep, SWEEP):
+    if wrong := misfit(sweep, SWEEP, {"settled": dict[str, Any]}):
         return wrong
     for name, values in sweep["grid"].items():
         if not all(fits(value, Number) or isinstance(value, str) for value in values):
             return f"grid.{name} holds more than numbers and text"
         if len({isinstance(value, str) for value in values}) > 1:
             return f"grid.{name} mixes numbers and text"
-    for name, curve in sweep["curves"].items():
-        known = sweep["grid"].get(name, [])
+    longer = sweep.get("settled")
+    if longer is not None and (wrong := misfit(longer, SETTLED)):
+        return f"settled: {wrong}"
+    for part in (sweep, longer or {"curves": {}, "runs": []}):
+        if wrong := _walk_misfit(part, sweep["grid"]):
+            return wrong
+    return None
+
+
+def _walk_misfit(part: Mapping[str, Any], grid: Mapping[str, list[Any]]) -> str | None:
+    for name, curve in part["curves"].items():
+        known = grid.get(name, [])
         if any(len(point) != 2 or point[0] not in known or not _is_loss(point[1]) for point in curve):
             return f"curves.{name} does not go with the grid"
-    if any(len(run) != 3 or not _is_loss(run[1]) for run in sweep["runs"]):
+    if any(len(run) != 3 or not _is_loss(run[1]) for run in part["runs"]):
         return "runs is no list of settings, loss and key"
     return None
 

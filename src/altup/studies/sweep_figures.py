@@ -9,7 +9,7 @@ from altup.studies.charts import Series
 from altup.studies.drawings import Lines
 from altup.studies.pages import Cell, Column, DataTable
 from altup.studies.plots import PALETTE, colours
-from altup.studies.results import Record, Records
+from altup.studies.results import Record, Records, count_runs
 from altup.studies.statistics import Statistics
 from altup.studies.study import Study
 from altup.studies.tuning import edges_of
@@ -63,13 +63,17 @@ def _best(sweep: Record) -> float | None:
 
 
 def _best_run(sweep: Record) -> tuple[dict[str, Any], float | None]:
-    runs = [(point, loss) for point, loss, _ in sweep["runs"] if loss is not None]
+    """Of the longest runs that it has."""
+    made = sweep.get("settled", sweep)["runs"]
+    runs = [(point, loss) for point, loss, _ in made if loss is not None]
     return min(runs, key=lambda run: run[1], default=({}, None))
 
 
 def _runs(sweep: Record) -> str:
-    diverged = sum(loss is None for _, loss, _ in sweep["runs"])
-    return f"{len(sweep['runs'])}" + (f", {diverged} diverged" if diverged else "")
+    """`7, 1 diverged`, and `7 + 3` of a sweep with longer runs."""
+    made = [part["runs"] for part in (sweep, sweep.get("settled")) if part]
+    diverged = sum(loss is None for runs in made for _, loss, _ in runs)
+    return " + ".join(str(len(runs)) for runs in made) + (f", {diverged} diverged" if diverged else "")
 
 
 def introduce_sweeps(sweeps: Mapping[Any, Record]) -> str:
@@ -78,8 +82,17 @@ def introduce_sweeps(sweeps: Mapping[Any, Record]) -> str:
     return (
         f"Each model was tuned with seed {first['seed']} in runs of {first['steps']:,} steps, by their loss on "
         "another part of the held-out text than the one reported."
+        + _tell_settled(sweeps)
         + (" (edge): the best value is the last of the grid, and a better one may lie beyond it." if edge else "")
     )
+
+
+def _tell_settled(sweeps: Mapping[Any, Record]) -> str:
+    longer = [sweep["settled"] for sweep in sweeps.values() if "settled" in sweep]
+    if not longer:
+        return ""
+    names = dict.fromkeys(NAMES.get(name, name) for part in longer for name in part["curves"])
+    return f" The {' and the '.join(names)} settled in runs of {longer[0]['steps']:,} steps."
 
 
 def text_sweeps(sweeps: Mapping[tuple[str, str], Record]) -> str:
@@ -117,7 +130,7 @@ def sweep_table(sweeps: Mapping[tuple[str, str], Record]) -> DataTable:
             below = "edge of the grid" if name in edges_of(sweep) else "" if sweep["chosen"] else "so far"
             cells.append(Cell("–" if value is None else _show(value), below, number))
         cells.append(Cell("–" if best is None else f"{best:.3f}", value=best))
-        rows.append([*cells, Cell(_runs(sweep), value=len(sweep["runs"]))])
+        rows.append([*cells, Cell(_runs(sweep), value=count_runs(sweep))])
     return DataTable(columns, rows, introduce_sweeps(sweeps))
 
 
@@ -138,6 +151,17 @@ def begun_plots(sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:
 
 
 def _plots(prefix: str, colour: Mapping[str, int], sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:
+    longer = {place: _as_sweep(sweep) for place, sweep in sweeps.items() if "settled" in sweep}
+    return [*_curves(prefix, colour, sweeps), *_curves(f"{prefix}-settled", colour, longer)]
+
+
+def _as_sweep(sweep: Record) -> Record:
+    """Its longer runs, as a sweep of their own."""
+    longer = sweep["settled"]
+    return {**sweep, **longer, "grid": {name: sweep["grid"][name] for name in longer["curves"]}}
+
+
+def _curves(prefix: str, colour: Mapping[str, int], sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:
     plots = []
     sizes = {size for _, size in sweeps}
     for name, values in _settings(sweeps).items():
@@ -156,9 +180,11 @@ def _plots(prefix: str, colour: Mapping[str, int], sweeps: Mapping[tuple[str, st
                 series.append(Series(title, points, colour[label], mark))
         if series:
             title = NAMES.get(name, name)
+            steps = next(iter(sweeps.values()))["steps"]
             plots.append(
                 Lines(
-                    f"{prefix}-tuning-{name.replace('.', '-').replace('_', '-')}", f"Tuning: {title}",
+                    f"{prefix}-tuning-{name.replace('.', '-').replace('_', '-')}",
+                    f"Tuning: {title}, {steps:,} steps",
                     "Loss of the sweep's runs at each value; the large point is what was chosen. Later settings "
                     "were swept at the best of those before. Runs that diverged, or ended more than a nat above "
                     "the best, are not drawn.",

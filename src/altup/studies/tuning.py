@@ -1,8 +1,9 @@
 """Tuning: each model's own best settings, found by a sweep on one part of the held-out text.
 
 A sweep walks through the scale's grid one setting at a time: the neighbours of the present best first, then
-further in the direction that gets better. So its runs are a sum over the settings, not a product. They have a seed
-of their own, and what is reported comes from other seeds and from the other part of the held-out text.
+further in the direction that gets better. So its runs are a sum over the settings, not a product. Some settings
+may then be settled in longer runs. All have a seed of their own, and what is reported comes from other seeds and
+from the other part of the held-out text.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Point = dict[str, Any]  # setting → value; `lr_factors.embeddings` is an entry of a mapping
 # Key of a run → its held-out loss, infinite if it diverged, None if not run.
 Losses = Callable[[str], float | None]
+Run = tuple[Point, float, str]  # of a sweep: its settings, its loss, its key
 HAVE_COEFFICIENTS = {"altup", "sameup", "recycled", "sequence-altup"}
 TUNING, REPORTING = {"eval_part": "tuning"}, {"eval_part": "reporting"}
 
@@ -76,33 +78,60 @@ class Parent:
 @dataclass(frozen=True)
 class Sweep:
     """The sweep of one model. `runs` are those made, with their losses; `todo` are the jobs that it waits for;
-    `first` is the one it begins with; `parent` the job from whose model they go on, if any."""
+    `first` is the one it begins with; `parent` the job from whose model they go on, if any; `settling` its second
+    walk, in longer runs, if any."""
 
     key: str
     title: str
     grid: dict[str, list[Any]]
     walk: Walk
-    runs: list[tuple[Point, float, str]]
+    runs: list[Run]
     todo: list[Job]
     first: Job
     parent: Parent | None = None
+    settling: Settling | None = None
 
     @property
     def chosen(self) -> Point | None:
-        return None if self.walk.missing else self.walk.best
+        last = self.settling.walk if self.settling else self.walk
+        return None if self.walk.missing or last.missing else last.best
 
     @property
     def most_left(self) -> int:
-        """Runs that it may still need."""
-        return max(most_runs(self.grid) - len(self.runs), len(self.todo)) if self.todo else 0
+        """Runs that it may still need, without the longer ones."""
+        missing = len(self.walk.missing)
+        return max(most_runs(self.grid) - len(self.runs), missing) if missing else 0
 
     def describe(self, tuning: Tuning, scale: str) -> dict[str, Any]:
         """What the results keep of it."""
-        return {
+        found: dict[str, Any] = {
             "key": self.key, "model": self.title, "scale": scale, "steps": tuning.steps, "seed": tuning.seed,
             "grid": self.grid, "chosen": self.chosen, "curves": _finite(self.walk.curves),
-            "runs": [[point, loss if math.isfinite(loss) else None, key] for point, loss, key in self.runs],
+            "runs": _told(self.runs),
         }  # fmt: skip
+        if (longer := self.settling) and longer.runs:
+            curves, runs = _finite(longer.walk.curves), _told(longer.runs)
+            found["settled"] = {"steps": tuning.settle_steps, "curves": curves, "runs": runs}
+        return found
+
+
+@dataclass(frozen=True)
+class Settling:
+    """The walk through some settings in longer runs, from what the short ones chose. Its `runs` are those made."""
+
+    grid: dict[str, list[Any]]
+    walk: Walk
+    runs: list[Run]
+    first: Job
+
+    @property
+    def most_left(self) -> int:
+        missing = len(self.walk.missing)
+        return max(most_runs(self.grid) - len(self.runs), missing) if missing else 0
+
+
+def _told(runs: list[Run]) -> list[list[Any]]:
+    return [[point, loss if math.isfinite(loss) else None, key] for point, loss, key in runs]
 
 
 def _finite(curves: Mapping[str, list[tuple[Any, float]]]) -> dict[str, list[tuple[Any, float | None]]]:
@@ -137,33 +166,44 @@ def find_sweep(
     is empty."""
     if not grid:
         return None
-    usual = {"steps": tuning.steps, "seed": tuning.seed, **TUNING}
-    config = configure(usual)
+    config = configure({"steps": tuning.steps, "seed": tuning.seed, **TUNING})
     begin = {name: _begin(values, tuning.start.get(name), _read(config, name)) for name, values in grid.items()}
-    jobs: dict[str, tuple[Point, Job, float | None]] = {}
+    jobs: dict[str, tuple[int, Point, Job, float | None]] = {}
 
-    def job_at(point: Point) -> tuple[Point, Job, float | None]:
-        place = str(point)
+    def job_at(steps: int, point: Point) -> tuple[Job, float | None]:
+        place = f"{steps} {point}"
         if place not in jobs:
-            job = pretrain_job(configure({**usual, **point}), row, data, parent.job if parent else None)
+            settings = {"steps": steps, "seed": tuning.seed, **TUNING, **point}
+            job = pretrain_job(configure(settings), row, data, parent.job if parent else None)
             told = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
                              for name, value in point.items())  # fmt: skip
             job = replace(_stopping(job), title=f"tuning {job.title}: {told}")
-            jobs[place] = point, job, losses(job.key)
-        return jobs[place]
+            jobs[place] = steps, point, job, losses(job.key)
+        return jobs[place][2:]
 
-    first = job_at(begin)[1]
-    key = key_of("sweep", first.key, grid)
-    walk = walk_grid(grid, begin, lambda point: job_at(point)[2])
-    runs = [(point, loss, job.key) for point, job, loss in jobs.values() if loss is not None]
+    def runs_of(steps: int) -> list[Run]:
+        return [(p, loss, job.key) for n, p, job, loss in jobs.values() if n == steps and loss is not None]
+
+    short, long = tuning.steps, tuning.settle_steps
+    first = job_at(short, begin)[0]
+    walk = walk_grid(grid, begin, lambda point: job_at(short, point)[1])
+    runs, todo = runs_of(short), [job_at(short, point)[0] for point in walk.missing]
+    settles = {name: grid[name] for name in tuning.settle if name in grid}
+    settling = None
+    if settles:
+        first_long = job_at(long, walk.best)[0]
+        again = walk_grid(settles, walk.best, lambda point: job_at(long, point)[1])
+        settling = Settling(settles, again, runs_of(long), first_long)
+        todo = todo or [job_at(long, point)[0] for point in again.missing]
+    key = key_of("sweep", first.key, grid, *([settles, long] if settles else []))
 
     def of_sweep(job: Job) -> Job:
         return replace(job, settings={**job.settings, "tunes": key})
 
-    todo = [of_sweep(job_at(point)[1]) for point in walk.missing]
     changes = {**row.settings.get("model_overrides", {}), **row.start}
     title = describe_model(config, changes) + (", going on" if parent else "")
-    return Sweep(key, title, grid, walk, runs, todo, of_sweep(first), parent)
+    todo = [of_sweep(job) for job in todo]
+    return Sweep(key, title, grid, walk, runs, todo, of_sweep(first), parent, settling)
 
 
 def _stopping(job: Job) -> Job:
