@@ -145,8 +145,11 @@ class LayerStack:
     def can_hand_norms(self) -> bool:
         """Whether the rule is Algorithm 1 with few blocks, and all layers can be given their first norm."""
         few = 1 < getattr(self.rule, "num_blocks", 0) <= with_norm.MOST_BLOCKS
-        takes = all(getattr(layer, "takes_pending", False) for layer in self.layers)
-        return type(self.rule) is AltUp and few and not self.strided and takes
+        if type(self.rule) is not AltUp or not few or self.strided:
+            return False
+        norms = [getattr(layer, "attention_norm", None) for layer in self.layers]
+        plain = all(isinstance(norm, RMSNorm) and len(norm.weight) <= with_norm.SEEN_WIDTH for norm in norms)
+        return plain and all(getattr(layer, "takes_pending", False) for layer in self.layers)
 
     def _is_undisturbed(self) -> bool:
         """Whether no layer is computed again in the backward pass, and none's output is watched by hooks."""
@@ -249,7 +252,8 @@ def compile_layers(
     for module in model.modules():
         if isinstance(module, LayerStack):
             module.hands_on = joins and module.can_hand_on()
-            module.hands_norms = joins and with_norm.ON_GPUS and module.can_hand_norms()
+            seen = joins and all(weight.dtype == torch.bfloat16 for weight in maps)  # on a GPU
+            module.hands_norms = seen and module.can_hand_norms()
         if isinstance(module, PreNormLayer):
             norms = [part for part in module.children() if isinstance(part, RMSNorm)]
             module.fuses_norms = joins and all(_is_plain_norm(norm) for norm in norms)

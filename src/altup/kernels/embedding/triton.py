@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 FEW = 32  # the most places of a word that the first kernel takes
-ROWS, WARPS = 1, 4  # rows that it reads at a time
+ROWS, WARPS = 4, 4  # rows that it reads at a time
 MANY_ROWS, MANY_COLUMNS = 32, 128  # tile of the second
 
 
