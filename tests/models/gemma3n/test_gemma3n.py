@@ -16,7 +16,17 @@ import altup
 from altup.core import errors
 from altup.models.gemma3n import classes
 from altup.models.gemma3n.parts import Fused
-from tests.models.gemma3n.tiny import ROWS, accelerated, assert_same, batch, distance, gradients, stir, tiny_gemma
+from tests.models.gemma3n.tiny import (
+    ROWS,
+    accelerated,
+    assert_same,
+    batch,
+    distance,
+    gradients,
+    plain_batch,
+    stir,
+    tiny_gemma,
+)
 
 
 @pytest.mark.parametrize(
@@ -397,6 +407,23 @@ def test_wrong_arguments():
     for verb in (altup.accelerate, altup.decelerate):
         with pytest.raises(errors.UserError, match=r"altup\.(ac|de)celerate takes a model .*, not None"):
             verb(None)
+
+
+def test_recorded_calls():
+    """On a CPU they are made again. A cache in the result, as transformers has it by default, is launched."""
+    model = accelerated(tiny_gemma(layers=2))
+    want = [gradients(model, plain_batch(seed)) for seed in range(4)]
+    altup.accelerate(model, implementation="plain", record=True)
+    calls = model._compiled_call_impl
+    for seed, (loss, exact) in enumerate(want):
+        our_loss, found = gradients(model, plain_batch(seed))
+        assert torch.equal(our_loss, loss)
+        assert all(torch.equal(found[name], g) for name, g in exact.items() if g is not None)
+    assert len(calls._recorded) == 1
+    model(input_ids=plain_batch(0)["input_ids"], use_cache=True)
+    assert calls._never
+    altup.decelerate(model)
+    assert model._compiled_call_impl is None
 
 
 @pytest.mark.slow

@@ -10,7 +10,16 @@ from transformers import Gemma3nForCausalLM
 
 import altup
 from altup.models.gemma3n import parts
-from tests.models.gemma3n.tiny import accelerated, assert_same, batch, gradients, stir, tiny_config, tiny_gemma
+from tests.models.gemma3n.tiny import (
+    accelerated,
+    assert_same,
+    batch,
+    gradients,
+    plain_batch,
+    stir,
+    tiny_config,
+    tiny_gemma,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -135,6 +144,25 @@ def test_compiled(layers):
     if not layers:
         ours.compile()
     assert_same(model, ours, on_gpu(batch(2, 16)), tolerance=1e-4)
+
+
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize("length", [7, 33])
+def test_recorded_training(length):
+    ours = accelerated(tiny_gemma(4).cuda(), "auto")
+    batches = [plain_batch(seed, 2, length) for seed in range(5)]
+    batches = [
+        {**data, "input_ids": data["input_ids"].cuda(), "labels": data["labels"].cuda()} for data in batches
+    ]
+    want = [gradients(ours, data) for data in batches]
+    altup.accelerate(ours, record=True)
+    for data, (loss, exact) in zip(batches, want, strict=True):
+        our_loss, found = gradients(ours, data)
+        torch.testing.assert_close(our_loss, loss, rtol=1e-6, atol=1e-6)
+        for name, g in exact.items():
+            if g is not None:
+                torch.testing.assert_close(found[name], g, rtol=1e-4, atol=1e-5)
+    assert len(ours._compiled_call_impl._recorded) == 1
 
 
 def test_moved_to_a_gpu_afterwards():

@@ -52,6 +52,12 @@ def stir(model: torch.nn.Module) -> None:
         p.add_(torch.randn_like(p) * (4.0 if "modality_router" in name else 0.3))
 
 
+def plain_batch(seed: int, rows: int = 2, length: int = 7) -> dict[str, Any]:
+    """Tokens and labels alone, as a recorded call wants them."""
+    ids = torch.randint(3, ROWS, (rows, length), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "labels": ids, "use_cache": False}
+
+
 def batch(rows: int = 2, length: int = 7) -> dict[str, torch.Tensor]:
     """With labels, one of which does not count."""
     torch.manual_seed(1)
