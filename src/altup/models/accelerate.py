@@ -24,6 +24,7 @@ def accelerate(
     head: bool = True,
     compile: bool | None = None,
     record: bool | None = None,
+    remake: bool = False,
 ) -> Model:
     """Give a model our fast code, in place, for training and inference in a loop of your own.
 
@@ -51,6 +52,8 @@ def accelerate(
         record: Whether passes, forward and backward, are replayed as CUDA graphs. By default those of our models
             are, on a GPU. Calls that cannot be are launched: with a cache, with hooks, with gradient
             checkpointing, under FSDP.
+        remake: Whether the backward pass of Gemma 3n makes activations again that a pass or two can make: a
+            quarter less memory, and a little slower.
 
     Returns:
         The model itself.
@@ -73,7 +76,7 @@ def accelerate(
     if _has_gemma3n(model):
         from altup.models.gemma3n import classes
 
-        if unknown := classes.fuse(model, implementation, head):
+        if unknown := classes.fuse(model, implementation, head, remake):
             warn_once(
                 f"altup.accelerate: {', '.join(unknown)} of this version of transformers computes something that "
                 "altup does not know, so these parts keep their own code"

@@ -45,6 +45,7 @@ def test_loss_and_all_gradients(K, active, more):
     before = copy.deepcopy(model.state_dict())
     ours = accelerated(model)
     assert_same(model, ours, batch())
+    assert_same(model, accelerated(model, remake=True), batch())
     clipped = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
     assert clipped == ([n for n in before if "prediction_coefs" in n] if "altup_coef_clip" in more else [])
     for name, value in model.state_dict().items():
@@ -175,8 +176,8 @@ def test_gradient_checkpointing(reentrant):
 def test_what_a_pass_can_make_again_is_not_kept():
     """The inputs of maps behind norms, and of the gate of the per-layer input; unless someone else decides."""
 
-    def kept():
-        model = accelerated(tiny_gemma(layers=2))
+    def kept(remake=True):
+        model = accelerated(tiny_gemma(layers=2), remake=remake)
         layer = model.model.layers[1]
         storages = []
         for part in (layer.self_attn.q_proj, layer.mlp.gate_proj, layer.per_layer_input_gate):
@@ -194,6 +195,7 @@ def test_what_a_pass_can_make_again_is_not_kept():
         return alive
 
     assert kept() == [False] * 3
+    assert kept(remake=False) == [True] * 3
     with torch.autograd.graph.save_on_cpu():
         assert kept() == [True] * 3
 
@@ -246,7 +248,7 @@ def test_it_goes_back_and_forth(tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
     altup.decelerate(altup.decelerate(model))
     assert [type(part) for part in model.modules()] == first
-    assert not any("implementation" in vars(part) or "fuses_head" in vars(part) for part in model.modules())
+    assert not any({"implementation", "fuses_head", "remakes"} & vars(part).keys() for part in model.modules())
     back = gradients(model, batch())
     assert torch.equal(back[0], loss[0])
     assert all(torch.equal(back[1][name], g) for name, g in loss[1].items() if g is not None)

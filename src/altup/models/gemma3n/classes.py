@@ -112,7 +112,7 @@ def blank(base: Any) -> nn.Module:
     return cls.__new__(cls)
 
 
-def fuse(model: nn.Module, implementation: str, head: bool) -> list[str]:
+def fuse(model: nn.Module, implementation: str, head: bool, remake: bool = False) -> list[str]:
     """Give every part of `model` its fused class; gives the names of the classes whose code is not known."""
     unknown = []
     for part in model.modules():
@@ -123,7 +123,7 @@ def fuse(model: nn.Module, implementation: str, head: bool) -> list[str]:
                 continue
             change_class(part, fused_class(kind))
         if isinstance(part, Fused):
-            part.implementation = implementation
+            part.implementation, part.remakes = implementation, remake
         if isinstance(part, FusedHead):
             part.fuses_head = head
     return sorted(set(unknown))
@@ -140,5 +140,5 @@ def unfuse(model: nn.Module) -> None:
                     "altup.decelerate"
                 )
             change_class(part, own)
-            for name in ("implementation", "fuses_head"):
+            for name in ("implementation", "fuses_head", "remakes"):
                 vars(part).pop(name, None)

@@ -26,15 +26,6 @@ from altup.kernels.launch import FUSED_DTYPES, runs_triton
 from altup.models.gemma3n.remaking import Remaking, can_remake, remake
 from altup.nn.linear import is_bare, is_unhooked
 
-# What may run: norm and rotary positions as one kernel, additions with the norms around them as one, cheap
-# activations made again, the product of gate and up made again. On a GPU what was seen there to be right.
-FUSIONS = frozenset({"rotary", "residual", "remaking", "gated linear"})
-SEEN_ON_GPU = frozenset({"rotary", "remaking", "gated linear"})
-
-
-def is_tried(what: str, x: Tensor) -> bool:
-    return what in (SEEN_ON_GPU if x.is_cuda else FUSIONS)
-
 
 def is_bare_norm(norm: nn.Module) -> bool:
     """Whether a norm's weight and ε may be taken for the norm."""
@@ -47,9 +38,11 @@ def remade_norm(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 class Fused(nn.Module):
-    """What all fused parts share. `implementation` is that of the kernels; "plain" is our formulas in PyTorch."""
+    """What all fused parts share. `implementation` is that of the kernels; "plain" is our formulas in PyTorch.
+    `remakes`: whether the backward pass makes cheap activations again."""
 
     implementation: str
+    remakes: bool = False
     config: Any
 
 
@@ -92,7 +85,7 @@ class FusedMLP(Fused):
         """Whether the last map would keep its input, which can be made again."""
         down = self.down_proj
         return (
-            is_tried("gated linear", gate)
+            self.remakes
             and torch.is_grad_enabled()
             and is_bare(down)
             and down.weight.requires_grad
@@ -171,7 +164,7 @@ class FusedAttention(Fused):
 
     def _heads(self, project: Any, norm: Any, hidden_states: Tensor, positions: Any) -> Tensor:
         x, (cos, sin) = self._split(project(hidden_states)), positions
-        if is_tried("rotary", x) and self._fuses(x) and is_bare_norm(norm):
+        if self._fuses(x) and is_bare_norm(norm):
             weight, eps, kind = norm.weight, norm.eps, self.implementation
             made = fused.norm_rotary(x, weight, eps, cos, sin, kind)
             return remake(made, lambda x: fused.norm_rotary(x, weight, eps, cos, sin, kind), x)
@@ -242,8 +235,8 @@ class FusedAltUp(Fused):
 class FusedDecoderLayer(Fused):
     """`Gemma3nTextDecoderLayer`: correction, the norm of the per-layer input's branch and its addition are one.
 
-    Attention, Laurel, the feed-forward network and their norms are the layer's own. What a pass or two can make
-    again, the backward pass makes again (`remaking.py`).
+    Attention, Laurel, the feed-forward network and their norms are the layer's own. Where `remakes` is set, what
+    a pass or two can make again, the backward pass makes again (`remaking.py`).
     """
 
     altup: FusedAltUp
@@ -272,7 +265,7 @@ class FusedDecoderLayer(Fused):
         altup, norm = self.altup, part.post_per_layer_input_norm
         if not (isinstance(altup, FusedAltUp) and altup.fuses(hidden_states) and is_bare_norm(norm)):
             return super().forward(hidden_states, per_layer_input=per_layer_input, **given)
-        remakes = is_tried("remaking", hidden_states) and can_remake(hidden_states.device)
+        remakes = self.remakes and can_remake(hidden_states.device)
         with Remaking() if remakes else nullcontext():
             blocks = altup.predict_blocks(hidden_states)
             active = self.config.altup_active_idx
@@ -294,7 +287,7 @@ class FusedDecoderLayer(Fused):
     def _compute(self, x: Tensor, given: dict[str, Any]) -> Tensor:
         """The layer proper on the active block: attention beside Laurel, then the feed-forward network."""
         part: Any = self
-        fuses, norm = self._fuses_additions(x), part.input_layernorm
+        fuses, norm = self._fuses_additions(), part.input_layernorm
         if fuses and is_bare_norm(norm):
             x, normed = fused.norm_beside(x, norm.weight, norm.eps, self.implementation)
             remake(normed, norm, x)
@@ -312,7 +305,7 @@ class FusedDecoderLayer(Fused):
 
         return remake(add(x, made), add, x, made) if is_bare_norm(norm) else add(x, made)
 
-    def _fuses_additions(self, x: Tensor) -> bool:
+    def _fuses_additions(self) -> bool:
         part: Any = self
         norms = (
             part.post_attention_layernorm,
@@ -320,11 +313,7 @@ class FusedDecoderLayer(Fused):
             part.pre_feedforward_layernorm,
             part.post_feedforward_layernorm,
         )
-        return (
-            is_tried("residual", x)
-            and is_unhooked(self.laurel)
-            and all(is_bare_norm(norm) and norm.eps == norms[0].eps for norm in norms)
-        )
+        return is_unhooked(self.laurel) and all(is_bare_norm(norm) and norm.eps == norms[0].eps for norm in norms)
 
     def _laurel(self, x: Tensor, leaves: bool) -> Tensor:
         """`Gemma3nTextLaurelBlock`, or what comes before its norm and its addition."""
