@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from altup.core.errors import UserError
 from altup.core.pretrained import load_config
-from altup.models.foreign import answer_in_sums, keeps_texts_apart, kind_of, load_language_model
+from altup.models.foreign import answer_in_sums, keeps_texts_apart, kind_of, load_language_model, shift_right
 
 WIDTHS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 ROWS = {"vocab_size": 40, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
@@ -28,6 +28,12 @@ def build(kind: str) -> Any:
     shape = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 3}
     return transformers.BartForConditionalGeneration(transformers.BartConfig(**shape, **heads, **ROWS)).eval()
+
+
+def test_a_decoder_whose_config_names_no_start_begins_with_padding() -> None:
+    config = transformers.T5Config(vocab_size=40, pad_token_id=0)
+    inputs = shift_right(torch.tensor([[5, 6, -100]]), config)
+    assert inputs.tolist() == [[0, 5, 6]]
 
 
 @pytest.mark.parametrize("kind", ["t5", "bert", "decoder"])

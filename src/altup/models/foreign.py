@@ -166,7 +166,7 @@ class ExampleSumsModel(SumsModel):
 
 def shift_right(labels: Tensor, config: Any) -> Tensor:
     """What a decoder reads to answer with `labels` [batch, tokens]: its start token, then all but the last one."""
-    start = config.decoder_start_token_id
+    start = getattr(config, "decoder_start_token_id", None)  # newer configs of T5 may not have the field at all
     inputs = labels.new_full(labels.shape, config.pad_token_id if start is None else start)
     inputs[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, config.pad_token_id or 0)
     return inputs
