@@ -335,6 +335,12 @@ def test_sums_of_the_router(K, tokens, d, dtype, poisoned):
         assert distance(one, other) < 2 * max(TOLERANCE[dtype], SUM_TOLERANCE)
 
 
+@runs_kernel
+def test_a_layer_with_sums_by_kernels(monkeypatch, poisoned):
+    monkeypatch.setattr(sums, "FUSES", True)
+    compare(*problem(3, (2, 3, 17)), active=1)
+
+
 def by_hand(q, k, v, window, scale):
     """Attention within a window, token by token."""
     out = torch.empty_like(q)

@@ -73,8 +73,8 @@ def providers(
     return made
 
 
-def kernels(model: Any) -> Any:
-    return accelerate(model, implementation="triton")
+def kernels(model: Any, remake: bool = False) -> Any:
+    return accelerate(model, implementation="triton", remake=remake)
 
 
 def as_it_is(model: Any) -> Any:
@@ -202,17 +202,21 @@ class Models:
 
     def step(self, rows: int, length: int, tuned: str) -> Problem:
         """Forward and backward with labels; no optimizer."""
+        build = partial(self._step, rows, length, tuned)
         return Problem(
             "gemma3n",
             {"size": self.size, "method": TUNED[tuned], "batch": rows, "inputs": length},
-            providers(
-                partial(self._step, rows, length, tuned),
-                {
-                    "layers compiled": (compiled_layers, compile_layers),
-                    "flex layers compiled": (flexible, None),
-                    "compiled": (compiled_whole, compiled_whole),
-                },
-            ),
+            [
+                *providers(
+                    build,
+                    {
+                        "layers compiled": (compiled_layers, compile_layers),
+                        "flex layers compiled": (flexible, None),
+                        "compiled": (compiled_whole, compiled_whole),
+                    },
+                ),
+                Provider("altup remake", partial(build, partial(kernels, remake=True)), triton=True),
+            ],
             tolerances=tolerances(self.setup),
         )
 

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, library
 
 from altup.kernels.direct import call
-from altup.kernels.launch import on_its_device
+from altup.kernels.launch import can_launch, on_its_device
 
+# Whether kernels add up the router's gradients. They are right on a GPU, but the step was not faster with them: an
+# operator may cost the host more than the dozen small kernels of PyTorch's that it replaces.
+FUSES = False
 ROUTER = "Tensor weight, Tensor norm, float eps"  # of an operator's schema
 
 
@@ -31,8 +34,14 @@ def router_gradients(
     """Those of the router and of its norm's scale, from Z = Σ over tokens of (∂routed / rms) ⊗ x: [K, d]."""
     if not (weight_grad or norm_grad):
         return None, None
-    d_weight, d_norm = call(router_sums, x, d_routed, inverses, weight, norm)
-    return d_weight if weight_grad else None, d_norm if norm_grad else None
+    if FUSES and can_launch(x.device):
+        d_weight, d_norm = call(router_sums, x, d_routed, inverses, weight, norm)
+        return d_weight if weight_grad else None, d_norm if norm_grad else None
+    Z = outer_sum(d_routed * (inverses / x.shape[-1]).unsqueeze(-1), x)
+    return (
+        (Z * norm.float()).to(weight.dtype) if weight_grad else None,
+        (Z * weight.float()).sum(dim=0).to(norm.dtype) if norm_grad else None,
+    )
 
 
 def outer_sum(a: Tensor, b: Tensor) -> Tensor:
