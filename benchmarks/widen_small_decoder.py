@@ -30,10 +30,18 @@ import altup
 RESULTS = Path(__file__).parent / "results" / "widen_small_decoder.csv"
 LENGTH, BATCH, WARMUP = 64, 16, 20
 UNTIED = "original, head untied"  # which AltUp does as well, so that it may be what helps
+# AltUp cuts a head into K shares. Adam moves each as far as it would have moved the whole: K times as far in all.
+HEAD_RATES = {
+    "original, head untied, at twice the rate": 2.0,
+    "altup, factor 1, head at half the rate": 0.5,
+    "altup K=4, factor 1, head at a quarter of the rate": 0.25,
+}
 MODELS = {
     **shared.MODELS,
     "altup K=4, factor 1": shared.Model("altup", k=4),
     "altup, noise 0.3, factor 1": shared.Model("altup", noise=0.3),
+    "altup, factor 1, head at half the rate": shared.Model("altup"),
+    "altup K=4, factor 1, head at a quarter of the rate": shared.Model("altup", k=4),
 }
 
 
@@ -61,8 +69,8 @@ STUDIES = {
             (UNTIED, 200),
             ("recycled, factor 100", 200),
             ("altup, factor 100", 200),
-            ("recycled, factor 10", 200),
-            ("altup, factor 10", 200),
+            ("altup, factor 1, head at half the rate", 200),
+            ("original, head untied, at twice the rate", 200),
         ],
     ),
     # 2.5 and 8 % more steps: what a large Llama pays on a GPU for Recycled and for AltUp.
@@ -81,6 +89,8 @@ STUDIES = {
             ("altup, factor 10", 800),
             ("recycled, factor 10", 800),
             ("altup, noise 0.3, factor 1", 800),
+            ("altup, factor 1, head at half the rate", 800),
+            ("altup K=4, factor 1, head at a quarter of the rate", 800),
         ],
     ),
 }
@@ -108,10 +118,17 @@ def loss_of(model: Any, held_out: Tensor) -> float:
     return sum(float(model(input_ids=rows, labels=rows).loss) for rows in held_out.split(128)) / 4
 
 
-def train(model: Any, rows: Tensor, steps: int, rate: float, factor: float, seed: int) -> float:
+def train(
+    model: Any, rows: Tensor, steps: int, rate: float, factor: float, seed: int, head_rate: float = 1.0
+) -> float:
     """Seconds of the processor that training took."""
     draw = torch.Generator().manual_seed(seed)
     groups = altup.parameter_groups(model, lr=rate, coefficient_factor=factor)
+    if head_rate != 1:
+        head = model.lm_head.weight
+        for group in groups:
+            group["params"] = [p for p in group["params"] if p is not head]
+        groups.append({"params": [head], "lr": rate * head_rate, "weight_decay": 0.0})
     rates = [group["lr"] for group in groups]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
     model.train()
@@ -154,12 +171,13 @@ def run(path: Path, task: str) -> None:
             if key not in done:
                 chosen = MODELS.get(name, shared.Model())
                 model = copy.deepcopy(original)
-                if name == UNTIED:
+                if name.startswith(UNTIED):
                     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
                 if chosen.method:
                     altup.widen(model, chosen.method, chosen.k)
                     chosen.add_noise(model, seed)
-                seconds = train(model, rows, steps, study.rate, chosen.factor, seed)
+                head_rate = HEAD_RATES.get(name, 1.0)
+                seconds = train(model, rows, steps, study.rate, chosen.factor, seed, head_rate)
                 loss = f"{loss_of(model, held_out):.5f}"
                 far = f"{shared.moved(model):.4g}"
                 shared.append(RESULTS, (*key, len(held_out), loss, "", far, f"{seconds:.1f}", torch.__version__))

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from transformers import CompileConfig
 
 from altup import widen
 from tests.models.widening.families import FAMILIES, build, inputs
@@ -55,6 +56,23 @@ def assert_same_text(model, wide, **options):
     batch = without_labels(inputs(model))
     options = {"max_new_tokens": 6, "do_sample": False, **options}
     assert torch.equal(wide.generate(**batch, **options), model.generate(**batch, **options))
+
+
+def test_a_static_cache_and_a_compiled_model_write_the_same_text():
+    """As one graph, so that a GPU can record it: the way around a host that launches kernel by kernel."""
+    wide = widen(build("llama"), "altup").eval()
+    with torch.no_grad():
+        for name, p in wide.named_parameters():
+            if ".altup." in name:
+                p += 0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0))
+    how = CompileConfig(backend="eager", fullgraph=True, mode=None)
+    how._compile_all_devices = True  # transformers compiles for GPUs alone
+    batch = without_labels(inputs(wide))
+    options = {"max_new_tokens": 6, "do_sample": False}
+    torch._dynamo.utils.counters.clear()
+    recorded = wide.generate(**batch, **options, cache_implementation="static", compile_config=how)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch.equal(recorded, wide.generate(**batch, **options))
 
 
 @pytest.mark.parametrize("method", ["recycled", "altup"])

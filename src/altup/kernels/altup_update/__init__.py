@@ -49,19 +49,12 @@ def altup_update(
     fits = len(x) <= FUSED_BLOCKS and parts[0].dtype in FUSED_DTYPES and y.dtype in FUSED_DTYPES
     if implementation == "triton":
         check_triton(fits, parts[0], y)
-    fuses = implementation == "auto" and fits and runs_triton(y.device) and not _is_fused_by_the_compiler()
-    if fuses or implementation == "triton":
+    if implementation == "triton" or (implementation == "auto" and fits and runs_triton(y.device)):
         if P.dtype != torch.float32 or g.dtype != torch.float32:
             P, g = P.float(), g.float()
         new = (update if needs_operator(y) else launch)(list(parts), y, residual, P, g, active)
         return new[0] if isinstance(x, Tensor) else tuple(new)
     return _plain(x, y, P, g, active, residual)
-
-
-def _is_fused_by_the_compiler() -> bool:
-    """Without gradients the update is a sum like any other, which `torch.compile` does together with the norm
-    behind it. What it makes of the gradients is slower than the kernels."""
-    return torch.compiler.is_compiling() and not torch.is_grad_enabled()
 
 
 def _plain(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None) -> State:
