@@ -87,6 +87,7 @@ class FusedMLP(Fused):
         return (
             self.remakes
             and torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
             and is_bare(down)
             and down.weight.requires_grad
             and down.weight.dtype == gate.dtype
@@ -164,7 +165,7 @@ class FusedAttention(Fused):
 
     def _heads(self, project: Any, norm: Any, hidden_states: Tensor, positions: Any) -> Tensor:
         x, (cos, sin) = self._split(project(hidden_states)), positions
-        if self._fuses(x) and is_bare_norm(norm):
+        if self._fuses(x) and is_bare_norm(norm) and not torch.compiler.is_compiling():
             weight, eps, kind = norm.weight, norm.eps, self.implementation
             made = fused.norm_rotary(x, weight, eps, cos, sin, kind)
             return remake(made, lambda x: fused.norm_rotary(x, weight, eps, cos, sin, kind), x)
@@ -287,7 +288,7 @@ class FusedDecoderLayer(Fused):
     def _compute(self, x: Tensor, given: dict[str, Any]) -> Tensor:
         """The layer proper on the active block: attention beside Laurel, then the feed-forward network."""
         part: Any = self
-        fuses, norm = self._fuses_additions(), part.input_layernorm
+        fuses, norm = self._fuses_additions(x), part.input_layernorm
         if fuses and is_bare_norm(norm):
             x, normed = fused.norm_beside(x, norm.weight, norm.eps, self.implementation)
             remake(normed, norm, x)
@@ -305,7 +306,7 @@ class FusedDecoderLayer(Fused):
 
         return remake(add(x, made), add, x, made) if is_bare_norm(norm) else add(x, made)
 
-    def _fuses_additions(self) -> bool:
+    def _fuses_additions(self, x: Tensor) -> bool:
         part: Any = self
         norms = (
             part.post_attention_layernorm,
