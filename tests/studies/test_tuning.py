@@ -307,6 +307,20 @@ def test_sweeps_are_shown_and_merged_before_there_are_results(
         assert (path.with_name(f"{folder.name}-plots") / "sweeps-tuning-lr.svg").exists()
 
 
+def test_sweeps_that_others_have_replaced_are_not_shown_as_begun(
+    done: tuple[StudyRun, StudyOutcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same models were swept with another grid before; a sweep that goes on is shown."""
+    monkeypatch.setattr("altup.studies.report.shipped", lambda: {"two": TWO})
+    shutil.copytree(done[0].results, tmp_path / "results")
+    path = min((tmp_path / "results" / "sweeps").glob("*.json"))
+    sweep = {**json.loads(path.read_text()), "key": "earlier"}
+    for chosen, shown in ((sweep["chosen"], []), (None, [sweep["model"]])):
+        path.with_stem("earlier").write_text(json.dumps({**sweep, "chosen": chosen}))
+        begun = StudyReport([tmp_path / "results"]).begun
+        assert [model for model, _ in begun] == shown
+
+
 def test_a_run_that_diverges_counts_as_infinitely_bad(scale: Scale, data: Path, tmp_path: Path) -> None:
     wild = Tuning({"lr": [0.01, 1e30]}, steps=3)
     changed = replace(scale, tune=wild, given={**scale.given, "max_skipped": 1, "log_every": 1})

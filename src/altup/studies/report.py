@@ -83,14 +83,18 @@ class StudyReport:
 
     @cached_property
     def begun(self) -> dict[tuple[str, str], Record]:
-        """(model, scale) → its sweep, of models that have no results yet. A sweep belongs to no study alone, so
-        there are none where studies are named that have results."""
+        """(model, scale) → its sweep, where that goes on or the model has no results yet. A sweep belongs to no
+        study alone, so there are none where studies are named that have results."""
         if self.results and self.names:
             return {}
-        known = {sweep["key"] for study in self.studies for sweep in self.sweeps(study).values()}
+        known = {sweep["key"]: sweep["model"] for study in self.studies for sweep in self.sweeps(study).values()}
         scale = self.as_run.scale
-        begun = [sweep for sweep in self._sweeps if sweep["scale"] == scale and sweep["key"] not in known]
-        return {(sweep["model"], scale): sweep for sweep in begun}
+        return {
+            (sweep["model"], scale): sweep
+            for sweep in self._sweeps
+            if sweep["scale"] == scale and sweep["key"] not in known
+            and not (sweep["chosen"] and sweep["model"] in known.values())  # an earlier one, of another grid
+        }  # fmt: skip
 
     @cached_property
     def _sweeps(self) -> list[Record]:
