@@ -64,8 +64,12 @@ class Engine:
         if self.compiles:
             # Code for any size is made once two have been seen, so what a step runs depends on the steps before.
             dynamic = None if config.SHAPES_VARY and not config.deterministic else False
-            # Maps whose weights are sharded have not been joined on a GPU yet.
-            compile_layers(model, device=None if sharded else process_group.device, dynamic=dynamic)
+            # Where joined maps and norms have been seen right in a run; elsewhere the weights, which are still on
+            # the CPU, tell that nothing is joined.
+            seen = config.precision == "bf16" and not (
+                sharded or config.activation_checkpointing or config.SHAPES_VARY
+            )
+            compile_layers(model, device=process_group.device if seen else None, dynamic=dynamic)
         self.plain = distribute(model, config.parallel, config.low_precision, process_group)
         if fill:
             fill(self.plain)
