@@ -144,7 +144,7 @@ class LayerStack:
 
     def can_hand_norms(self) -> bool:
         """Whether the rule is Algorithm 1 with few blocks, and all layers can be given their first norm."""
-        few = 1 < getattr(self.rule, "num_blocks", 0) <= with_norm.MOST_BLOCKS
+        few = 1 < getattr(self.rule, "num_blocks", 0) <= with_norm.SEEN_BLOCKS
         if type(self.rule) is not AltUp or not few or self.strided:
             return False
         norms = [getattr(layer, "attention_norm", None) for layer in self.layers]

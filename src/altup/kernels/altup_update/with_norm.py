@@ -18,7 +18,7 @@ from altup.kernels.altup_update.op import like
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
 MOST_BLOCKS = 4  # whose sums fit into registers beside whole rows
-SEEN_WIDTH = 1024  # what "auto" takes: beyond it, a GPU has not shown the kernels right yet
+SEEN_BLOCKS, SEEN_WIDTH = 2, 1024  # what "auto" takes: beyond it, a GPU has not shown the kernels right yet
 
 
 class Updated(NamedTuple):
@@ -34,7 +34,7 @@ def takes_norm(state: Sequence[Tensor], implementation: str = "auto") -> bool:
     block = state[0]
     fits = 1 < len(state) <= MOST_BLOCKS and block.dtype in FUSED_DTYPES and 0 < block.shape[-1] <= WIDEST
     if implementation == "auto":
-        seen = block.dtype == torch.bfloat16 and block.shape[-1] <= SEEN_WIDTH
+        seen = block.dtype == torch.bfloat16 and len(state) <= SEEN_BLOCKS and block.shape[-1] <= SEEN_WIDTH
         return fits and seen and runs_triton(block.device) and not torch.compiler.is_compiling()
     return fits and implementation == "triton" and can_launch(block.device)
 

@@ -32,6 +32,11 @@ def is_bare_norm(norm: nn.Module) -> bool:
     return type(norm).forward in (Gemma3nRMSNorm.forward, FusedNorm.forward) and is_unhooked(norm)
 
 
+def is_plain_eager(x: Tensor) -> bool:
+    """Neither compiled nor under autocast, where a GPU has not shown kernels of additions and rotary positions."""
+    return not (torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type))
+
+
 def remade_norm(norm: nn.Module, x: Tensor) -> Tensor:
     """What a norm makes of x, which is made again rather than kept by those who read it."""
     return remake(norm(x), norm, x) if is_bare_norm(norm) else norm(x)
@@ -86,12 +91,11 @@ class FusedMLP(Fused):
         down = self.down_proj
         return (
             self.remakes
+            and is_plain_eager(gate)
             and torch.is_grad_enabled()
-            and not torch.compiler.is_compiling()
             and is_bare(down)
             and down.weight.requires_grad
             and down.weight.dtype == gate.dtype
-            and not torch.is_autocast_enabled(gate.device.type)
         )
 
 
@@ -165,7 +169,7 @@ class FusedAttention(Fused):
 
     def _heads(self, project: Any, norm: Any, hidden_states: Tensor, positions: Any) -> Tensor:
         x, (cos, sin) = self._split(project(hidden_states)), positions
-        if self._fuses(x) and is_bare_norm(norm) and not torch.compiler.is_compiling():
+        if is_plain_eager(x) and self._fuses(x) and is_bare_norm(norm):
             weight, eps, kind = norm.weight, norm.eps, self.implementation
             made = fused.norm_rotary(x, weight, eps, cos, sin, kind)
             return remake(made, lambda x: fused.norm_rotary(x, weight, eps, cos, sin, kind), x)
@@ -314,7 +318,8 @@ class FusedDecoderLayer(Fused):
             part.pre_feedforward_layernorm,
             part.post_feedforward_layernorm,
         )
-        return is_unhooked(self.laurel) and all(is_bare_norm(norm) and norm.eps == norms[0].eps for norm in norms)
+        alike = all(is_bare_norm(norm) and norm.eps == norms[0].eps for norm in norms)
+        return is_plain_eager(x) and is_unhooked(self.laurel) and alike
 
     def _laurel(self, x: Tensor, leaves: bool) -> Tensor:
         """`Gemma3nTextLaurelBlock`, or what comes before its norm and its addition."""

@@ -73,6 +73,7 @@ class FusedTextModel(Fused):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         is_plain = attention_mask is None and position_ids is None and past_key_values is None
+        is_plain = is_plain and not torch.compiler.is_compiling()  # there masks are always made
         if position_ids is None:
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             places = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
