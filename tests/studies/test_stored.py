@@ -33,6 +33,7 @@ SWEEP: dict[str, Any] = {
     "key": "sweep", "model": "small", "scale": "long", "steps": 100, "seed": 9, "grid": {"lr": [0.1, 0.2]},
     "chosen": {"lr": 0.1}, "curves": {"lr": [[0.1, 2.0], [0.2, None]]},
     "runs": [[{"lr": 0.1}, 2.0, "one"], [{"lr": 0.2}, None, "two"]],
+    "settled": {"steps": 200, "curves": {"lr": [[0.1, 1.9]]}, "runs": [[{"lr": 0.1}, 1.9, "three"]]},
 }  # fmt: skip
 
 
@@ -81,6 +82,13 @@ def test_a_record_that_does_not_fit(path: tuple[Any, ...], new: Any, told: str) 
         (("curves", "lr", 0, 0), 0.3, "curves.lr does not go with the grid"),
         (("curves", "lr", 0, 1), math.nan, "curves.lr does not go with the grid"),
         (("runs", 0), [], "runs is no list of settings, loss and key"),
+        (("runs", 0, 0), 0.1, "runs is no list of settings, loss and key"),
+        (("chosen", "lr"), [0.1], "chosen holds more than numbers and text"),
+        (("chosen", "lr"), 10**400, "chosen holds more than numbers and text"),
+        (("settled",), [], "settled must be"),
+        (("settled", "steps"), "many", "settled: steps must be a whole number"),
+        (("settled", "curves", "size"), [], "curves.size does not go with the grid"),
+        (("settled", "runs", 0, 0), ["lr"], "runs is no list of settings, loss and key"),
     ],
 )
 def test_a_sweep_that_does_not_fit(path: tuple[Any, ...], new: Any, told: str) -> None:

@@ -19,11 +19,13 @@ DIRECT = False  # not until a GPU has seen it
 
 def call(op: Any, *args: Any) -> Any:
     """`op(*args)` for an operator made by `torch.library.custom_op`; it takes tensors, lists of them, numbers."""
+    if not DIRECT or torch.compiler.is_compiling():
+        return op(*args)
     leaves: list[Any] = []
     for arg in args:
         leaves.extend(arg) if isinstance(arg, list | tuple) else leaves.append(arg)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    if not DIRECT or torch.compiler.is_compiling() or not all(type(tensor) in PLAIN for tensor in tensors):
+    if not all(type(tensor) in PLAIN for tensor in tensors):
         return op(*args)
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return op(*args)

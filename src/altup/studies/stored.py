@@ -66,10 +66,12 @@ def sweep_misfit(sweep: Any) -> str | None:
     if wrong := misfit(sweep, SWEEP, {"settled": dict[str, Any]}):
         return wrong
     for name, values in sweep["grid"].items():
-        if not all(fits(value, Number) or isinstance(value, str) for value in values):
+        if not all(map(_is_value, values)):
             return f"grid.{name} holds more than numbers and text"
         if len({isinstance(value, str) for value in values}) > 1:
             return f"grid.{name} mixes numbers and text"
+    if not all(map(_is_value, (sweep["chosen"] or {}).values())):
+        return "chosen holds more than numbers and text"
     longer = sweep.get("settled")
     if longer is not None and (wrong := misfit(longer, SETTLED)):
         return f"settled: {wrong}"
@@ -82,11 +84,21 @@ def sweep_misfit(sweep: Any) -> str | None:
 def _walk_misfit(part: Mapping[str, Any], grid: Mapping[str, list[Any]]) -> str | None:
     for name, curve in part["curves"].items():
         known = grid.get(name, [])
-        if any(len(point) != 2 or point[0] not in known or not _is_loss(point[1]) for point in curve):
+        fitting = (len(point) == 2 and point[0] in known and _is_loss(point[1]) for point in curve)
+        if name not in grid or not all(fitting):
             return f"curves.{name} does not go with the grid"
-    if any(len(run) != 3 or not _is_loss(run[1]) for run in part["runs"]):
+    if not all(len(run) == 3 and _is_point(run[0]) and _is_loss(run[1]) for run in part["runs"]):
         return "runs is no list of settings, loss and key"
     return None
+
+
+def _is_point(found: Any) -> bool:
+    return fits(found, dict[str, Any]) and all(map(_is_value, found.values()))
+
+
+def _is_value(found: Any) -> bool:
+    """Of a setting."""
+    return isinstance(found, str) or (fits(found, Number) and abs(found) <= LARGEST)
 
 
 def _is_loss(value: Any) -> bool:
