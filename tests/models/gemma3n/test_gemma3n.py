@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, Gemma3nForCausalLM,
 import altup
 from altup.core import errors
 from altup.models.gemma3n import classes
-from altup.models.gemma3n.parts import Fused
+from altup.models.gemma3n.parts import Fused, FusedDecoderLayer
 from tests.models.gemma3n.tiny import (
     ROWS,
     accelerated,
@@ -152,6 +152,16 @@ def test_under_autocast():
         assert all(g is None or g.dtype == torch.float32 for g in found.values())
         off[name] = sum((found[n] - g).norm() ** 2 for n, g in exact.items() if g is not None) ** 0.5
     assert off["ours"] < 1.05 * off["theirs"]
+
+
+def test_compiled_and_under_autocast_additions_are_no_kernels():
+    """No GPU has shown them right there."""
+    layer = next(m for m in accelerated(tiny_gemma(layers=2)).modules() if isinstance(m, FusedDecoderLayer))
+    x = torch.zeros(1, 2, layer.config.hidden_size)
+    assert layer._fuses_additions(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not layer._fuses_additions(x)
+    assert not torch.compile(lambda x: x + layer._fuses_additions(x), backend="eager")(x).any()
 
 
 @torch.no_grad()
