@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import library
 
 from altup.core.errors import UserError
-from altup.kernels import direct
 from altup.kernels.gemma3n import (
     Router,
     correct,
@@ -28,7 +27,6 @@ from altup.kernels.gemma3n import (
     residual,
     residual_op,
     rotary_op,
-    sums,
     window_attention,
 )
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, runs_kernel
@@ -314,33 +312,6 @@ def test_a_norm_that_adds_up_the_gradients_of_its_input(shape, dtype, poisoned):
         assert distance(one, other) < 3 * max(TOLERANCE[dtype], SUM_TOLERANCE)
 
 
-@runs_kernel
-@pytest.mark.parametrize(
-    ("K", "tokens", "d", "dtype"),
-    [
-        (2, 5, 17, torch.float32),
-        (4, 19, 300, torch.bfloat16),
-        (8, 9, 40, torch.float32),
-        (4, 5000 if DEVICE == "cuda" else 3, 2048 if DEVICE == "cuda" else 64, torch.bfloat16),
-    ],
-)
-def test_sums_of_the_router(K, tokens, d, dtype, poisoned):
-    x, weight, norm = random(tokens, d, dtype=dtype), random(K, d, dtype=dtype), random(d, dtype=dtype)
-    d_routed, inverses = torch.randn(tokens, K, device=DEVICE), torch.rand(tokens, device=DEVICE)
-    Z = (d_routed.double() * inverses.double()[:, None] / d).t() @ x.double()
-    want = Z * norm.double(), (Z * weight.double()).sum(dim=0)
-    got = sums.router_sums(x, d_routed, inverses, weight, norm)
-    for one, other in zip(got, want, strict=True):
-        assert one.dtype == dtype
-        assert distance(one, other) < 2 * max(TOLERANCE[dtype], SUM_TOLERANCE)
-
-
-@runs_kernel
-def test_a_layer_with_sums_by_kernels(monkeypatch, poisoned):
-    monkeypatch.setattr(sums, "FUSES", True)
-    compare(*problem(3, (2, 3, 17)), active=1)
-
-
 def by_hand(q, k, v, window, scale):
     """Attention within a window, token by token."""
     out = torch.empty_like(q)
@@ -477,35 +448,12 @@ def test_the_operators_are_what_pytorch_takes_them_for():
     library.opcheck(gate_op.gated_linear, (y, branch, torch.randn(3, 5, device=DEVICE, requires_grad=True), 0.3))
     heads = random(1, 3, 2, 4), random(4), *positions(1, 3, 4), EPS
     library.opcheck(rotary_op.rotary, heads)
-    numbers = torch.randn(2, 2, device=DEVICE), torch.rand(2, device=DEVICE)
-    library.opcheck(
-        sums.router_sums, (y.detach(), *numbers, router.detach(), norm.detach()), test_utils=CHEAP_CHECKS
-    )
     norm, other, last = (random(5) for _ in range(3))
     library.opcheck(residual_op.residual, (y, branch, norm, blocks[0], blocks[1], other, last, EPS))
     library.opcheck(residual_op.residual, (y, branch, norm, None, None, None, None, EPS), test_utils=CHEAP_CHECKS)
     library.opcheck(residual_op.norm_alone, (y.detach(), norm.detach(), EPS), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, False), test_utils=CHEAP_CHECKS)
     library.opcheck(op.match, (y, blocks, True), test_utils=CHEAP_CHECKS)
-
-
-@runs_kernel
-def test_operators_without_the_dispatcher_give_the_same_bits(monkeypatch):
-    """Also where nobody asks for some of the results, and where gradients are not wanted."""
-    blocks, *rest = problem(3, (2, 17))
-    inputs = [*blocks, *rest]
-    found = []
-    for is_direct in (False, True):
-        monkeypatch.setattr(direct, "DIRECT", is_direct)
-        made = layer(blocks, *rest, active=1, implementation="triton")
-        gradients = torch.autograd.grad(made[-1].square().sum() + made[0].sum(), inputs)
-        first = torch.autograd.grad(
-            predict(blocks, Router(*rest[2:4], EPS), rest[4], 1, "triton")[0].sum(), blocks
-        )
-        with torch.no_grad():
-            quiet = layer(blocks, *rest, active=1, implementation="triton")
-        found.append([*made, *gradients, *first, *quiet])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @runs_kernel
@@ -630,14 +578,3 @@ def test_additions_too(name, loads, stores, hopper):
     assert not hopper.spills(compiled)
     assert compiled.asm["ptx"].count("ld.global.v4") == loads
     assert compiled.asm["ptx"].count("st.global.v4") >= stores
-
-
-def test_sums_too(hopper):
-    kernels = importlib.import_module("altup.kernels.gemma3n.router_kernels")
-    kernel = kernels._sums_kernel
-    numbers = {"x": "*bf16", "K": 8, "ROWS": kernels.ROWS, "COLUMNS": kernels.COLUMNS}
-    given = {**dict.fromkeys(("tokens", "chunk", "d"), "i32"), **numbers}
-    given = {argument: given.get(argument, "*fp32") for argument in kernel.arg_names}
-    compiled = hopper.build(kernel, given, divisible=("d", "chunk"), num_warps=kernels.WARPS)
-    assert not hopper.spills(compiled)
-    assert "ld.global.v4" in compiled.asm["ptx"]

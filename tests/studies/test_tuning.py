@@ -171,15 +171,21 @@ def test_nothing_is_tuned_twice(
     assert here == there
 
 
+def go_on(made: StudyRun, scale: Scale, data: Path, folder: Path, **tuning: Any) -> StudyRun:
+    """The study in another folder, which knows the results made, with some of the tuning changed."""
+    merge(made.results, folder / "results")
+    assert scale.tune is not None
+    changed = replace(scale, tune=replace(scale.tune, **tuning))
+    return study_run(folder / "out", changed, data, results=folder / "results", seeds=[1])
+
+
 def test_runs_belong_to_the_sweep_that_chose_them_last(
     done: tuple[StudyRun, StudyOutcome], tuned: Scale, data: Path, tmp_path: Path
 ) -> None:
     """A setting that is added to the grid later and stays as it was takes nothing from the runs made before."""
-    results = tmp_path / "results"
-    merge(done[0].results, results)
     assert tuned.tune is not None
-    more = replace(tuned, tune=replace(tuned.tune, grid={**tuned.tune.grid, "weight_decay": [0.0]}))
-    run = study_run(tmp_path / "out", more, data, results=results, seeds=[1])
+    run = go_on(done[0], tuned, data, tmp_path, grid={**tuned.tune.grid, "weight_decay": [0.0]})
+    results = run.results
     assert run.run(lambda text: None).finished == 0
     for result in read_results(results):
         if result.metric == "loss":
@@ -199,11 +205,8 @@ def test_settings_are_settled_in_longer_runs(
     done: tuple[StudyRun, StudyOutcome], tuned: Scale, data: Path, tmp_path: Path
 ) -> None:
     """The short runs are those made before; the best of the long ones is chosen, and reported."""
-    results = tmp_path / "results"
-    merge(done[0].results, results)
-    assert tuned.tune is not None
-    longer = replace(tuned, tune=replace(tuned.tune, settle=["lr"], settle_steps=4))
-    run = study_run(tmp_path / "out", longer, data, results=results, seeds=[1])
+    run = go_on(done[0], tuned, data, tmp_path, settle=["lr"], settle_steps=4)
+    results = run.results
     told = [line.title for line in forecast(run, run.plan(), this_device())]
     assert sum(title.startswith("settling") for title in told) == 2
     assert not any(title.startswith("tuning") for title in told)

@@ -62,6 +62,11 @@ def most_runs(grid: Mapping[str, Sequence[Any]]) -> int:
     return sum(map(len, grid.values())) - max(0, len(grid) - 1)
 
 
+def most_left(grid: Mapping[str, Sequence[Any]], walk: Walk, runs: Sequence[Run]) -> int:
+    """Runs that a walk may still need, with these made; 0 once it has ended."""
+    return max(most_runs(grid) - len(runs), len(walk.missing)) if walk.missing else 0
+
+
 @dataclass(frozen=True)
 class Parent:
     """The job from whose model another goes on. It is not `settled` while its own sweep has not ended: the job
@@ -99,8 +104,7 @@ class Sweep:
     @property
     def most_left(self) -> int:
         """Runs that it may still need, without the longer ones."""
-        missing = len(self.walk.missing)
-        return max(most_runs(self.grid) - len(self.runs), missing) if missing else 0
+        return most_left(self.grid, self.walk, self.runs)
 
     def describe(self, tuning: Tuning, scale: str) -> dict[str, Any]:
         """What the results keep of it."""
@@ -126,8 +130,7 @@ class Settling:
 
     @property
     def most_left(self) -> int:
-        missing = len(self.walk.missing)
-        return max(most_runs(self.grid) - len(self.runs), missing) if missing else 0
+        return most_left(self.grid, self.walk, self.runs)
 
 
 def _told(runs: list[Run]) -> list[list[Any]]:

@@ -74,6 +74,18 @@ def _factors(seed, row, drop_below, keep_scale, D: tl.constexpr, BLOCK: tl.const
     return tl.where(bits >= drop_below, keep_scale, 0.0)
 
 
+@triton.jit
+def store_normed(normed, rms, rounded, weight, row, column, rows, eps, D: tl.constexpr):
+    """RMSNorm of whole rows, as they were rounded, and 1 / rms of each."""
+    s = rounded.to(tl.float32)
+    r = tl.rsqrt(tl.sum(s * s, 1) / D + eps)
+    tl.store(rms + row, r, mask=row < rows)
+    w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
+    place = row[:, None] * D + column[None, :]
+    inside = (row < rows)[:, None] & (column < D)[None, :]
+    tl.store(normed + place, (s * r[:, None] * w[None, :]).to(normed.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["drop_below"])
 def forward_kernel(
     total, normed, rms, x, update, weight, seed, rows, eps, drop_below, keep_scale,
@@ -89,11 +101,7 @@ def forward_kernel(
         u *= _factors(seed, row, drop_below, keep_scale, D, BLOCK, ROWS)
     rounded = (s + u).to(total.dtype.element_ty)
     tl.store(total + place, rounded, mask=inside)
-    s = rounded.to(tl.float32)
-    r = tl.rsqrt(tl.sum(s * s, 1) / D + eps)
-    tl.store(rms + row, r, mask=row < rows)
-    w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
-    tl.store(normed + place, (s * r[:, None] * w[None, :]).to(normed.dtype.element_ty), mask=inside)
+    store_normed(normed, rms, rounded, weight, row, column, rows, eps, D)
 
 
 @triton.jit(do_not_specialize=["drop_below"])

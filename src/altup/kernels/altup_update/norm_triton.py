@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.add_norm.triton import sum_columns
+from altup.kernels.add_norm.triton import store_normed, sum_columns
 from altup.kernels.altup_update.triton import coefficient_gradients
 from altup.kernels.launch import flat, multiprocessors
 
@@ -108,11 +108,7 @@ def forward_kernel(
         rounded = new.to(outs[i].dtype.element_ty)
         tl.store(outs[i] + place, rounded, mask=inside)
         if i == NEXT:
-            s = rounded.to(tl.float32)
-            r = tl.rsqrt(tl.sum(s * s, 1) / D + eps)
-            tl.store(rms + row, r, mask=row < rows)
-            w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
-            tl.store(normed + place, (s * r[:, None] * w[None, :]).to(normed.dtype.element_ty), mask=inside)
+            store_normed(normed, rms, rounded, weight, row, column, rows, eps, D)
 
 
 @triton.jit(do_not_specialize=["active"])

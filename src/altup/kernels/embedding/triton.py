@@ -29,6 +29,18 @@ def add_rows(table: Tensor, grad: Tensor, in_order: Tensor, places: Tensor, star
 
 
 @triton.jit
+def _sum_of_places(grad, places, start, end, column, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Σ of the rows of `grad` at places[start:end], in some columns."""
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(start, end, ROWS):
+        number = first + tl.arange(0, ROWS)
+        row = tl.load(places + number, mask=number < end, other=0)
+        inside = (number < end)[:, None] & (column < D)[None, :]
+        acc += tl.load(grad + row[:, None] * D + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    return tl.sum(acc, 0)
+
+
+@triton.jit
 def few_kernel(
     table, grad, places, starts, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, FEW: tl.constexpr
 ):
@@ -38,14 +50,8 @@ def few_kernel(
     end = tl.load(starts + word + 1)
     if end - start <= FEW:
         column = tl.arange(0, BLOCK)
-        acc = tl.zeros([ROWS, BLOCK], tl.float32)
-        for first in range(start, end, ROWS):
-            number = first + tl.arange(0, ROWS)
-            row = tl.load(places + number, mask=number < end, other=0)
-            inside = (number < end)[:, None] & (column < D)[None, :]
-            acc += tl.load(grad + row[:, None] * D + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        total = tl.sum(acc, 0).to(table.dtype.element_ty)
-        tl.store(table + word * D + column, total, mask=column < D)
+        total = _sum_of_places(grad, places, start, end, column, D, ROWS, BLOCK)
+        tl.store(table + word * D + column, total.to(table.dtype.element_ty), mask=column < D)
 
 
 @triton.jit
@@ -61,11 +67,5 @@ def many_kernel(
     end = tl.load(starts + word + 1)
     if (end - start > FEW) & (here - start < FEW):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for first in range(start, end, ROWS):
-            number = first + tl.arange(0, ROWS)
-            row = tl.load(places + number, mask=number < end, other=0)
-            inside = (number < end)[:, None] & (column < D)[None, :]
-            acc += tl.load(grad + row[:, None] * D + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        total = tl.sum(acc, 0).to(table.dtype.element_ty)
-        tl.store(table + word * D + column, total, mask=column < D)
+        total = _sum_of_places(grad, places, start, end, column, D, ROWS, COLUMNS)
+        tl.store(table + word * D + column, total.to(table.dtype.element_ty), mask=column < D)

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.altup_update import FUSED_BLOCKS, State
-from altup.kernels.direct import call
 from altup.kernels.gemma3n import correct_op, gate_op, op, residual_op, rotary_op
 from altup.kernels.gemma3n.attention import uses_flash, window_flash, window_reference
 from altup.kernels.gemma3n.reference import (
@@ -72,7 +71,7 @@ def predict(
         )
     parts = [x] if isinstance(x, Tensor) else list(x)
     if uses_kernels(implementation, K, *parts):
-        predicted, _, _ = call(op.predict, parts, *router, A, active, stacked)
+        predicted, _, _ = op.predict(parts, *router, A, active, stacked)
         return predicted[0] if stacked else predicted
     with torch.autocast(block.device.type, enabled=False):
         predicted = predict_reference(list(x), router, A, active)
@@ -100,7 +99,7 @@ def correction(
         )
     given = [y] if predicted is None else [y, predicted]
     if uses_kernels(implementation, K, *given):
-        g, corrected, _, _ = call(correct_op.correction, y, *router, C, predicted, scale, active)
+        g, corrected, _, _ = correct_op.correction(y, *router, C, predicted, scale, active)
         return g, None if predicted is None else corrected
     with torch.autocast(y.device.type, enabled=False):
         g = correction_reference(y, router, C)
@@ -127,7 +126,7 @@ def correct(
         )
     parts = [predicted] if isinstance(predicted, Tensor) else list(predicted)
     if uses_kernels(implementation, K, y, *parts, *([] if branch is None else [branch])):
-        return call(correct_op.correct, parts, y, g.float(), branch, norm, active, eps)[0]
+        return correct_op.correct(parts, y, g.float(), branch, norm, active, eps)[0]
     with torch.autocast(y.device.type, enabled=False):
         return correct_reference(list(predicted), y, g, active, branch, norm, eps)
 
@@ -137,7 +136,7 @@ def match_magnitudes(h: Tensor, projected: Sequence[Tensor], mean: bool, impleme
     if not projected or any(p.shape != h.shape for p in projected):
         raise UserError(f"projected {[list(p.shape) for p in projected]} do not fit h {list(h.shape)}")
     if uses_kernels(implementation, 1 + len(projected), h, *projected):
-        return call(op.match, h, list(projected), mean)[0]
+        return op.match(h, list(projected), mean)[0]
     with torch.autocast(h.device.type, enabled=False):
         return match_reference(h, projected, mean)
 
@@ -149,7 +148,7 @@ def gated(gate: Tensor, up: Tensor, sparsity: float = 0.0, implementation: str =
         raise UserError(f"gate {list(gate.shape)}, up {list(up.shape)} and sparsity={sparsity} do not fit")
     z = _quantile(sparsity) if sparsity else None
     if uses_kernels(implementation, 2, gate, up):
-        return call(gate_op.gate, gate, up, z)[0]
+        return gate_op.gate(gate, up, z)[0]
     with torch.autocast(gate.device.type, enabled=False):
         return gated_reference(gate, up, z)
 
@@ -164,7 +163,7 @@ def gated_linear(
             "do not fit"
         )
     if uses_kernels(implementation, 2, gate, up, weight):
-        return call(gate_op.gated_linear, gate, up, weight, _quantile(sparsity) if sparsity else None)[0]
+        return gate_op.gated_linear(gate, up, weight, _quantile(sparsity) if sparsity else None)[0]
     return F.linear(gated(gate, up, sparsity, implementation), weight)
 
 
@@ -188,7 +187,7 @@ def residual(
         raise UserError(f"{[list(t.shape) for t in given]} do not fit x {list(x.shape)}: n, r, r_norm all or none")
     one_dtype = all(t.dtype == x.dtype for t in given)
     if uses_kernels(implementation, 2, x) and one_dtype and x.shape[-1] <= residual_op.WIDEST:
-        out, normed, _ = call(residual_op.residual, x, a, a_norm, n, r, r_norm, norm, eps)
+        out, normed, _ = residual_op.residual(x, a, a_norm, n, r, r_norm, norm, eps)
         return out, None if norm is None else normed
     with torch.autocast(x.device.type, enabled=False):
         return residual_reference(x, a, a_norm, n, r, r_norm, norm, eps)
@@ -218,7 +217,7 @@ def norm_rotary(
     ):
         raise UserError(f"x {list(x.shape)}, norm {list(norm.shape)} and cos {list(cos.shape)} do not fit")
     if uses_kernels(implementation, 2, x):
-        return call(rotary_op.rotary, x, norm, cos, sin, eps)
+        return rotary_op.rotary(x, norm, cos, sin, eps)
     with torch.autocast(x.device.type, enabled=False):
         return norm_rotary_reference(x, norm, eps, cos, sin)
 

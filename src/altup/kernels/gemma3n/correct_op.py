@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from altup.kernels.direct import call
 from altup.kernels.gemma3n.sums import ROUTER, blocks_of, outer_sum, router_gradients, router_numbers
 from altup.kernels.launch import on_its_device
 
@@ -112,8 +111,8 @@ def _save_correction(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _differentiate_correction(ctx: Any, dg: Tensor, dz: Tensor, *_: Any) -> tuple:
     y, weight, norm, C, predicted, scale, g, routed, inverses = ctx.saved_tensors
-    dy, d_predicted, d_g, d_routed, d_scale = call(
-        correction_backward, dg, None if predicted is None else dz, y, weight, norm, C, predicted, scale, g,
+    dy, d_predicted, d_g, d_routed, d_scale = correction_backward(
+        dg, None if predicted is None else dz, y, weight, norm, C, predicted, scale, g,
         routed, inverses, ctx.active, ctx.wanted[3],
     )  # fmt: skip
     d_weight, d_norm = router_gradients(y, d_routed, inverses, weight, norm, *ctx.wanted[:2])
@@ -222,8 +221,8 @@ def _save_correct(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _differentiate_correct(ctx: Any, grads: Tensor, *_: Any) -> tuple:
     active, y, g, branch, norm, inverses = ctx.saved_tensors
-    dy, d_active, dg, d_branch, d_norm = call(
-        correct_backward, grads, active, y, g, branch, norm, inverses, ctx.active, ctx.norm_grad
+    dy, d_active, dg, d_branch, d_norm = correct_backward(
+        grads, active, y, g, branch, norm, inverses, ctx.active, ctx.norm_grad
     )
     d_predicted = [grad.to(ctx.dtype) for grad in grads.unbind(0)]  # all but the active one's, as they came
     d_predicted[ctx.active] = d_active

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, library
 
-from altup.kernels.direct import call
 from altup.kernels.launch import on_its_device
 
 
@@ -67,7 +66,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple:
     stats, gate, up = ctx.saved_tensors
-    return *call(gate_backward, grad, stats, gate, up, ctx.z), None
+    return *gate_backward(grad, stats, gate, up, ctx.z), None
 
 
 gate.register_autograd(_differentiate, setup_context=_save)
@@ -127,7 +126,7 @@ def _save_linear(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _differentiate_linear(ctx: Any, grad: Tensor, *_: Any) -> tuple:
     stats, gate, up, weight = ctx.saved_tensors
-    return *call(gated_linear_backward, grad, stats, gate, up, weight, ctx.z), None
+    return *gated_linear_backward(grad, stats, gate, up, weight, ctx.z), None
 
 
 gated_linear.register_autograd(_differentiate_linear, setup_context=_save_linear)

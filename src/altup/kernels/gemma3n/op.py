@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from altup.kernels.direct import call
 from altup.kernels.gemma3n.sums import ROUTER, blocks_of, outer_sum, router_gradients, router_numbers
 from altup.kernels.launch import on_its_device
 
@@ -108,7 +107,7 @@ def _save_predict(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _differentiate_predict(ctx: Any, grads: list[Tensor], *_: Any) -> tuple:
     *state, weight, norm, A, routed, inverses = ctx.saved_tensors
-    d_state, dc, d_routed = call(predict_backward, grads, state, weight, norm, A, routed, inverses, ctx.active)
+    d_state, dc, d_routed = predict_backward(grads, state, weight, norm, A, routed, inverses, ctx.active)
     active = blocks_of(state)[ctx.active]
     d_weight, d_norm = router_gradients(active, d_routed, inverses, weight, norm, *ctx.wanted[:2])
     dA = outer_sum(dc, torch.tanh(routed)).to(A.dtype) if ctx.wanted[2] else None
@@ -177,7 +176,7 @@ def _save_match(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _differentiate_match(ctx: Any, grads: Tensor, *_: Any) -> tuple:
     h, *projected, sizes = ctx.saved_tensors
-    return *call(match_backward, grads, h, projected, sizes, ctx.mean), None
+    return *match_backward(grads, h, projected, sizes, ctx.mean), None
 
 
 match.register_autograd(_differentiate_match, setup_context=_save_match)

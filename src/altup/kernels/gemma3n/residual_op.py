@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from altup.kernels.direct import call
 from altup.kernels.launch import on_its_device
 
 WIDEST = 8192  # columns, which a program holds at once
@@ -107,8 +106,8 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor, d_normed: Tensor, *_: Any) -> tuple:
     out, a, a_norm, r, r_norm, norm, inverses = ctx.saved_tensors
-    dx, da, dr, sums = call(
-        residual_backward, grad, None if norm is None else d_normed, out, a, a_norm, r, r_norm, norm, inverses
+    dx, da, dr, sums = residual_backward(
+        grad, None if norm is None else d_normed, out, a, a_norm, r, r_norm, norm, inverses
     )
     if not dx.numel():
         dx = grad
@@ -168,10 +167,10 @@ class NormBeside(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        normed, inverses = call(norm_alone, x, norm, eps)
+        normed, inverses = norm_alone(x, norm, eps)
         ctx.save_for_backward(x, norm, inverses)
         return x.view_as(x), normed
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, d_normed: Tensor) -> tuple:
-        return *call(norm_alone_backward, grad, d_normed, *ctx.saved_tensors), None
+        return *norm_alone_backward(grad, d_normed, *ctx.saved_tensors), None

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor, library
 
-from altup.kernels.direct import call
 from altup.kernels.launch import on_its_device
 
 
@@ -57,7 +56,7 @@ def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple:
-    return *call(rotary_backward, grad, *ctx.saved_tensors, ctx.eps), None, None, None
+    return *rotary_backward(grad, *ctx.saved_tensors, ctx.eps), None, None, None
 
 
 rotary.register_autograd(_differentiate, setup_context=_save)

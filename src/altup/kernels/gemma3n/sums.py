@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
 
-from altup.kernels.direct import call
-from altup.kernels.launch import can_launch, on_its_device
-
-# Whether kernels add up the router's gradients. They are right on a GPU, but the step was not faster with them: an
-# operator may cost the host more than the dozen small kernels of PyTorch's that it replaces.
-FUSES = False
 ROUTER = "Tensor weight, Tensor norm, float eps"  # of an operator's schema
 
 
@@ -34,9 +27,6 @@ def router_gradients(
     """Those of the router and of its norm's scale, from Z = Σ over tokens of (∂routed / rms) ⊗ x: [K, d]."""
     if not (weight_grad or norm_grad):
         return None, None
-    if FUSES and can_launch(x.device):
-        d_weight, d_norm = call(router_sums, x, d_routed, inverses, weight, norm)
-        return d_weight if weight_grad else None, d_norm if norm_grad else None
     Z = outer_sum(d_routed * (inverses / x.shape[-1]).unsqueeze(-1), x)
     return (
         (Z * norm.float()).to(weight.dtype) if weight_grad else None,
@@ -51,25 +41,3 @@ def outer_sum(a: Tensor, b: Tensor) -> Tensor:
         if b.is_cuda and b.dtype != torch.float32:
             return torch.mm(a.to(b.dtype), b, out_dtype=torch.float32)
         return a.float() @ b.float()
-
-
-@library.custom_op(
-    "altup::gemma3n_router_sums",
-    mutates_args=(),
-    schema="(Tensor x, Tensor d_routed, Tensor inverses, Tensor weight, Tensor norm) -> (Tensor, Tensor)",
-)
-@on_its_device
-def router_sums(
-    x: Tensor, d_routed: Tensor, inverses: Tensor, weight: Tensor, norm: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`router_gradients` by kernels."""
-    from altup.kernels.gemma3n import router_kernels as kernels
-
-    gradients = weight.new_empty(weight.shape), norm.new_empty(norm.shape)
-    kernels.gradients(*gradients, x, d_routed, inverses, weight, norm)
-    return gradients
-
-
-@router_sums.register_fake
-def _(x: Any, d_routed: Any, inverses: Any, weight: Tensor, norm: Tensor) -> Any:
-    return weight.new_empty(weight.shape), norm.new_empty(norm.shape)
