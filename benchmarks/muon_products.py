@@ -98,8 +98,9 @@ def _write(out, result, i, j, m, EVEN: tl.constexpr, TILE: tl.constexpr):
 
 
 def symmetric_product(
-    left: Tensor, right: Tensor, *, tall: bool = False, alpha: float = 1.0, beta: float = 0.0, gamma: float = 0.0
-) -> Tensor:
+    left: Tensor, right: Tensor, *, tall: bool = False, alpha: float = 1.0, beta: float = 0.0, gamma: float = 0.0,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """alpha·left·rightᵀ + beta·right + gamma·1, [n, m, m], of matrices [n, m, k] whose product is symmetric.
 
     With `tall` they are [n, k, m], and it is alpha·leftᵀ·right. `right` can be added where k = m.
@@ -110,7 +111,8 @@ def symmetric_product(
     most = max(16, triton.next_power_of_2(m))
     rows, columns = min(TILE[0], most), min(TILE[1], most)
     step = min(STEP, max(16, triton.next_power_of_2(k)))
-    out = left.new_empty(n, m, m)
+    if out is None:
+        out = left.new_empty(n, m, m)
     with torch.cuda.device_of(out):
         _symmetric_kernel[triton.cdiv(m, rows) * triton.cdiv(m, columns), n](
             left, right, right, out, m, k, alpha, beta, gamma, TALL=tall, ADDS=bool(beta or gamma),

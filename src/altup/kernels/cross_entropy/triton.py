@@ -18,6 +18,7 @@ from altup.kernels.cross_entropy.reference import IGNORED
 
 # Columns that a program works on at a time and its warps; benchmarks/tune_cross_entropy.py compares them.
 BLOCK, WARPS = 8192, 16
+SHORT_BLOCK, SHORT_WARPS = 4096, 16  # fewer warps for a vocabulary of one such block are to be timed
 LOWEST = tl.constexpr(-3.4e38)
 
 
@@ -88,13 +89,15 @@ def loss_and_gradient_(
     z_loss: float,
     gradient: bool,
     block: int = BLOCK,
-    warps: int = WARPS,
+    warps: int | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
     """Sums [3] of loss, nll and correct over the rows of `logits` [n, V], which become their own gradient."""
     rows, V = logits.shape
     sums = torch.empty(3, rows, dtype=torch.float32, device=logits.device)
     block = min(block, triton.next_power_of_2(V))
+    if warps is None:
+        warps = SHORT_WARPS if block <= SHORT_BLOCK else WARPS
     with torch.cuda.device_of(logits):
         _rows[(rows,)](
             logits, labels.contiguous(), sums, z_loss, softcap, rows, logits.stride(0),

@@ -25,6 +25,10 @@ from altup.kernels.muon.reference import ITERATIONS, NEWTON_SCHULZ
 RESTART = 3
 TILE, STEP = 128, 64  # of the result, and of the sums
 WARPS, STAGES = 4, 3
+# With fewer programs than this, of a large tile each, a GPU is not full: tiles are then small. 0 until a GPU has
+# timed it.
+FEW_PROGRAMS = 0
+SMALL_TILE, SMALL_WARPS = 64, 4
 
 
 @triton.jit
@@ -86,38 +90,62 @@ def _symmetric_kernel(
 
 
 def symmetric_product(
-    left: Tensor, right: Tensor, *, tall: bool = False, alpha: float = 1.0, beta: float = 0.0, gamma: float = 0.0
-) -> Tensor:
+    left: Tensor, right: Tensor, *, tall: bool = False, alpha: float = 1.0, beta: float = 0.0, gamma: float = 0.0,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """alpha·left·rightᵀ + beta·right + gamma·1, [n, m, m], of matrices [n, m, k] whose product is symmetric.
 
-    With `tall` they are [n, k, m], and it is alpha·leftᵀ·right. `right` can be added where k = m.
+    With `tall` they are [n, k, m], and it is alpha·leftᵀ·right. `right` can be added where k = m. `out` is where
+    the result goes, if it is given.
     """
     n, m, k = left.shape
     if tall:
         m, k = k, m
-    tile = min(TILE, max(16, triton.next_power_of_2(m)))
+    tiles = triton.cdiv(m, TILE)
+    few = n * tiles * (tiles + 1) // 2 < FEW_PROGRAMS
+    tile = min(SMALL_TILE if few else TILE, max(16, triton.next_power_of_2(m)))
     step = min(STEP, max(16, triton.next_power_of_2(k)))
-    out = left.new_empty(n, m, m)
+    if out is None:
+        out = left.new_empty(n, m, m)
     with torch.cuda.device_of(out):
         _symmetric_kernel[triton.cdiv(m, tile) ** 2, n](
             left, right, right, out, m, k, alpha, beta, gamma, TALL=tall, ADDS=bool(beta or gamma),
-            EVEN=m % tile == 0 and k % step == 0, TILE=tile, STEP=step, num_warps=WARPS, num_stages=STAGES,
+            EVEN=m % tile == 0 and k % step == 0, TILE=tile, STEP=step,
+            num_warps=SMALL_WARPS if few else WARPS, num_stages=STAGES,
         )  # fmt: skip
     return out
 
 
-def iterate_gram(x: Tensor) -> Tensor:
-    """As `iterate_newton_schulz`: of matrices [n, rows, columns] whose singular values are at most 1."""
-    tall = x.shape[1] > x.shape[2]
+def iterate_gram(*stacks: Tensor) -> list[Tensor]:
+    """As `iterate_newton_schulz`: of stacks of matrices [n, rows, columns] whose singular values are at most 1.
+
+    Stacks of several shapes are taken together: the shorter sides of all matrices are as long, and so are their
+    Gram matrices.
+    """
     a, b, c = NEWTON_SCHULZ
-    gram, factor = symmetric_product(x, x, tall=tall), None
+    x = list(stacks)
+    grams, factor = _grams(x), None
     for iteration in range(1, ITERATIONS + 1):
-        polynomial = symmetric_product(gram, gram, alpha=c, beta=b, gamma=a)
+        polynomial = symmetric_product(grams, grams, alpha=c, beta=b, gamma=a)
         factor = polynomial if factor is None else symmetric_product(factor, polynomial)
         if iteration in (RESTART, ITERATIONS):
-            x = torch.bmm(x, factor) if tall else torch.bmm(factor, x)
+            parts = factor.split([len(one) for one in x])
+            x = [torch.bmm(p, f) if _is_tall(p) else torch.bmm(f, p) for p, f in zip(x, parts, strict=True)]
             factor = None
-            gram = symmetric_product(x, x, tall=tall) if iteration < ITERATIONS else gram
+            grams = _grams(x) if iteration < ITERATIONS else grams
         else:
-            gram = symmetric_product(symmetric_product(gram, polynomial), polynomial)
+            grams = symmetric_product(symmetric_product(grams, polynomial), polynomial)
     return x
+
+
+def _grams(stacks: list[Tensor]) -> Tensor:
+    """[all matrices, m, m]."""
+    m = min(stacks[0].shape[1:])
+    out = stacks[0].new_empty(sum(map(len, stacks)), m, m)
+    for x, place in zip(stacks, out.split([len(x) for x in stacks]), strict=True):
+        symmetric_product(x, x, tall=_is_tall(x), out=place)
+    return out
+
+
+def _is_tall(x: Tensor) -> bool:
+    return x.shape[1] > x.shape[2]

@@ -8,6 +8,9 @@ for the host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +23,8 @@ from altup.kernels.muon.reference import MOMENTUM, Block, into_blocks, out_of_bl
 
 BLOCK = 2048  # numbers of a tensor that a program works on
 PARTS = 1024  # sums that are added at a time
+# Numbers of the Gram matrices of a stack that is orthogonalized with others. 0, alone, until a GPU has timed it.
+TOGETHER = 0
 
 
 @triton.jit
@@ -91,23 +96,76 @@ def _descend_kernel(weights, weight_like, updates, factors, lr, skip, numel, dec
     tl.store(at, w.to(weight_like.dtype.element_ty), mask=inside)
 
 
-def update(
-    weights: TensorList, grads: TensorList, momenta: TensorList, steps: TensorList, largest: TensorList, *,
-    lr: Tensor, skip: Tensor, weight_decay: float, smallest: float, block: Block | None = None,
-) -> None:  # fmt: skip
-    """One step in place of n tensors of one shape, [..., rows, columns], counted in `steps`, which are scalars;
-    nothing where the bool scalar `skip` is true.
+class Stack(NamedTuple):
+    """n tensors of one shape, [..., rows, columns], their gradients and their state; `steps` and `largest` are
+    scalars: how many updates there were, and what bounds the sizes."""
 
-    `largest`, scalars too, bound the sizes. `lr` and `skip` are on the weights' device. With `block`, matrices are
-    cut into blocks of this shape.
+    weights: TensorList
+    grads: TensorList
+    momenta: TensorList
+    steps: TensorList
+    largest: TensorList
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.weights.like.shape
+
+    @property
+    def grams(self) -> tuple[int, int]:
+        """How long the Gram matrices of n matrices are, and how many numbers they have."""
+        m = min(self.shape[-2:])
+        return m, len(self.weights.addresses) * m * m
+
+
+def update(
+    stacks: Sequence[Stack], *, lr: Tensor, skip: Tensor, weight_decay: float, smallest: float,
+    block: Block | None = None,
+) -> None:  # fmt: skip
+    """One step of each stack in place; nothing where the bool scalar `skip` is true.
+
+    `lr` and `skip` are on the weights' device. With `block`, matrices are cut into blocks of this shape. Small
+    matrices of several shapes are orthogonalized together, where their Gram matrices are of one size.
     """
-    n, shape, numel = len(weights.addresses), weights.like.shape, weights.like.numel()
+    skip = skip.view(torch.uint8)
+    for together in [[stack] for stack in stacks] if block is not None else _alike(stacks):
+        made = [_direct(stack, skip, smallest, block) for stack in together]
+        if block is not None and min(block) <= FLATTEST:
+            for stack, (directions, factors, _) in zip(together, made, strict=True):
+                descend_by_blocks(
+                    stack.weights, directions, block, factors, lr=lr, skip=skip, weight_decay=weight_decay
+                )
+            continue
+        if block is None and len(together[0].shape) == 2:
+            updates = iterate_gram(*(_normalized(directions, norms) for directions, _, norms in made))
+        else:
+            updates = [orthogonalized_by_gram(directions, block) for directions, _, _ in made]
+        for stack, (directions, factors, _), moved in zip(together, made, updates, strict=True):
+            n, numel = len(directions), directions[0].numel()
+            with torch.cuda.device_of(directions):
+                _descend_kernel[triton.cdiv(numel, BLOCK), n](
+                    *stack.weights, moved, factors, lr, skip, numel, weight_decay, BLOCK=BLOCK
+                )
+
+
+def _alike(stacks: Sequence[Stack]) -> list[list[Stack]]:
+    """The stacks of matrices that are orthogonalized together: small ones with Gram matrices of one size."""
+    groups: dict[tuple, list[Stack]] = {}
+    for place, stack in enumerate(stacks):
+        m, numbers = stack.grams
+        small = len(stack.shape) == 2 and numbers <= TOGETHER
+        groups.setdefault((m,) if small else (m, place), []).append(stack)
+    return list(groups.values())
+
+
+def _direct(stack: Stack, skip: Tensor, smallest: float, block: Block | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Momenta and steps in place; the directions [n, ...], what scales them orthogonalized, and their norms."""
+    weights, grads, momenta, steps, largest = stack
+    n, shape, numel = len(weights.addresses), stack.shape, weights.like.numel()
     count = triton.cdiv(numel, BLOCK)
     dtype = torch.bfloat16 if weights.like.is_cuda else torch.float32
     directions = torch.empty(n, *shape, dtype=dtype, device=weights.like.device)
     squares = torch.empty(n, count, 2, dtype=torch.float32, device=directions.device)
     factors, norms = squares.new_empty(2, n)
-    skip = skip.view(torch.uint8)
     with torch.cuda.device_of(directions):
         _momentum_kernel[count, n](
             *grads, *momenta, *weights, directions, squares, skip, numel, MOMENTUM, BLOCK=BLOCK
@@ -116,25 +174,24 @@ def update(
             *steps, *largest, squares, factors, norms, skip, numel, count, scale_of(block or shape), smallest,
             PARTS=PARTS,
         )  # fmt: skip
-    if block is not None and min(block) <= FLATTEST:
-        descend_by_blocks(weights, directions, block, factors, lr=lr, skip=skip, weight_decay=weight_decay)
-        return
-    updates = orthogonalized_by_gram(directions, block, norms if block is None and len(shape) == 2 else None)
-    with torch.cuda.device_of(directions):
-        _descend_kernel[count, n](*weights, updates, factors, lr, skip, numel, weight_decay, BLOCK=BLOCK)
+    return directions, factors, norms
 
 
-def orthogonalized_by_gram(directions: Tensor, block: Block | None = None, norms: Tensor | None = None) -> Tensor:
-    """`orthogonalized` of [..., rows, columns], in float16 and contiguous; `norms` are those of all matrices."""
+def orthogonalized_by_gram(directions: Tensor, block: Block | None = None) -> Tensor:
+    """`orthogonalized` of [..., rows, columns], in float16 and contiguous."""
     whole = directions.shape
     if block is not None:
         directions = into_blocks(directions, block)
     matrices = directions.reshape(-1, *directions.shape[-2:])
-    if norms is None:
-        norms = matrices.norm(dim=(-2, -1), dtype=torch.float32)
+    (done,) = iterate_gram(_normalized(matrices, matrices.norm(dim=(-2, -1), dtype=torch.float32)))
+    done = done.view(directions.shape)
+    return done if block is None else out_of_blocks(done).reshape(whole)
+
+
+def _normalized(matrices: Tensor, norms: Tensor) -> Tensor:
+    """matrices / norms, in float16."""
     x = torch.empty_like(matrices, dtype=torch.float16 if matrices.is_cuda else torch.float32)
     numel = matrices[0].numel()
     with torch.cuda.device_of(x):
         _normalize_kernel[triton.cdiv(numel, BLOCK), len(x)](matrices, norms, x, numel, BLOCK=BLOCK)
-    done = iterate_gram(x).view(directions.shape)
-    return done if block is None else out_of_blocks(done).reshape(whole)
+    return x

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from altup.core.errors import UserError
-from altup.kernels.muon import muon_update, orthogonalize, runs_fused, scale_of
+from altup.kernels.muon import muon_updates, orthogonalize, runs_fused, scale_of
 from altup.kernels.muon.reference import MOMENTUM, Block
 from altup.training.optimizers.adamw import RelativeAdamW
 from altup.training.optimizers.relative import SMALLEST_RMS
@@ -59,8 +59,12 @@ class Muon(RelativeAdamW):
     def _update_all(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         if group["orthogonal"]:
             by_kernels = all(self._runs_matrix_kernels(p) for p in parameters if p.grad is not None)
-            for what, alike in stacks(parameters, PILE_ELEMENTS if by_kernels else STACK_ELEMENTS):
-                self._update(what, alike, group, skip)
+            found = list(stacks(parameters, PILE_ELEMENTS if by_kernels else STACK_ELEMENTS))
+            if by_kernels and found:
+                self._update_by_kernels([alike for _, alike in found], group, skip)
+            else:
+                for what, alike in found:
+                    self._update(what, alike, group, skip)
         else:
             super()._update_all(parameters, group, skip)
 
@@ -68,11 +72,18 @@ class Muon(RelativeAdamW):
         """By kernels around the matrix products, where they can."""
         if not group["orthogonal"] or not all(self._runs_matrix_kernels(p) for p in parameters):
             super()._update(what, parameters, group, skip)
-            return
-        grads = [p.grad for p in parameters if p.grad is not None]
-        state = ([self.state[p][name] for p in parameters] for name in self.MATRIX_STATE)
-        muon_update(
-            parameters, grads, *state, lr=group["lr"], skip=skip, weight_decay=group.get("weight_decay", 0.0),
+        else:
+            self._update_by_kernels([parameters], group, skip)
+
+    def _update_by_kernels(self, alike: list[list[Tensor]], group: dict[str, Any], skip: Tensor | None) -> None:
+        """Parameters of each shape."""
+        given = []
+        for parameters in alike:
+            grads = [p.grad for p in parameters if p.grad is not None]
+            state = ([self.state[p][name] for p in parameters] for name in self.MATRIX_STATE)
+            given.append([parameters, grads, *state])
+        muon_updates(
+            given, lr=group["lr"], skip=skip, weight_decay=group.get("weight_decay", 0.0),
             smallest=SMALLEST_RMS, block=group.get("block"),
         )  # fmt: skip
 
