@@ -241,6 +241,20 @@ def test_the_kernel_casts_weights_one_below_the_other(poisoned, dtype):
 
 
 @runs_kernel
+@pytest.mark.parametrize(("dtype", "m"), [(torch.float32, 128), (torch.bfloat16, 80)])
+def test_many_weights_are_rounded_as_one_by_one(poisoned, dtype, m):
+    """Three groups of two, of sizes that differ, in whole tiles and parts of them."""
+    weights = [torch.randn(m, 192, device=DEVICE).to(dtype) * 10**n for n in range(6)]
+    groups = functions.round_many_weights(weights, 2, torch.bfloat16)
+    assert len(groups) == 3
+    for n, got in enumerate(groups):
+        want = functions.round_weights(weights[2 * n : 2 * n + 2], torch.bfloat16)
+        assert got.scale == want.scale
+        assert torch.equal(bits(got.q), bits(want.q))
+        assert torch.equal(bits(got.transposed), bits(want.transposed))
+
+
+@runs_kernel
 def test_the_kernel_transposes_bytes(poisoned):
     q = torch.randn(80, 208, device=DEVICE).to(VALUE)
     assert torch.equal(bits(op.transpose_op(q)), bits(q).t())
@@ -348,14 +362,20 @@ def test_compiled_code_computes_the_same():
 
 
 @pytest.mark.parametrize("even", [True, False])
-@pytest.mark.parametrize("kernel", ["largest", "cast", "transpose", "geglu", "geglu_scales", "geglu_backward"])
+@pytest.mark.parametrize(
+    "kernel",
+    ["largest", "cast", "transpose", "geglu", "geglu_scales", "geglu_backward", "largest_many", "cast_many"],
+)
 def test_kernels_compile_for_hopper_without_spilling(hopper, kernel, even):
+    from altup.kernels.fp8 import many_triton
     from altup.kernels.fp8 import triton as kernels
 
     sizes = ("m", "n", "x_stride", "q_stride", "words_stride", "numel")
-    rows, columns, warps = {"cast": kernels.CAST, "transpose": kernels.TRANSPOSE}.get(kernel, kernels.GEGLU)
+    rows, columns, warps = {"cast": kernels.CAST, "transpose": kernels.TRANSPOSE}.get(
+        kernel.removesuffix("_many"), kernels.GEGLU
+    )
     arguments = {
-        **dict.fromkeys((*sizes, "rounds", "numbers"), "i32"),
+        **dict.fromkeys((*sizes, "rounds", "numbers", "each"), "i32"),
         **dict.fromkeys(("scale", "largest", "peaks", "hidden_scale", "grad_scale", "rows", "columns"), "*fp32"),
         **dict.fromkeys(("words", "hidden_words"), "*i32"), **dict.fromkeys(("h", "grad"), "*bf16"),
         "ROWS": rows, "COLUMNS": columns, "CHUNK": reference.CHUNK, "BLOCK": 4096, "MOST": 448.0, "NUMBERS": 512,
@@ -363,13 +383,15 @@ def test_kernels_compile_for_hopper_without_spilling(hopper, kernel, even):
         "out": "*u8" if kernel == "transpose" else "*fp32",
         "q": {"transpose": "*u8", "geglu_backward": "*fp8e5"}.get(kernel, "*fp8e4nv"),
     }  # fmt: skip
-    function = getattr(kernels, f"{kernel}_kernel")
+    if kernel.endswith("_many"):
+        arguments |= {"addresses": "*i64", "like": "*fp32" if even else "*bf16", "parts": "i32", "scales": "*fp32"}
+    function = getattr(many_triton if kernel.endswith("_many") else kernels, f"{kernel}_kernel")
     given = {name: arguments[name] for name in function.arg_names}
     built = hopper.build(function, given, divisible=sizes, num_warps=warps)
     assert not hopper.spills(built)
     # The stack's register, which nothing here uses: ptxas 12.8 has taken bytes from it (see `four_bytes`).
     assert len(re.findall(r"\bR1\b", hopper._dump(built, "-sass"))) <= 1
-    if kernel not in ("largest", "transpose", "geglu_scales"):
+    if kernel not in ("largest", "largest_many", "transpose", "geglu_scales"):
         assert "cvt.rn.satfinite.e" in built.asm["ptx"]
 
 

@@ -18,7 +18,7 @@ from altup import (
 )
 from altup.core.errors import UserError
 from altup.models.stack import compile_layers
-from altup.nn import GatedFeedForward, RMSNorm
+from altup.nn import GatedFeedForward, RMSNorm, linear
 from altup.nn.linear import KINDS, Fp8Maps, apply_linears, enable_fp8, use_fp8
 
 FAMILIES = {
@@ -101,6 +101,33 @@ def test_checkpointing_and_a_second_pass_give_the_same_gradients():
     assert torch.equal(flat(passes(model, "decoder")[1]), want)
 
 
+@pytest.mark.parametrize(("family", "method"), [("t5", "altup"), ("decoder", "dense")])
+def test_weights_rounded_together_change_nothing(family, method, monkeypatch):
+    """They are rounded before the first layer, compiled or not, and forgotten behind the last."""
+    model = build(family, method)
+    use_fp8(model)
+    want_loss, want = passes(model, family)
+    monkeypatch.setattr(linear, "ROUNDS_TOGETHER", True)
+    seen = []
+    real = linear.round_many_weights
+    monkeypatch.setattr(linear, "round_many_weights", lambda *given: seen.append(len(given[0])) or real(*given))
+    for compiled in (False, True):
+        if compiled:
+            torch._dynamo.reset()
+            compile_layers(model, ends=False, backend="eager", fullgraph=True)
+        for _ in range(2):
+            loss, got = passes(model, family)
+            assert torch.equal(loss, want_loss)
+            assert torch.equal(flat(got), flat(want))
+    assert sum(seen) == 4 * sum(
+        len(maps)
+        for part in model.modules()
+        if isinstance(part, Fp8Maps)
+        for maps in part.maps_of_one_input().values()
+    )
+    assert all(part.rounded is None for part in model.modules() if isinstance(part, Fp8Maps))
+
+
 def test_dropout_in_the_feed_forward_is_kept():
     part = GatedFeedForward(32, 64, dropout=0.5).train()
     use_fp8(part)
@@ -156,7 +183,7 @@ def test_other_models_are_refused():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("family", "method"), [("t5", "altup"), ("decoder", "dense")])
-def test_compiled_layers_on_a_gpu_compute_what_eager_ones_do(family, method):
+def test_compiled_layers_on_a_gpu_compute_what_eager_ones_do(family, method, monkeypatch):
     """Whose own noise is that of rounding in another place; both are as far from bf16 as on a CPU."""
     sizes = {"d_model": 1024, "d_ff": 1024, "d_kv": 512}  # wide enough to pay
     eager = build(family, method, **sizes).cuda()
@@ -167,6 +194,9 @@ def test_compiled_layers_on_a_gpu_compute_what_eager_ones_do(family, method):
     torch._dynamo.reset()
     compile_layers(compiled, fullgraph=True)
     (a_loss, a), (b_loss, b) = (passes(model, family, tokens=64, device="cuda") for model in (eager, compiled))
+    monkeypatch.setattr(linear, "ROUNDS_TOGETHER", True)
+    together = passes(eager, family, tokens=64, device="cuda")[1]
+    assert torch.equal(flat(together), flat(a))
     a, b = flat(a), flat(b)
     assert abs(a_loss - b_loss) < 0.01 * a_loss
     assert (a - b).norm() / a.norm() < 0.3

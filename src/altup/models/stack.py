@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +23,11 @@ from altup.nn import (
     SequenceAltUp,
     StrideAndSkip,
     Sum,
+    linear,
 )
 from altup.nn.dynamic import DynamicUpdate
 from altup.nn.layers import bound_of
-from altup.nn.linear import is_unhooked, join_maps, joins_in
+from altup.nn.linear import is_unhooked, join_maps, joins_in, weights_rounded_together
 from altup.nn.sequence import SequenceUpdate
 
 Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, tokens, d]
@@ -125,6 +127,22 @@ class LayerStack:
         self, state: Blocks, inputs: Sequence[LayerInputs], output_hidden_states: bool | None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """The stack's output [batch, tokens, output_width] and, on request, the inputs of all layers and it."""
+        together = (
+            weights_rounded_together(self.layers, state[0].dtype) if self._rounds_together() else nullcontext()
+        )
+        with together:
+            return self._run_layers(state, inputs, output_hidden_states)
+
+    def _rounds_together(self) -> bool:
+        """Whether the layers' weights are rounded to 8 bits at once: in training, unless layers are computed again
+        in the backward pass or this is traced."""
+        wanted = linear.ROUNDS_TOGETHER and self.training and torch.is_grad_enabled()
+        again = any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
+        return wanted and not again and not torch.compiler.is_compiling()
+
+    def _run_layers(
+        self, state: Blocks, inputs: Sequence[LayerInputs], output_hidden_states: bool | None
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         if self.hands_on and self.training and not output_hidden_states and self._is_undisturbed():
             return self._hand_on(state[0], inputs), None
         if self.hands_norms and self.training and not output_hidden_states and self._is_undisturbed():

@@ -116,11 +116,18 @@ class Attention(Fp8Maps):
         self.d_kv = d_kv
         self.dropout = dropout
         self.index = index
+        self.has_memory = memory_width is not None
         self.q = nn.Linear(width, inner, bias=False)
         self.k = nn.Linear(memory_width or width, inner, bias=False)
         self.v = nn.Linear(memory_width or width, inner, bias=False)
         self.o = nn.Linear(inner, width, bias=False)
         self.reset_parameters()
+
+    def maps_of_one_input(self) -> dict[str, Sequence[nn.Linear]]:
+        queries: dict[str, Sequence[nn.Linear]] = (
+            {"memory": (self.q,)} if self.has_memory else {"own": (self.k, self.v, self.q)}
+        )
+        return {**queries, "output": (self.o,)}
 
     def reset_parameters(self) -> None:
         """By fan-in, as T5 does, with q smaller by √d_kv."""
@@ -149,7 +156,8 @@ class Attention(Fp8Maps):
         if isinstance(memory, Joined) or (own and cache is None and self.joins("projections", x)):
             return self._attend_joined(x, bias, seen, memory, constant_beyond)
         slots = PEAKS if NOTES_PEAKS and own and cache is None and self._takes_kernels(x, bias, seen) else 0
-        mapped = apply_linears(x, (*own, self.q), self.in_fp8("projections"), bound, slots)
+        rounded = self.rounded_maps("memory" if memory is not None or cached else "own")
+        mapped = apply_linears(x, (*own, self.q), self.in_fp8("projections"), bound, slots, rounded)
         (*projected, queries), peaks = mapped[: len(own) + 1], mapped[len(own) + 1 :]
         if cache is not None and cached:
             k, v = cache.layers[self.index].keys, cache.layers[self.index].values  # type: ignore[union-attr]
@@ -174,7 +182,8 @@ class Attention(Fp8Maps):
             dropout=dropout,
             peaks=peaks[0] if peaks else None,
         )
-        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), self.in_fp8("output"))[0]
+        low, rounded = self.in_fp8("output"), self.rounded_maps("output")
+        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), low, rounded=rounded)[0]
 
     def _takes_kernels(self, x: Tensor, bias: Tensor | None, seen: Seen) -> bool:
         """Whether `attention` will take its own kernels for 16 bits."""
@@ -202,7 +211,8 @@ class Attention(Fp8Maps):
             mixed = joined_attention(*parts, **options)
         else:
             mixed = attention(*apart(parts), seen.additive, **options)
-        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), self.in_fp8("output"))[0]
+        low, rounded = self.in_fp8("output"), self.rounded_maps("output")
+        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), low, rounded=rounded)[0]
 
     def project(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of what is attended to, each [batch, heads, tokens, d_kv]."""
@@ -242,6 +252,9 @@ class GroupedAttention(Fp8Maps):
         self.v = nn.Linear(width, num_kv_heads * d_kv, bias=bias)
         self.o = nn.Linear(num_heads * d_kv, width, bias=bias)
 
+    def maps_of_one_input(self) -> dict[str, Sequence[nn.Linear]]:
+        return {"own": (self.q, self.k, self.v), "output": (self.o,)}
+
     def forward(
         self,
         x: Tensor,
@@ -255,7 +268,8 @@ class GroupedAttention(Fp8Maps):
 
         `causal` hides the future where there is no mask; a mask must hide it itself.
         """
-        projected = apply_linears(x, (self.q, self.k, self.v), self.in_fp8("projections"), bound)
+        low, rounded = self.in_fp8("projections"), self.rounded_maps("own")
+        projected = apply_linears(x, (self.q, self.k, self.v), low, bound, rounded=rounded)
         q, k, v = (part.unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for part in projected)
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
@@ -273,4 +287,5 @@ class GroupedAttention(Fp8Maps):
             is_causal=causal and mask is None,
             enable_gqa=self.group > 1 and mask is None,
         )
-        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), self.in_fp8("output"))[0]
+        low, rounded = self.in_fp8("output"), self.rounded_maps("output")
+        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), low, rounded=rounded)[0]

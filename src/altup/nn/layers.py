@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -69,18 +71,22 @@ class GatedFeedForward(Fp8Maps):
         """Those into the hidden layer, and the one out of it."""
         return [self.wi_0, self.wi_1], self.wo
 
+    def maps_of_one_input(self) -> dict[str, Sequence[nn.Linear]]:
+        return {"in": (self.wi_0, self.wi_1), "out": (self.wo,)}
+
     def forward(self, x: Tensor, bound: Bound | None = None) -> Tensor:
         low = self.in_fp8("feed_forward")
         if low and self.fused_fp8 and not self.dropout:
             weights = self.wi_0.weight, self.wi_1.weight, self.wo.weight
             if fits_fp8(x, *weights):
-                return fp8_feed_forward(x, *weights, bound=None if bound is None else bound())
+                rounded = self.rounded_maps("in"), self.rounded_maps("out")
+                return fp8_feed_forward(x, *weights, None if bound is None else bound(), *rounded)
         if self.joins("feed_forward", x):
             hidden = geglu(joined_linear(x, (self.wi_0, self.wi_1)), self.dropout, self.training)
             return self.wo(hidden)
-        gate, linear = apply_linears(x, (self.wi_0, self.wi_1), low, bound)
+        gate, linear = apply_linears(x, (self.wi_0, self.wi_1), low, bound, rounded=self.rounded_maps("in"))
         hidden = dropout(F.gelu(gate, approximate="tanh") * linear, self.dropout, self.training)
-        return apply_linears(hidden, (self.wo,), low)[0]
+        return apply_linears(hidden, (self.wo,), low, rounded=self.rounded_maps("out"))[0]
 
 
 class SwiGLU(Fp8Maps):
@@ -96,10 +102,13 @@ class SwiGLU(Fp8Maps):
         """Those into the hidden layer, and the one out of it."""
         return [self.gate, self.up], self.down
 
+    def maps_of_one_input(self) -> dict[str, Sequence[nn.Linear]]:
+        return {"in": (self.gate, self.up), "out": (self.down,)}
+
     def forward(self, x: Tensor, bound: Bound | None = None) -> Tensor:
         low = self.in_fp8("feed_forward")
-        gate, linear = apply_linears(x, (self.gate, self.up), low, bound)
-        return apply_linears(F.silu(gate) * linear, (self.down,), low)[0]
+        gate, linear = apply_linears(x, (self.gate, self.up), low, bound, rounded=self.rounded_maps("in"))
+        return apply_linears(F.silu(gate) * linear, (self.down,), low, rounded=self.rounded_maps("out"))[0]
 
 
 def embed(table: nn.Module, ids: Tensor) -> Tensor:

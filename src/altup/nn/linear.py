@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from altup.core.errors import UserError
-from altup.kernels.fp8 import check_fp8, fits_fp8, fp8_linear
+from altup.kernels.fp8 import MULTIPLE, Rounded, check_fp8, fits_fp8, fp8_linear, round_many_weights
 from altup.kernels.fp8.self_test import ALLOWED, fused_error, products_error
 from altup.kernels.join_rows import join_rows
+from altup.kernels.launch import can_launch
 
 # Of attention: what makes queries, keys and values; the map behind it; keys and values of an encoder's output.
 # And the feed-forward.
@@ -22,6 +25,8 @@ KINDS = ("projections", "output", "memory", "feed_forward")
 # Rounding costs time for each number of x and y, a product's gain grows with k·n: on an H200 it pays for a map
 # from k to n numbers from k·n = 512·(k + n) on.
 PAYS = 512
+# Whether the weights of all layers of a stack are rounded by a few launches; off until a GPU has timed it.
+ROUNDS_TOGETHER = False
 Bound = Callable[[], Tensor]  # what no number of a module's input exceeds, as the norm before it knows
 
 
@@ -31,6 +36,14 @@ class Fp8Maps(nn.Module):
     fp8: frozenset[str] = frozenset()
     fused_fp8: bool = True  # whether the kernels of the feed-forward are right on this device
     joins_maps: bool = False  # whether maps of one input may be computed as one product (`join_maps`)
+    rounded: dict[str, Rounded] | None = None  # weights in 8 bits, while `weights_rounded_together` lasts
+
+    def maps_of_one_input(self) -> dict[str, Sequence[nn.Linear]]:
+        """Those that are rounded as one, in the order of their results, by a name; where many layers have them."""
+        return {}
+
+    def rounded_maps(self, name: str) -> Rounded | None:
+        return None if self.rounded is None else self.rounded.get(name)
 
     def joins(self, kind: str, x: Tensor) -> bool:
         """Whether maps of one input x are computed as one product: in training, where the joined weights are
@@ -120,14 +133,66 @@ def joined_linear(x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
     return F.linear(x, join_rows([linear.weight for linear in linears], dtype))
 
 
+@contextmanager
+def weights_rounded_together(layers: Iterable[nn.Module], dtype: torch.dtype) -> Iterator[None]:
+    """Round the weights that `layers` multiply in fp8, alike ones in two launches, for as long as this lasts.
+
+    Where they are sharded, each layer rounds its own.
+    """
+    alike: dict[Any, list[tuple[Fp8Maps, str, list[Tensor]]]] = {}
+    modules = [part for layer in layers for part in layer.modules() if isinstance(part, Fp8Maps) and part.fp8]
+    for module in modules:
+        module.rounded = {}
+        for name, linears in module.maps_of_one_input().items():
+            weights = [linear.weight for linear in linears]
+            if _are_alike(linears, dtype):
+                key = len(weights), weights[0].shape, weights[0].dtype
+                alike.setdefault(key, []).append((module, name, weights))
+    try:
+        for (each, *_), found in alike.items():
+            every = [weight for _, _, weights in found for weight in weights]
+            for (module, name, _), rounded in zip(found, round_many_weights(every, each, dtype), strict=True):
+                module.rounded[name] = rounded  # type: ignore[index]
+        yield
+    finally:
+        for module in modules:
+            module.rounded = None
+
+
+def _are_alike(linears: Sequence[nn.Linear], dtype: torch.dtype) -> bool:
+    """Whether weights are alike, of sizes that fp8 takes and that make it pay, and kernels can read them."""
+    plain = all(type(linear) is nn.Linear and is_unhooked(linear) for linear in linears)
+    if not plain or not all(type(linear.weight) is nn.Parameter for linear in linears):
+        return False
+    weights = [linear.weight.detach() for linear in linears]
+    alike = all(weight.shape == weights[0].shape and weight.dtype == weights[0].dtype for weight in weights)
+    x = weights[0].new_empty(MULTIPLE, linears[0].in_features, dtype=dtype)
+    return alike and _can_read(weights) and fits_fp8(x, *weights) and _pays(x, linears)
+
+
+def _can_read(weights: Sequence[Tensor]) -> bool:
+    """Whether kernels can, where there are any."""
+    if not can_launch(weights[0].device):
+        return True
+    from altup.kernels.multi_tensor import can_read
+
+    return can_read(weights)
+
+
 def apply_linears(
-    x: Tensor, linears: Sequence[nn.Linear], fp8: bool, bound: Bound | None = None, slots: int = 0
+    x: Tensor,
+    linears: Sequence[nn.Linear],
+    fp8: bool,
+    bound: Bound | None = None,
+    slots: int = 0,
+    rounded: Rounded | None = None,
 ) -> tuple[Tensor, ...]:
     """linear(x) for each; where `fp8` is wanted, and sizes allow it and make it pay, as one product, which may be
-    followed by `slots` (see `LinearMaps`)."""
+    followed by `slots` (see `LinearMaps`). `rounded`: their weights in 8 bits, where that is done."""
     if not fp8 or not fits_fp8(x, *(linear.weight for linear in linears)) or not _pays(x, linears):
         return tuple(linear(x) for linear in linears)
-    results = fp8_linear(x, [linear.weight for linear in linears], None if bound is None else bound(), slots)
+    weights = [linear.weight for linear in linears]
+    results = fp8_linear(x, weights, None if bound is None else bound(), slots, rounded)
     mapped = (
         result if linear.bias is None else result + linear.bias.to(result.dtype)
         for linear, result in zip(linears, results, strict=False)

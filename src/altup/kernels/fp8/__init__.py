@@ -8,22 +8,25 @@ import torch
 from torch import Tensor
 
 from altup.core.errors import UserError
-from altup.kernels.fp8.functions import FeedForward, LinearMaps
+from altup.kernels.fp8.functions import FeedForward, LinearMaps, Rounded, round_many_weights
 from altup.kernels.fp8.reference import GRADIENT, VALUE, product_reference, quantize_reference
 
 __all__ = [
     "GRADIENT",
     "VALUE",
+    "Rounded",
     "check_fp8",
     "fits_fp8",
     "fp8_feed_forward",
     "fp8_linear",
     "product_reference",
     "quantize_reference",
+    "round_many_weights",
 ]
 
 MULTIPLE = 16  # of all sizes, which the tensor cores' fp8 needs
 CAPABILITY = (8, 9)  # the first GPUs with fp8: Ada and Hopper
+NOT_ROUNDED = (None, None, None)
 
 
 def check_fp8(device: torch.device) -> None:
@@ -48,18 +51,33 @@ def fits_fp8(x: Tensor, *weights: Tensor) -> bool:
 
 
 def fp8_linear(
-    x: Tensor, weights: Sequence[Tensor], bound: Tensor | None = None, slots: int = 0
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bound: Tensor | None = None,
+    slots: int = 0,
+    rounded: Rounded | None = None,
 ) -> tuple[Tensor, ...]:
     """x·weightᵀ for each of `weights` [nᵢ, k]: one product forward, and two backward, in fp8.
 
     x: [..., k], of bf16 or, on a CPU, any type; sizes as `fits_fp8` asks. `bound`, where it is known, is a number
     that no |x| exceeds; a few binades too much do no harm. `slots` as `LinearMaps` takes them.
+    `rounded`: the weights in 8 bits, one below the other, where that is done.
     """
-    parts = LinearMaps.apply(x.reshape(-1, x.shape[-1]), bound, slots, *weights)
+    parts = LinearMaps.apply(x.reshape(-1, x.shape[-1]), bound, slots, *(rounded or NOT_ROUNDED), *weights)
     results = tuple(part.view(*x.shape[:-1], part.shape[-1]) for part in parts[: len(weights)])
     return (*results, *parts[len(weights) :])
 
 
-def fp8_feed_forward(x: Tensor, wi_0: Tensor, wi_1: Tensor, wo: Tensor, bound: Tensor | None = None) -> Tensor:
-    """wo(gelu(wi_0·x) ⊙ wi_1·x) with the tanh form of GELU, its products in fp8; x: [..., k], `bound` as above."""
-    return FeedForward.apply(x.reshape(-1, x.shape[-1]), bound, wi_0, wi_1, wo).view_as(x)
+def fp8_feed_forward(
+    x: Tensor,
+    wi_0: Tensor,
+    wi_1: Tensor,
+    wo: Tensor,
+    bound: Tensor | None = None,
+    rounded_wi: Rounded | None = None,
+    rounded_wo: Rounded | None = None,
+) -> Tensor:
+    """wo(gelu(wi_0·x) ⊙ wi_1·x) with the tanh form of GELU, its products in fp8; x: [..., k], `bound` and
+    `rounded` as above."""
+    rounded = (*(rounded_wi or NOT_ROUNDED), *(rounded_wo or NOT_ROUNDED))
+    return FeedForward.apply(x.reshape(-1, x.shape[-1]), bound, wi_0, wi_1, wo, *rounded).view_as(x)

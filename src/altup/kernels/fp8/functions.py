@@ -14,6 +14,7 @@ from torch import Tensor
 
 from altup.kernels.fp8.op import cast_op, geglu_backward_op, geglu_op, geglu_scales_op, product_op, transpose_op
 from altup.kernels.fp8.reference import VALUE, power_of_two, quantize_reference
+from altup.kernels.launch import can_launch
 
 ROW_GROUPS = 16  # of a matrix's rows, whose number is a multiple of it
 
@@ -61,21 +62,52 @@ def round_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> Rounded:
     return Rounded(*cast_op([w.detach() for w in weights], None, dtype, gradient=False, below=True))
 
 
+def round_many_weights(weights: Sequence[Tensor], each: int, dtype: torch.dtype) -> list[Rounded]:
+    """`round_weights` of every `each` weights that follow one another; all are alike, [m, n], m a multiple of 4,
+    and placed as kernels read them (`can_read`)."""
+    if not can_launch(weights[0].device):
+        return [round_weights(weights[i : i + each], dtype) for i in range(0, len(weights), each)]
+    from altup.kernels.fp8.many_triton import round_many
+
+    groups, (m, n) = len(weights) // each, weights[0].shape
+    q = weights[0].new_empty(groups, each * m, n, dtype=VALUE)
+    transposed = weights[0].new_empty(groups, n, each * m, dtype=VALUE)
+    scales = weights[0].new_empty(groups, dtype=torch.float32)
+    with torch.cuda.device_of(weights[0]):
+        round_many(q, transposed, scales, [weight.detach() for weight in weights], dtype)
+    return [Rounded(*parts) for parts in zip(q, transposed, scales, strict=True)]
+
+
 def _largest(x: Tensor) -> Tensor:
     """By rows first, so that compiled code does it where it makes the rows; the cast takes the last step."""
     return x.abs().amax(-1).float().view(ROW_GROUPS, -1).amax(-1)
 
 
+def _given(q: Tensor | None, transposed: Tensor | None, scale: Tensor | None) -> Rounded | None:
+    return None if q is None else Rounded(q, transposed, scale)  # type: ignore[arg-type]
+
+
 class LinearMaps(torch.autograd.Function):
     """x [m, k], perhaps a bound of its size, and weights [nᵢ, k] → x·weightᵢᵀ, each [m, nᵢ].
+
+    q, transposed and scale are the weights as `round_weights` rounds them, where that is done.
 
     With `slots` they are followed by that many numbers, whose gradient must be the largest numbers of the others':
     as `attention` gives them.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bound: Tensor | None, slots: int, *weights: Tensor) -> tuple[Tensor, ...]:
-        value, weight = round_values(x, bound), round_weights(weights, x.dtype)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        bound: Tensor | None,
+        slots: int,
+        q: Tensor | None,
+        transposed: Tensor | None,
+        scale: Tensor | None,
+        *weights: Tensor,
+    ) -> tuple[Tensor, ...]:
+        value, weight = round_values(x, bound), _given(q, transposed, scale) or round_weights(weights, x.dtype)
         ctx.save_for_backward(value.transposed, value.scale, weight.transposed, weight.scale)
         ctx.dtypes = x.dtype, weights[0].dtype
         ctx.rows = [weight.shape[0] for weight in weights]
@@ -91,22 +123,25 @@ class LinearMaps(torch.autograd.Function):
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = product(grad.q, weight, grad.scale, weight_scale, dtype)
-        if any(ctx.needs_input_grad[3:]):
+        if any(ctx.needs_input_grad[6:]):
             dw = product(grad.transposed, value, grad.scale, value_scale, weight_dtype, fast=False)
-        return dx, None, None, *([None] * len(ctx.rows) if dw is None else dw.split(ctx.rows))
+        return dx, *[None] * 5, *([None] * len(ctx.rows) if dw is None else dw.split(ctx.rows))
 
 
 class FeedForward(torch.autograd.Function):
     """wo(gelu(wi_0·x) ⊙ wi_1·x) of x [m, k], where nothing is written in 16 bits but wi·x.
 
-    The gradient of wi·x is rounded in the pass that makes it, so its scale must be known before
-    (`geglu_scales_reference`).
+    `rounded`: q, transposed and scale of wi, and of wo, as in `LinearMaps`. The gradient of wi·x is rounded in the
+    pass that makes it, so its scale must be known before (`geglu_scales_reference`).
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bound: Tensor | None, wi_0: Tensor, wi_1: Tensor, wo: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, bound: Tensor | None, wi_0: Tensor, wi_1: Tensor, wo: Tensor, *rounded: Tensor | None
+    ) -> Tensor:
         value = round_values(x, bound)
-        wi, out = round_weights([wi_0, wi_1], x.dtype), round_weights([wo], x.dtype)
+        wi = _given(*rounded[:3]) or round_weights([wi_0, wi_1], x.dtype)
+        out = _given(*rounded[3:]) or round_weights([wo], x.dtype)
         h = product(value.q, wi.q, value.scale, wi.scale, x.dtype)
         hidden, scales, peaks = geglu_op(h)
         columns = torch.linalg.vector_norm(wo, dim=0, dtype=torch.float32)
@@ -128,4 +163,4 @@ class FeedForward(torch.autograd.Function):
         dx = product(d_h, wi, h_scale, wi_scale, dtype)
         d_wi = product(d_h_transposed, value, h_scale, value_scale, weight_dtype, fast=False)
         d_wo = product(grad.transposed, hidden, grad.scale, hidden_scale, weight_dtype, fast=False)
-        return dx, None, *d_wi.chunk(2), d_wo
+        return dx, None, *d_wi.chunk(2), d_wo, *[None] * 6

@@ -65,7 +65,7 @@ def largest(out: Tensor, parts: Sequence[Tensor], dtype: torch.dtype) -> None:
     programs, chunk, numel = out.numel() // len(parts), reference.CHUNK, parts[0].numel()
     rounds = triton.cdiv(numel, programs * chunk)
     largest_kernel[(programs, len(parts))](
-        out, tuple(parts), numel, rounds, HALF=_rounds_first(parts, dtype), CHUNK=chunk, num_warps=8
+        out, tuple(parts), numel, rounds, HALF=rounds_first(parts, dtype), CHUNK=chunk, num_warps=8
     )
 
 
@@ -81,8 +81,14 @@ def _pick(parts, part):
 
 @triton.jit
 def largest_kernel(out, parts, numel, rounds, HALF: tl.constexpr, CHUNK: tl.constexpr):
-    """Sizes are compared as integers, which order NaN above all numbers."""
-    x = _pick(parts, tl.program_id(1))
+    most = largest_of(_pick(parts, tl.program_id(1)), numel, rounds, HALF, CHUNK)
+    tl.store(out + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), most)
+
+
+@triton.jit
+def largest_of(x, numel, rounds, HALF: tl.constexpr, CHUNK: tl.constexpr):
+    """The largest number of a program's chunks. Sizes are compared as integers, which order NaN above all
+    numbers."""
     most = tl.zeros([CHUNK], tl.int32)
     for i in range(rounds):
         place = (tl.program_id(0) + i * tl.num_programs(0)).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
@@ -90,8 +96,7 @@ def largest_kernel(out, parts, numel, rounds, HALF: tl.constexpr, CHUNK: tl.cons
         if HALF:
             value = value.to(tl.bfloat16)
         most = tl.maximum(most, tl.abs(value.to(tl.float32)).to(tl.int32, bitcast=True))
-    to = out + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(to, tl.max(most, axis=0).to(tl.float32, bitcast=True))
+    return tl.max(most, axis=0).to(tl.float32, bitcast=True)
 
 
 def cast(
@@ -125,12 +130,12 @@ def _cast_alike(
     cast_kernel[grid](
         tuple(parts), q, transposed.view(torch.int32), scale, largest, largest.numel(), m, n,
         parts[0].stride(0), q.stride(0), transposed.stride(0) // 4, MOST=torch.finfo(q.dtype).max,
-        NUMBERS=triton.next_power_of_2(largest.numel()), BELOW=below, HALF=_rounds_first(parts, dtype),
+        NUMBERS=triton.next_power_of_2(largest.numel()), BELOW=below, HALF=rounds_first(parts, dtype),
         ROWS=rows, COLUMNS=columns, EVEN=m % rows == 0 and n % columns == 0, num_warps=warps,
     )  # fmt: skip
 
 
-def _rounds_first(parts: Sequence[Tensor], dtype: torch.dtype) -> bool:
+def rounds_first(parts: Sequence[Tensor], dtype: torch.dtype) -> bool:
     return parts[0].dtype == torch.float32 and dtype == torch.bfloat16
 
 
@@ -165,21 +170,13 @@ def cast_kernel(
     word = tl.program_id(1).to(tl.int64) * (ROWS // 4) + tl.arange(0, ROWS // 4)
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (4 * word < m)[:, None] & (column < n)[None, :]
-    # All loads come first: none can be moved before a store, which might be to the same place.
-    a = _load(x, 4 * word, column, x_stride, inside, EVEN)
-    b = _load(x, 4 * word + 1, column, x_stride, inside, EVEN)
-    c = _load(x, 4 * word + 2, column, x_stride, inside, EVEN)
-    d = _load(x, 4 * word + 3, column, x_stride, inside, EVEN)
+    a, b, c, d = tile_of(x, word, column, x_stride, inside, HALF, EVEN)
     i = tl.arange(0, NUMBERS)
     sizes = tl.load(largest + i, mask=i < numbers, other=0.0).to(tl.int32, bitcast=True)
     own = power_of_two(tl.max(sizes, axis=0).to(tl.float32, bitcast=True), MOST)
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0) & (part == 0):
         tl.store(scale, own)
     by = tl.div_rn(1.0, own)
-    if HALF:
-        a, b = a.to(tl.bfloat16).to(tl.float32), b.to(tl.bfloat16).to(tl.float32)
-        c, d = c.to(tl.bfloat16).to(tl.float32), d.to(tl.bfloat16).to(tl.float32)
-    a, b, c, d = a * by, b * by, c * by, d * by
     part = part.to(tl.int64)
     if BELOW:
         q += part * m * q_stride
@@ -187,6 +184,26 @@ def cast_kernel(
     else:
         q += part * n
         words += part * n * words_stride
+    store_both(q, words, a * by, b * by, c * by, d * by, word, column, q_stride, words_stride, inside, EVEN)
+
+
+@triton.jit
+def tile_of(x, word, column, stride, inside, HALF: tl.constexpr, EVEN: tl.constexpr):
+    """A tile as four, of every fourth row each. All loads come before any store, behind which none could be moved:
+    it might be to the same place."""
+    a = _load(x, 4 * word, column, stride, inside, EVEN)
+    b = _load(x, 4 * word + 1, column, stride, inside, EVEN)
+    c = _load(x, 4 * word + 2, column, stride, inside, EVEN)
+    d = _load(x, 4 * word + 3, column, stride, inside, EVEN)
+    if HALF:
+        a, b = a.to(tl.bfloat16).to(tl.float32), b.to(tl.bfloat16).to(tl.float32)
+        c, d = c.to(tl.bfloat16).to(tl.float32), d.to(tl.bfloat16).to(tl.float32)
+    return a, b, c, d
+
+
+@triton.jit
+def store_both(q, words, a, b, c, d, word, column, q_stride, words_stride, inside, EVEN: tl.constexpr):
+    """A tile, as `tile_of` reads it, in both layouts; words: the transpose, four rows in each."""
     _store(q, 4 * word, column, q_stride, a, inside, EVEN)
     _store(q, 4 * word + 1, column, q_stride, b, inside, EVEN)
     _store(q, 4 * word + 2, column, q_stride, c, inside, EVEN)
