@@ -50,6 +50,24 @@ def test_the_papers_numbers_reach_our_measures_unchanged() -> None:
     assert paper_numbers(shipped()["bert"])["light", "AltUp K=2"] == {"accuracy": 56.2}
 
 
+def test_a_model_is_tuned_alike_in_every_study() -> None:
+    """Else it would be swept twice, and studies would show it with two settings."""
+    found: dict[str, set[str]] = {}
+    for study in shipped().values():
+        for row in (row for row in study.rows if not row.continues):
+            relative = study.row(row.tune_from).settings if row.tune_from else None
+            model = f"{row.settings} {row.start}"
+            found.setdefault(model, set()).add(f"{relative} {row.tune}")
+    assert {model: ways for model, ways in found.items() if len(ways) > 1} == {}
+
+
+def test_rows_that_are_tuned_from_each_other_are_refused() -> None:
+    rows = "{A: {method: dense, tune_from: B}, B: {method: sum, tune_from: A}}"
+    text = f"title: T\nquestion: Q?\nbaseline: A\nrows: {rows}\n"
+    with pytest.raises(UserError, match="row 'A' is tuned from itself"):
+        read_study("own", text, "own")
+
+
 @pytest.mark.parametrize("name", SCALES)
 def test_every_study_can_be_resolved_at_every_scale(name: str) -> None:
     """The models exist and their settings go together."""

@@ -236,6 +236,94 @@ def test_settings_are_settled_in_longer_runs(
     assert list((tmp_path / "report-plots").glob("*settled-tuning-lr.svg"))
 
 
+def test_what_was_far_behind_in_short_runs_is_not_settled(tuned: Scale, data: Path) -> None:
+    """Along one setting 0.1, 0.3, 1, 3 had 2.0, 1.0, 1.04, 1.2: settled with 0.05 are 0.3 and 1 alone."""
+    assert tuned.tune is not None
+    short = {0.1: 2.0, 0.3: 1.0, 1.0: 1.04, 3.0: 1.2}
+    asked: list[float] = []
+
+    def found(within: float | None) -> list[float]:
+        tune = Tuning({"lr_factors.coefficients": list(short)}, steps=3, settle=["lr_factors.coefficients"],
+                      settle_steps=4, settle_within=within)  # fmt: skip
+        scale, known = replace(tuned, tune=tune), dict[str, float]()
+        asked.clear()
+        while todo := plan([TWO], scale, data, seeds=[1], only=["AltUp K=2"], losses=known.get).tuning():
+            for job in todo:
+                factor = job.settings["config"]["lr_factors"]["coefficients"]
+                known[job.key] = short[factor] if job.steps == 3 else factor
+                asked.extend([factor] if job.steps == 4 else [])
+        return sorted(asked)
+
+    assert found(None) == [0.1, 0.3, 1.0]
+    assert found(0.05) == [0.3, 1.0]
+
+
+RELATIVES = """
+title: Relatives
+question: Which?
+rows:
+  Dense: {method: dense}
+  AltUp K=2: {method: altup, k: 2, tune_from: Dense}
+  SameUp: {method: sameup, k: 2, tune_from: AltUp K=2, tune: []}
+  Wide: {method: dense-wide, k: 2, tune_from: AltUp K=2, tune: [lr]}
+"""
+
+
+def test_a_sweep_begins_where_that_of_a_relative_ended(tuned: Scale, data: Path, tmp_path: Path) -> None:
+    """Dense is tuned in everything; then AltUp in what the scale names, in runs of full length; SameUp is as it;
+    Wide looks at the rate alone, and has no coefficients. Asking for the last ones asks for the sweeps before."""
+    assert tuned.tune is not None
+    tune = replace(tuned.tune, near=["lr_factors.embeddings"], settle=["lr"], settle_steps=4)
+    study = read_study("relatives", RELATIVES, "relatives")
+    run = study_run(tmp_path, replace(tuned, tune=tune), data, study, seeds=[1], only=["SameUp", "Wide"])
+    told = [line.title for line in forecast(run, run.plan(), this_device())]
+    assert [t.split(":")[0] for t in told if "tuning" in t] == [
+        f"tuning tiny {model}" for model in ("dense", "altup K=2", "dense-wide K=2")
+    ]
+    assert all("dense" in job.title for job in run.plan().tuning())  # the others wait
+    outcome = run.run(lambda text: None)
+    assert (outcome.failed, outcome.left) == ([], [])
+    sweeps = {sweep["model"]: sweep for sweep in read_sweeps(run.results)}
+    dense, altup, sameup, wide = (
+        sweeps[f"tiny {model}"] for model in ("dense", "altup K=2", "sameup K=2", "dense-wide K=2")
+    )
+    assert [list(sweep["curves"]) for sweep in (altup, sameup, wide)] == [["lr_factors.embeddings"], [], ["lr"]]
+    assert [sweep["steps"] for sweep in (dense, altup, wide)] == [3, 4, 4]
+    assert altup["chosen"]["lr"] == dense["chosen"]["lr"]
+    assert sameup["chosen"] == altup["chosen"]
+    assert wide["chosen"]["lr_factors.embeddings"] == altup["chosen"]["lr_factors.embeddings"]
+    assert [sweep["from"] for sweep in (altup, sameup, wide)] == ["tiny dense", "tiny altup K=2", "tiny altup K=2"]
+    for result in (r for r in read_results(run.results) if r.metric == "loss"):
+        record = read_record(run.results, result.run)
+        assert record is not None
+        chosen = (sameup if result.label == "SameUp" else wide)["chosen"]
+        assert record["tuned"] == list(chosen)
+        assert record["config"]["lr"] == chosen["lr"]
+        assert record["config"]["lr_factors"]["embeddings"] == chosen["lr_factors.embeddings"]
+    (tmp_path / "relatives.yaml").write_text(RELATIVES)
+    report = StudyReport([run.results], names=[str(tmp_path / "relatives.yaml")])
+    text = text_sweeps(report.sweeps(report.studies[0]))
+    assert "as tiny altup K=2" in text
+    assert ", from tiny altup K=2" in text
+    assert (
+        study_run(tmp_path, run.scale, data, study, seeds=[1], only=["Wide"]).run(lambda text: None).finished == 0
+    )
+
+
+def test_a_sweep_is_no_longer_than_the_run(tuned: Scale, data: Path) -> None:
+    """A study with shorter runs than the scale's has shorter sweeps, and then nothing to settle."""
+    assert tuned.tune is not None
+    long = replace(tuned, given={}, tune=replace(tuned.tune, settle=["lr"], settle_steps=10))
+    for steps, lengths in ((10, {3, 10}), (2, {2})):
+        study = replace(TWO, settings={"smoke": {"steps": steps}})
+        known: dict[str, float] = {}
+        asked: set[int] = set()
+        while todo := plan([study], long, data, seeds=[1], losses=known.get).tuning():
+            known |= {job.key: 1.0 for job in todo}
+            asked |= {job.steps for job in todo}
+        assert asked == lengths
+
+
 def test_runs_with_settings_that_were_given_up_do_not_count() -> None:
     """Whichever study they are told by; a run that was tuned for nothing stays."""
 
@@ -429,6 +517,7 @@ def test_models_with_coefficients_are_those_that_have_them() -> None:
         ("seeds: [1]\ntune: {steps: 3, grid: {lr_factors: [1]}}", "name one of its entries"),
         ("seeds: [1]\ntune: {steps: 3, grid: {lr_factors.heads: [1]}}", "'heads' is not known"),
         ("seeds: [1]\ntune: {steps: 3, grid: {lr: [1]}, rounds: 2}", "rounds"),
+        ("seeds: [1]\ntune: {steps: 3, grid: {lr: [1]}, near: [dropout]}", "near='dropout'"),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_grid_are_named(tmp_path: Path, text: str, words: str) -> None:

@@ -85,7 +85,7 @@ def reported_job(
     job = pretrain_job(config, row, data, parent.job if parent else None)
     if sweep is None or sweep.chosen is None:
         return job
-    return replace(job, settings={**job.settings, "tuned_by": sweep.key, "tuned": list(sweep.grid)})
+    return replace(job, settings={**job.settings, "tuned_by": sweep.key, "tuned": list(sweep.chosen)})
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,10 @@ class Model:
                 )
         model = cls(study, row, size, scale, data, None, continues, collapsed)
         model._check_parent()
-        return replace(model, sweep=model._find_sweep(losses))
+        relative = None
+        if row.tune_from and scale.tune:
+            relative = cls.find(study, study.row(row.tune_from), size, scale, data, losses, collapsed)
+        return replace(model, sweep=model._find_sweep(losses, relative.sweep if relative else None))
 
     def config(self, seed: int, changes: Mapping[str, Any] = NOTHING) -> PretrainConfig:
         config = resolve(
@@ -162,7 +165,7 @@ class Model:
             return {}
         return {name: value for name, value in (self.continues.sweep.chosen or {}).items() if name != "lr"}
 
-    def _find_sweep(self, losses: Losses) -> Sweep | None:
+    def _find_sweep(self, losses: Losses, relative: Sweep | None) -> Sweep | None:
         tune = self.scale.tune
         if tune is None:
             return None
@@ -171,7 +174,8 @@ class Model:
         def configure(changes: Mapping[str, Any]) -> PretrainConfig:
             return self.config(0, changes)
 
-        return find_sweep(tune, self.row, grid, configure, self.data, losses, self.parent(tune.seed))
+        parent = self.parent(tune.seed)
+        return find_sweep(tune, self.row, grid, configure, self.data, losses, parent, relative)
 
     def _check_parent(self) -> None:
         """Only a dense model of the same shape can be widened."""

@@ -78,9 +78,9 @@ class Plan:
         return list({job.key: job for job in (*parents, *self.wanted())}.values())
 
     def sweeps(self) -> list[Sweep]:
-        """Every model's sweep once, and before it that of the model which it continues."""
+        """Every model's sweep once, and before it those of the model that it continues and of its relatives."""
         both = [sweep for t in self.trials for sweep in (t.parent and t.parent.sweep, t.sweep) if sweep]
-        return list({sweep.key: sweep for sweep in both}.values())
+        return list({sweep.key: sweep for last in both for sweep in last.chain}.values())
 
     def tuning(self) -> list[Job]:
         """The runs that sweeps wait for now, and before them those whose models they go on from."""

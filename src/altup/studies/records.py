@@ -216,7 +216,7 @@ def collect(plan: Plan, out: Path, results: Path, command: str) -> list[Result]:
     write_scale(results, plan.scale)
     if plan.scale.tune:
         for sweep in plan.sweeps():
-            if sweep.runs:
+            if sweep.runs or (sweep.relative and sweep.chosen):
                 write_sweep(results, sweep.describe(plan.scale.tune, plan.scale.name))
     return unique
 

@@ -34,8 +34,10 @@ class Tuning:
     """What a scale sweeps. `grid` has each setting's values in their order, `start` where a sweep begins (without
     it the nearest value to what the model would have), `steps` and `seed` are those of its runs. The settings of
     `settle` are then walked through once more, in runs of `settle_steps`: what is best after half of the steps
-    need not be so after all of them. `continuing` is the grid of models that go on from a trained one, if it is
-    another."""
+    need not be so after all of them; values that were more than `settle_within` behind the best in the short runs
+    are left out there. `near` are the settings that are swept for a row with `tune_from`, unless it names its own,
+    in runs of `settle_steps` if there are any. `continuing` is the grid of models that go on from a trained one,
+    if it is another."""
 
     grid: dict[str, list[Any]]
     steps: int
@@ -44,6 +46,8 @@ class Tuning:
     continuing: dict[str, list[Any]] = field(default_factory=dict)
     settle: list[str] = field(default_factory=list)
     settle_steps: int = 0
+    settle_within: float | None = None
+    near: list[str] = field(default_factory=list)
 
     def check(self, source: str) -> None:
         """Raise UserError where a sweep could not be made."""
@@ -65,8 +69,9 @@ class Tuning:
         for name, value in self.start.items():
             check_choice(f"{source}: tune start", name, self.grid)
             check_choice(f"{source}: tune start {name}", value, self.grid[name])
-        for name in self.settle:
-            check_choice(f"{source}: tune settle", name, self.grid)
+        for told, names in (("settle", self.settle), ("near", self.near)):
+            for name in names:
+                check_choice(f"{source}: tune {told}", name, self.grid)
         if bool(self.settle) != (self.settle_steps > 0):
             raise UserError(f"{source}: tune: settle and settle_steps, the length of its runs, go together")
 

@@ -96,7 +96,8 @@ class Row:
     """One model of a study: fields of `PretrainConfig`, how its coefficients start, and exceptions by scale.
 
     `continues` is the label of a dense row, as whose trained model this one begins, widened to its own method.
-    With `time_of` it trains as long as the row of that label takes.
+    With `time_of` it trains as long as the row of that label takes. With `tune_from` its sweep begins where that
+    of the row of that label ended; `tune` are the settings that are swept, if not all that the scale says.
     """
 
     label: str
@@ -104,6 +105,8 @@ class Row:
     start: dict[str, str] = field(default_factory=dict)
     continues: str | None = None
     time_of: str | None = None
+    tune_from: str | None = None
+    tune: list[str] | None = None
     at: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
     def settings_at(self, scale: str) -> dict[str, Any] | None:
@@ -232,8 +235,8 @@ def _read_row(label: str, values: Any, source: str) -> Row:
     values = dict(values)
     hints = {**get_type_hints(Row), "model_overrides": dict[str, Any]}
     check_kinds(f"{source}: row {label!r}", values, hints)
-    own = {name: values.pop(name) for name in ("start", "at", "continues", "time_of") if name in values}
-    return Row(str(label), settings=values, **own)
+    names = [f.name for f in fields(Row) if f.name not in ("label", "settings")]
+    return Row(str(label), **{name: values.pop(name) for name in names if name in values}, settings=values)
 
 
 def check_start(start: Mapping[str, str]) -> None:
@@ -260,7 +263,7 @@ def _check(study: Study, source: str) -> None:
         *study.frontier,
         *(x for e in study.expect for x in (e.better, e.than)),
     ]
-    named += [label for row in study.rows for label in (row.continues, row.time_of) if label]
+    named += [label for row in study.rows for label in (row.continues, row.time_of, row.tune_from) if label]
     for label in named:
         check_choice(f"{source}: label", label, labels)
     for row in study.rows:
@@ -268,6 +271,8 @@ def _check(study: Study, source: str) -> None:
             raise UserError(f"{source}: row {row.label!r} continues {row.continues!r}, which continues another")
         if row.time_of and study.row(row.time_of).time_of:
             raise UserError(f"{source}: row {row.label!r} has the time of {row.time_of!r}, which has another's")
+        if row.label in _relatives(study, row):
+            raise UserError(f"{source}: row {row.label!r} is tuned from itself; one row must begin by itself")
     exceptions = [scale for row in study.rows for scale in row.at]
     for scale in (*exceptions, *study.sizes, *study.settings, *study.lengths, *study.finetune_at):
         check_choice(f"{source}: scale", scale, SHIPPED)
@@ -284,6 +289,15 @@ def _check(study: Study, source: str) -> None:
                 raise UserError(
                     f"{source}: no row describes {told} of the table; add one, or leave it out by `where`"
                 )
+
+
+def _relatives(study: Study, row: Row) -> list[str]:
+    """The rows from which a row is tuned, one after the other; the last is named twice where they go round."""
+    found: list[str] = []
+    while row.tune_from and row.tune_from not in found:
+        found.append(row.tune_from)
+        row = study.row(row.tune_from)
+    return found
 
 
 @cache

@@ -14,6 +14,7 @@ from altup.studies.statistics import Statistics
 from altup.studies.study import Study
 from altup.studies.tuning import edges_of
 
+_FROM = " (from, as): it began with what was chosen for that model, or took it as it is."
 Sweeps = Callable[[str], Record | None]  # a sweep's key → what the results keep of it
 NAMES = {
     "lr": "learning rate",
@@ -36,10 +37,11 @@ def sweeps_of(study: Study, stats: Statistics, record: Records, read: Sweeps) ->
 
 
 def _settings(sweeps: Mapping[Any, Record]) -> dict[str, list[Any]]:
-    """Every setting that any model was tuned in, with all its values."""
+    """Every setting that any model was tuned in or took from another, with all its values."""
     found: dict[str, list[Any]] = {}
     for sweep in sweeps.values():
-        for name, values in sweep["grid"].items():
+        taken = {name: [value] for name, value in (sweep["chosen"] or {}).items()}
+        for name, values in {**taken, **sweep["grid"]}.items():
             known = found.setdefault(name, [])
             known += [value for value in values if value not in known]
     return found
@@ -70,19 +72,24 @@ def _best_run(sweep: Record) -> tuple[dict[str, Any], float | None]:
 
 
 def _runs(sweep: Record) -> str:
-    """`7, 1 diverged`, and `7 + 3` of a sweep with longer runs."""
+    """`7, 1 diverged`, and `7 + 3` of a sweep with longer runs; `3, from small dense` of one that began there."""
     made = [part["runs"] for part in (sweep, sweep.get("settled")) if part]
     diverged = sum(loss is None for runs in made for _, loss, _ in runs)
-    return " + ".join(str(len(runs)) for runs in made) + (f", {diverged} diverged" if diverged else "")
+    told = [" + ".join(str(len(runs)) for runs in made), *([f"{diverged} diverged"] if diverged else [])]
+    if "from" in sweep:
+        told = [*told, f"from {sweep['from']}"] if made[0] else [f"as {sweep['from']}"]
+    return ", ".join(told)
 
 
 def introduce_sweeps(sweeps: Mapping[Any, Record]) -> str:
-    first = next(iter(sweeps.values()))
     edge = any(edges_of(sweep) for sweep in sweeps.values())
+    seed = next(iter(sweeps.values()))["seed"]
+    lengths = sorted({sweep["steps"] for sweep in sweeps.values() if sweep["runs"]})
     return (
-        f"Each model was tuned with seed {first['seed']} in runs of {first['steps']:,} steps, by their loss on "
-        "another part of the held-out text than the one reported."
+        f"Each model was tuned with seed {seed} in runs of {' or '.join(f'{n:,}' for n in lengths)} steps, by "
+        "their loss on another part of the held-out text than the one reported."
         + _tell_settled(sweeps)
+        + (_FROM if any("from" in sweep for sweep in sweeps.values()) else "")
         + (" (edge): the best value is the last of the grid, and a better one may lie beyond it." if edge else "")
     )
 
@@ -151,8 +158,16 @@ def begun_plots(sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:
 
 
 def _plots(prefix: str, colour: Mapping[str, int], sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:
+    """First the short runs, then the long ones: those in which models settled, and those of models whose sweep
+    began at another's end."""
     longer = {place: _as_sweep(sweep) for place, sweep in sweeps.items() if "settled" in sweep}
-    return [*_curves(prefix, colour, sweeps), *_curves(f"{prefix}-settled", colour, longer)]
+    lengths = sorted({part["steps"] for part in (*sweeps.values(), *longer.values())})
+    plots = []
+    for i, steps in enumerate(lengths):
+        of_length = {place: sweep for place, sweep in sweeps.items() if sweep["steps"] == steps}
+        of_length |= {place: sweep for place, sweep in longer.items() if sweep["steps"] == steps}
+        plots += _curves(f"{prefix}-settled" if i else prefix, colour, of_length)
+    return plots
 
 
 def _as_sweep(sweep: Record) -> Record:

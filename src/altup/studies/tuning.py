@@ -4,13 +4,16 @@ A sweep walks through the scale's grid one setting at a time: the neighbours of 
 further in the direction that gets better. So its runs are a sum over the settings, not a product. Some settings
 may then be settled in longer runs. All have a seed of their own, and what is reported comes from other seeds and
 from the other part of the held-out text.
+
+The sweep of a model whose row says `tune_from` begins where that of a relative ended. It walks through few
+settings, at once in longer runs, and takes the others as the relative has them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from altup.studies.jobs import Job, StudyData, describe_model, key_of, pretrain_job
@@ -84,7 +87,8 @@ class Parent:
 class Sweep:
     """The sweep of one model. `runs` are those made, with their losses; `todo` are the jobs that it waits for;
     `first` is the one it begins with; `parent` the job from whose model they go on, if any; `settling` its second
-    walk, in longer runs, if any."""
+    walk, in longer runs, if any; `relative` the sweep at whose end it begins, if any, and `taken` what it takes
+    from there as it is."""
 
     key: str
     title: str
@@ -95,11 +99,19 @@ class Sweep:
     first: Job
     parent: Parent | None = None
     settling: Settling | None = None
+    relative: Sweep | None = None
+    taken: Point = field(default_factory=dict)
 
     @property
     def chosen(self) -> Point | None:
         last = self.settling.walk if self.settling else self.walk
-        return None if self.walk.missing or last.missing else last.best
+        waits = self.relative is not None and self.relative.chosen is None
+        return None if waits or self.walk.missing or last.missing else {**self.taken, **last.best}
+
+    @property
+    def chain(self) -> list[Sweep]:
+        """Its relatives, each after the one that it begins with, and itself."""
+        return [*(self.relative.chain if self.relative else []), self]
 
     @property
     def most_left(self) -> int:
@@ -109,13 +121,15 @@ class Sweep:
     def describe(self, tuning: Tuning, scale: str) -> dict[str, Any]:
         """What the results keep of it."""
         found: dict[str, Any] = {
-            "key": self.key, "model": self.title, "scale": scale, "steps": tuning.steps, "seed": tuning.seed,
+            "key": self.key, "model": self.title, "scale": scale, "steps": self.first.steps, "seed": tuning.seed,
             "grid": self.grid, "chosen": self.chosen, "curves": _finite(self.walk.curves),
             "runs": _told(self.runs),
         }  # fmt: skip
         if (longer := self.settling) and longer.runs:
             curves, runs = _finite(longer.walk.curves), _told(longer.runs)
-            found["settled"] = {"steps": tuning.settle_steps, "curves": curves, "runs": runs}
+            found["settled"] = {"steps": longer.first.steps, "curves": curves, "runs": runs}
+        if self.relative:
+            found["from"] = self.relative.title
         return found
 
 
@@ -164,19 +178,25 @@ def find_sweep(
     data: StudyData,
     losses: Losses,
     parent: Parent | None = None,
+    relative: Sweep | None = None,
 ) -> Sweep | None:
-    """The sweep through `grid` of the model that `configure` makes with some settings changed; None where the grid
-    is empty."""
+    """The sweep through `grid`, what can be tuned of the model that `configure` makes with some settings changed;
+    None where that is nothing."""
     if not grid:
         return None
-    config = configure({"steps": tuning.steps, "seed": tuning.seed, **TUNING})
-    begin = {name: _begin(values, tuning.start.get(name), _read(config, name)) for name, values in grid.items()}
+    config = configure({"seed": tuning.seed, **TUNING})
+    known = (relative.chosen or {}) if relative else {}
+    wanted = row.tune if row.tune is not None else (tuning.near or list(grid)) if relative else list(grid)
+    taken = {name: known[name] for name in grid if name in known and name not in wanted}
+    grid = {name: values for name, values in grid.items() if name in wanted}
+    start = {**tuning.start, **known}
+    begin = {name: _begin(values, start.get(name), _read(config, name)) for name, values in grid.items()}
     jobs: dict[str, tuple[int, Point, Job, float | None]] = {}
 
     def job_at(steps: int, point: Point) -> tuple[Job, float | None]:
         place = f"{steps} {point}"
         if place not in jobs:
-            settings = {"steps": steps, "seed": tuning.seed, **TUNING, **point}
+            settings = {"steps": steps, "seed": tuning.seed, **TUNING, **taken, **point}
             job = pretrain_job(configure(settings), row, data, parent.job if parent else None)
             told = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
                              for name, value in point.items())  # fmt: skip
@@ -187,17 +207,25 @@ def find_sweep(
     def runs_of(steps: int) -> list[Run]:
         return [(p, loss, job.key) for n, p, job, loss in jobs.values() if n == steps and loss is not None]
 
-    short, long = tuning.steps, tuning.settle_steps
+    # No longer than the run itself. What a model that goes on has to settle is not known: it has another grid.
+    short, long = min(tuning.steps, config.steps), min(tuning.settle_steps, config.steps)
+    short = max(short, long) if relative and not parent else short
     first = job_at(short, begin)[0]
     walk = walk_grid(grid, begin, lambda point: job_at(short, point)[1])
     runs, todo = runs_of(short), [job_at(short, point)[0] for point in walk.missing]
-    settles = {name: grid[name] for name in tuning.settle if name in grid}
+    settles = {name: grid[name] for name in tuning.settle if name in grid} if long > short else {}
     settling = None
     if settles:
         first_long = job_at(long, walk.best)[0]
-        again = walk_grid(settles, walk.best, lambda point: job_at(long, point)[1])
-        settling = Settling(settles, again, runs_of(long), first_long)
+        near = {
+            name: _not_behind(values, dict(walk.curves.get(name, ())), walk.best[name], tuning.settle_within)
+            for name, values in settles.items()
+        }
+        again = walk_grid(near, walk.best, lambda point: job_at(long, point)[1])
+        settling = Settling(near, again, runs_of(long), first_long)
         todo = todo or [job_at(long, point)[0] for point in again.missing]
+    if relative and relative.chosen is None:
+        runs, todo = [], []  # it is not known yet where it begins
     key = key_of("sweep", first.key, grid, *([settles, long] if settles else []))
 
     def of_sweep(job: Job) -> Job:
@@ -206,7 +234,16 @@ def find_sweep(
     changes = {**row.settings.get("model_overrides", {}), **row.start}
     title = describe_model(config, changes) + (", going on" if parent else "")
     todo = [of_sweep(job) for job in todo]
-    return Sweep(key, title, grid, walk, runs, todo, of_sweep(first), parent, settling)
+    return Sweep(key, title, grid, walk, runs, todo, of_sweep(first), parent, settling, relative, taken)
+
+
+def _not_behind(values: list[Any], curve: Mapping[Any, float], best: Any, within: float | None) -> list[Any]:
+    """The values around the best of a setting, up to one that short runs had found to be far worse."""
+    bar = math.inf if within is None else min(curve.values(), default=math.inf) + within
+    behind = [i for i, value in enumerate(values) if curve.get(value, 0.0) > bar]
+    at = values.index(best)
+    first = max((i + 1 for i in behind if i < at), default=0)
+    return values[first : min((i for i in behind if i > at), default=len(values))]
 
 
 def _stopping(job: Job) -> Job:
