@@ -162,11 +162,17 @@ def _finite(curves: Mapping[str, list[tuple[Any, float]]]) -> dict[str, list[tup
 def tunable(
     grid: Mapping[str, list[Any]], config: PretrainConfig, fixed: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """The settings of a grid that the model has, without those that a row or the user has `fixed`."""
+    """The settings of a grid that the model has, without those that a row or the user has `fixed`: of a mapping
+    the entries that are named."""
     has_coefficients = not HAVE_COEFFICIENTS.isdisjoint(str(config.method).split("+"))
+    given = {
+        f"{name}.{entry}" if entry else name
+        for name, value in fixed.items()
+        for entry in (value if isinstance(value, dict) else [""])
+    }
     return {
         name: values for name, values in grid.items()
-        if name.partition(".")[0] not in fixed and (has_coefficients or name != "lr_factors.coefficients")
+        if name not in given and (has_coefficients or name != "lr_factors.coefficients")
     }  # fmt: skip
 
 
