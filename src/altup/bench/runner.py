@@ -121,7 +121,8 @@ class Runner:
                 self.emit(_number(problem, provider, "start", "s", seconds, error=worst, note=note))
             if self.cold:
                 return None
-            stopwatch.warm_up(0 if seconds > SLOW and not provider.compiled else 2)
+            needs_more = provider.compiled or work.records
+            stopwatch.warm_up(0 if seconds > SLOW and not needs_more else 2)
             peak = stopwatch.peak_bytes()
         except Exception as error:
             self._report(problem, provider, FAILED, _first_line(error))

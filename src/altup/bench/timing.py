@@ -93,10 +93,13 @@ class Stopwatch:
         self.samples: dict[str, list[float]] = {}
         self._count = 0
         self._peak: int | None = None
+        self._reserved = 0
         self.is_long = False  # whether the last repetition of the warm-up is the first burst
 
     def start_up(self) -> float:
         """Seconds of the first repetition: what compiling and loading cost."""
+        if self.work.records:
+            self._reserved = reserved_bytes(self.device)
         begun = time.perf_counter()
         self._repeat()
         synchronize(self.device)
@@ -106,6 +109,7 @@ class Stopwatch:
         """Also finds how many repetitions make a burst, how long the host takes to launch them, and the peak."""
         for _ in range(repetitions):
             self._repeat()
+        recorded = reserved_bytes(self.device) - self._reserved if self.work.records else 0
         memory = PeakMemory(self.device)
         synchronize(self.device)
         begun = time.perf_counter()
@@ -115,7 +119,8 @@ class Stopwatch:
         once = max(1e-3, 1000 * (time.perf_counter() - begun))
         self.burst_size = int(min(MOST_IN_BURST, max(1, BURST_MS // once)))
         self.head_start = int(HEAD_START * CYCLES_PER_S * launched * self.burst_size)
-        self._peak = memory.read()
+        peak = memory.read()
+        self._peak = None if peak is None else peak + recorded
         self.is_long = once > LONG_MS and self.work.on_host and self.work.backward is None
         if self.is_long:
             self.samples[self.work.mode] = [once]
@@ -201,6 +206,16 @@ class Stopwatch:
             self._count += 1
             times.append((1000 * (middle - begun), 1000 * (end - middle)))
         return times
+
+
+def reserved_bytes(device: torch.device) -> int:
+    """What PyTorch has taken from a GPU and cannot give back: tensors, and the memory of graphs."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)
 
 
 def synchronize(device: torch.device) -> None:

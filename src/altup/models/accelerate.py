@@ -120,7 +120,7 @@ def _record_calls(model: nn.Module, record: bool | None, head: bool) -> None:
         return
     skips_logits = head and "return_logits" in inspect.signature(type(model).forward).parameters
     if not (isinstance(calls, RecordedCalls) and calls.skips_logits == skips_logits):
-        recorded = RecordedCalls(model, skips_logits)
+        recorded = RecordedCalls(model, skips_logits, lends=_has_gemma3n(model))
         recorded.replaced = calls.replaced if isinstance(calls, RecordedCalls) else calls
         model._compiled_call_impl = recorded
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and _is_one_of_ours(model):

@@ -39,14 +39,17 @@ class RecordedCalls:
     or does what a graph cannot hold, is launched from then on.
 
     With `skips_logits` a call in training that has labels is made with `return_logits=False`, unless it says
-    otherwise.
+    otherwise. With `lends` the gradients that a backward pass gives are the graph's own, not copies: a large model
+    holds them once. What is still some parameter's `grad` when the next call is replayed is copied then.
 
     On a CPU the same calls are made again instead of replayed.
     """
 
-    def __init__(self, model: nn.Module, skips_logits: bool = False, with_gradients: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, skips_logits: bool = False, with_gradients: bool = True, lends: bool = False
+    ) -> None:
         self._model = weakref.ref(model)
-        self.skips_logits, self.with_gradients = skips_logits, with_gradients
+        self.skips_logits, self.with_gradients, self.lends = skips_logits, with_gradients, lends
         self.replaced: Any = None  # the compiled call in whose place this one stands
         self._parts: list[tuple[nn.Module, list[int]]] = []
         self._parameters: list[nn.Parameter] = []
@@ -72,7 +75,7 @@ class RecordedCalls:
         if key not in self._recorded:
             stream = torch.cuda.current_stream() if self._parameters[0].is_cuda else None
             try:
-                self._recorded[key] = _Recorded(model, args, kwargs, self._parameters, self._pool)
+                self._recorded[key] = _Recorded(model, args, kwargs, self._parameters, self._pool, self.lends)
             except RuntimeError as error:  # too little memory, or something that no graph may hold
                 if stream is not None:
                     torch.cuda.set_stream(stream)  # a recording that fails may leave its own
@@ -82,6 +85,8 @@ class RecordedCalls:
                 return model._call_impl(*args, **kwargs)
             self._pool = self._recorded[key].pool
         recorded = self._recorded[key]
+        for other in self._recorded.values():
+            other.keep_lent_gradients()  # all graphs share memory
         recorded.forward(args, kwargs)
         if not recorded.parameters:
             return recorded.answer([tensor.clone() for tensor in recorded.outputs])
@@ -195,8 +200,15 @@ class _Recorded:
     running = False  # whether a forward pass is recorded, or made again on a CPU, in this process
 
     def __init__(
-        self, model: nn.Module, args: Any, kwargs: Any, parameters: Sequence[nn.Parameter], pool: Any
+        self,
+        model: nn.Module,
+        args: Any,
+        kwargs: Any,
+        parameters: Sequence[nn.Parameter],
+        pool: Any,
+        lends: bool = False,
     ) -> None:
+        self.lends = lends
         leaves, self._structure = pytree.tree_flatten((args, kwargs))
         self._leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._model = weakref.ref(model)
@@ -254,7 +266,13 @@ class _Recorded:
     def _run_backward(self) -> None:
         ends = [self._way_back[i] for i in self.differentiable]
         starts = [self._stand_ins[p] for p in self.parameters]
-        self.gradients = torch.autograd.grad(ends, starts, self.upstream, allow_unused=True)
+        gradients = torch.autograd.grad(ends, starts, self.upstream, allow_unused=True)
+        if not self.gradients:
+            self.gradients = gradients
+            return
+        for place, gradient in zip(self.gradients, gradients, strict=True):  # where a graph would write
+            if place is not None:
+                place.copy_(gradient)
 
     def forward(self, args: Any, kwargs: Any) -> None:
         for place, leaf in zip(self._leaves, pytree.tree_leaves((args, kwargs)), strict=True):
@@ -266,7 +284,7 @@ class _Recorded:
             self._run_forward()
 
     def backward(self, upstream: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Gradients of `parameters`, in places of their own: the caller adds to them, and the graph's stay."""
+        """Gradients of `parameters`, in places of their own, as the caller adds to them, unless they are lent."""
         for place, i in zip(self.upstream, self.differentiable, strict=True):
             gradient = upstream[i]
             if gradient is not None:
@@ -277,15 +295,40 @@ class _Recorded:
             self._graphs[1].replay()
         else:
             self._run_backward()
+        if self.lends:
+            return _aliases(self.gradients)
         fresh = [None if gradient is None else torch.empty_like(gradient) for gradient in self.gradients]
         torch._foreach_copy_([t for t in fresh if t is not None], [g for g in self.gradients if g is not None])
         return fresh
+
+    def keep_lent_gradients(self) -> None:
+        """Copy what is still the `grad` of a parameter, as accumulation has it: the next pass writes there."""
+        if self.lends:
+            for parameter, lent in zip(self.parameters, self.gradients, strict=True):
+                grad = parameter.grad
+                if grad is not None and lent is not None and grad.data_ptr() == lent.data_ptr():
+                    parameter.grad = grad.clone()
 
     def answer(self, tensors: Sequence[Tensor]) -> Any:
         """What the model returns, with these tensors."""
         given = iter(tensors)
         leaves = [next(given) if is_tensor else constant for is_tensor, constant in self._kinds]
         return pytree.tree_unflatten(leaves, self._answer)
+
+
+def _aliases(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Tensors over the same memory that nobody else holds: autograd takes them as they are for a parameter's
+    `grad`. Where two gradients are one, the second is a copy, as both may be scaled in place."""
+    made: list[Tensor | None] = []
+    given: set[int] = set()
+    for gradient in gradients:
+        if gradient is None:
+            made.append(None)
+            continue
+        place = gradient.untyped_storage().data_ptr()
+        made.append(gradient.clone() if place in given else gradient.detach())
+        given.add(place)
+    return made
 
 
 class _Pass:

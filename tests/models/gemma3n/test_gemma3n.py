@@ -438,6 +438,30 @@ def test_recorded_calls():
     assert model._compiled_call_impl is None
 
 
+def test_a_recorded_loop_trains_to_the_same_bits():
+    """Gradients are the recording's own: accumulated, clipped in place, or forgotten after the next forward pass."""
+    trained = []
+    for record in (False, True):
+        model = accelerated(tiny_gemma(layers=2))
+        altup.accelerate(model, implementation="plain", record=record)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for seed in range(10):
+            loss = model(**plain_batch(seed, rows=1 + seed // 6)).loss
+            if seed % 4 == 1:  # what is left of the step before
+                optimizer.zero_grad()
+            loss.backward()
+            if seed != 3:  # which the next one adds to
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+            if seed in (0, 2, 7):
+                optimizer.zero_grad()
+        trained.append([p.detach().clone() for p in model.parameters()] + [p.grad for p in model.parameters()])
+        if record:
+            assert len(model._compiled_call_impl._recorded) == 2
+    for one, other in zip(*trained, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.slow
 def test_compiled_it_is_the_same():
     model = tiny_gemma(layers=2)

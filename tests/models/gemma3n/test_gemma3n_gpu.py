@@ -147,6 +147,33 @@ def test_recorded_training(length):
     assert len(ours._compiled_call_impl._recorded) == 1
 
 
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize("remake", [False, True])
+def test_a_recorded_loop_trains_as_launched(remake):
+    """Gradients are the graphs' own: accumulated, scaled in place, or forgotten after the next forward pass; two
+    shapes share memory."""
+    trained = []
+    for record in (False, True):
+        model = accelerated(tiny_gemma(4).cuda(), "auto", record=record, remake=remake)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for seed in range(16):
+            data = plain_batch(seed, 1 + seed // 2 % 2, 33)
+            loss = model(**{name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in data.items()}).loss
+            if seed % 4 == 0:  # what is left of the step before
+                optimizer.zero_grad()
+            (loss / 2).backward()
+            if seed % 3:  # else the next one adds to it
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+            if seed % 4 == 2:
+                optimizer.zero_grad()
+        trained.append([p.detach().clone() for p in model.parameters()])
+        if record:
+            assert len(model._compiled_call_impl._recorded) == 2
+    for one, other in zip(*trained, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-5)
+
+
 def test_moved_to_a_gpu_afterwards():
     model = tiny_gemma(4)
     ours = accelerated(model, "auto").cuda()

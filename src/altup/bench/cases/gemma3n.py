@@ -19,6 +19,7 @@ from altup.bench.cases.floors import copy_work
 from altup.bench.cases.step import held_bytes, share_weights
 from altup.bench.problem import Problem, Provider, Setup, Work, distance, errors
 from altup.models.accelerate import accelerate
+from altup.models.recorded_calls import LAUNCHED, RecordedCalls
 from altup.models.stack import compile_layers
 
 Prepare = Callable[[Any], Any]  # a model of Hugging Face → what is called in its place
@@ -73,8 +74,8 @@ def providers(
     return made
 
 
-def kernels(model: Any, remake: bool = False) -> Any:
-    return accelerate(model, implementation="triton", remake=remake)
+def kernels(model: Any, remake: bool = False, record: bool | None = None) -> Any:
+    return accelerate(model, implementation="triton", remake=remake, record=record)
 
 
 def as_it_is(model: Any) -> Any:
@@ -89,16 +90,22 @@ def compiled_whole(model: Any) -> Any:
     return torch.compile(model, dynamic=False)
 
 
-def compiled_layers(model: Any) -> Any:
-    """Layer by layer; of the head, which stands outside of them, the loss."""
-    model.loss_function = torch.compile(model.loss_function, dynamic=False)
-    return compile_layers(model)
+def compiled_layers(model: Any, **options: Any) -> Any:
+    """Layer by layer, and the head with its loss: one graph, which ends where the layers' model is called."""
+    compile_layers(model, **options)
+    model.model.forward = torch.compiler.disable(model.model.forward)
+    model.compile(dynamic=False, **options)
+    return model
 
 
 def flexible(model: Any) -> Any:
     """With FlexAttention, which skips what lies outside of a window."""
     model.set_attn_implementation("flex_attention")
     return compiled_layers(model)
+
+
+def is_recorded(model: Any) -> bool:
+    return isinstance(model._compiled_call_impl, RecordedCalls)
 
 
 def tolerances(setup: Setup) -> dict[str, float]:
@@ -216,6 +223,12 @@ class Models:
                     },
                 ),
                 Provider("altup remake", partial(build, partial(kernels, remake=True)), triton=True),
+                Provider("altup recorded", partial(build, partial(kernels, record=True)), triton=True),
+                Provider(
+                    "altup recorded remake",
+                    partial(build, partial(kernels, remake=True, record=True)),
+                    triton=True,
+                ),
             ],
             tolerances=tolerances(self.setup),
         )
@@ -235,12 +248,16 @@ class Models:
             per_repetition=rows * length,
             unit="tokens/s",
             held=held_bytes(model),
+            records=is_recorded(model),
         )
 
     def _step_errors(self, tuned: str, prepare: Prepare) -> dict[str, float]:
         model = adapted(self.shallow(), tuned).train()
-        loss = prepare(model)(**self._example()).loss
-        loss.backward()
+        run = prepare(model)
+        for _ in range(LAUNCHED + 1 if is_recorded(model) else 1):
+            model.zero_grad(set_to_none=True)
+            loss = run(**self._example()).loss
+            loss.backward()
         want_loss, want = self.reference(tuned)
         got = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
         model.zero_grad(set_to_none=True)
