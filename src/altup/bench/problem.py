@@ -43,10 +43,10 @@ class Work:
     takes what it returned. `errors` compares outputs and gradients with the reference, as `errors` does.
     `mode` names the work where there is no backward pass. `per_repetition` counts what `unit` counts, in one
     repetition. `held` are the bytes of weights, which peak memory includes; it is that of `unrecorded`, where a
-    repetition replays a graph, whose memory is allocated when it is recorded. `records`: the warm-up records such a
-    graph, and what it holds counts. `on_host`: time spent on the host
-    counts, as for someone who waits for an answer; otherwise it is hidden behind the device's. `together`: a burst
-    of repetitions is timed as one, within the context that `around` makes.
+    repetition replays a graph, whose memory is allocated when it is recorded. `records`: the warm-up records such
+    a graph, and what that holds counts. `on_host`: time spent on the host counts, as for someone who waits for an
+    answer; otherwise it is hidden behind the device's. `together`: a burst of repetitions is timed as one, within
+    the context that `around` makes.
     """
 
     forward: Callable[[int], Any]

@@ -439,7 +439,7 @@ def test_recorded_calls():
 
 
 def test_a_recorded_loop_trains_to_the_same_bits():
-    """Gradients are the recording's own: accumulated, clipped in place, or forgotten after the next forward pass."""
+    """Gradients are the recording's own: accumulated, clipped in place, or forgotten after a forward pass."""
     trained = []
     for record in (False, True):
         model = accelerated(tiny_gemma(layers=2))
