@@ -7,8 +7,9 @@ import torch
 from torch import library
 
 from altup.core.errors import UserError
-from altup.kernels.add_norm import add_norm, add_norm_reference, kept_in_fours
+from altup.kernels.add_norm import add_norm, add_norm_fp8, add_norm_reference, kept_in_fours
 from altup.kernels.add_norm.op import add_norm_backward_op, add_norm_op
+from altup.kernels.fp8.reference import VALUE, power_of_two, quantize_reference
 from altup.nn import RMSNorm
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, needs_gpu, runs_kernel
 
@@ -92,10 +93,29 @@ def test_dropout_is_that_of_the_mask(rows, d, poisoned):
 
 
 @runs_kernel
+@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32])
+def test_in_8_bits_it_is_what_fp8_makes_of_the_norm(weight_dtype, poisoned):
+    """Bit for bit as with the norm's bound; the tensor that is not written takes the gradient."""
+    given = inputs(9, 48, torch.bfloat16, weight_dtype)
+    norm = RMSNorm(48, EPS)
+    norm.weight = torch.nn.Parameter(given[2].detach())
+    want_total, want = add_norm(*given, EPS, implementation="triton")
+    total, normed, q, scale = add_norm_fp8(*given, EPS)
+    assert torch.equal(total, want_total)
+    assert scale == power_of_two(norm.bound(), VALUE)
+    assert torch.equal(q.view(torch.uint8), quantize_reference(want, scale, VALUE).view(torch.uint8))
+    upstream = [torch.randn_like(total), torch.randn_like(total)]
+    got = torch.autograd.grad([total, normed], given, upstream)
+    for a, b in zip(got, torch.autograd.grad([want_total, want], given, upstream), strict=True):
+        assert torch.equal(a, b)
+
+
+@runs_kernel
 def test_operator_registrations():
     x, update, weight = inputs(3, 8)
-    library.opcheck(add_norm_op, (x, update, weight, None, EPS, 0.0))
-    total, _, rms = add_norm_op(x.detach(), update.detach(), weight.detach(), None, EPS, 0.0)
+    library.opcheck(add_norm_op, (x, update, weight, None, EPS, 0.0, False))
+    library.opcheck(add_norm_op, (x, update, weight, None, EPS, 0.0, True), test_utils="test_faketensor")
+    total, _, rms = add_norm_op(x.detach(), update.detach(), weight.detach(), None, EPS, 0.0, False)[:3]
     given = (torch.randn_like(total), torch.randn_like(total), total, rms, weight.detach(), None, 0.0)
     library.opcheck(add_norm_backward_op, given, test_utils=CHEAP_CHECKS)
 
@@ -124,8 +144,8 @@ def test_two_runs_give_the_same_bits():
 
 
 @pytest.mark.parametrize("d", [768, 2048])
-@pytest.mark.parametrize("dropout", [False, True])
-def test_rows_stay_in_registers_and_are_read_sixteen_bytes_at_a_time(dropout, d, hopper):
+@pytest.mark.parametrize(("dropout", "low"), [(False, False), (True, False), (False, True)])
+def test_rows_stay_in_registers_and_are_read_sixteen_bytes_at_a_time(dropout, low, d, hopper):
     from altup.kernels.add_norm import triton as kernels
 
     block = 1 << (d - 1).bit_length()
@@ -133,9 +153,10 @@ def test_rows_stay_in_registers_and_are_read_sixteen_bytes_at_a_time(dropout, d,
         ("total", "normed", "x", "update", "weight", "dx", "d_update", "d_total", "d_normed"), "*bf16"
     )
     types = arrays | {"rms": "*fp32", "sums": "*fp32", "rows": "i32", "eps": "fp32", "drop_below": "i32"}
-    types |= {"keep_scale": "fp32", "seed": "*i64" if dropout else None}
+    types |= {"keep_scale": "fp32", "seed": "*i64" if dropout else None, "root": "fp32"}
+    types |= {"q": "*fp8e4nv" if low else None, "scale": "*fp32" if low else None}
     for kernel, tile in ((kernels.forward_kernel, kernels.TILE), (kernels.backward_kernel, kernels.BACKWARD_TILE)):
-        constants = {"D": d, "BLOCK": block, "ROWS": max(1, tile // block), "DROPOUT": dropout}
+        constants = {"D": d, "BLOCK": block, "ROWS": max(1, tile // block), "DROPOUT": dropout, "LOW": low}
         given = {name: value for name, value in (types | constants).items() if name in kernel.arg_names}
         compiled = hopper.build(kernel, given, num_warps=kernels.WARPS)
         assert not hopper.spills(compiled)

@@ -17,6 +17,7 @@ from altup import (
     AltUpT5ForConditionalGeneration,
 )
 from altup.core.errors import UserError
+from altup.models import stack
 from altup.models.stack import compile_layers
 from altup.nn import GatedFeedForward, RMSNorm, linear
 from altup.nn.linear import KINDS, Fp8Maps, apply_linears, enable_fp8, use_fp8
@@ -197,6 +198,9 @@ def test_compiled_layers_on_a_gpu_compute_what_eager_ones_do(family, method, mon
     monkeypatch.setattr(linear, "ROUNDS_TOGETHER", True)
     together = passes(eager, family, tokens=64, device="cuda")[1]
     assert torch.equal(flat(together), flat(a))
+    monkeypatch.setattr(stack, "ROUNDS_NORMS", True)
+    rounded_early = flat(passes(compiled, family, tokens=64, device="cuda")[1])
+    assert (rounded_early - flat(b)).norm() / flat(b).norm() < 0.05
     a, b = flat(a), flat(b)
     assert abs(a_loss - b_loss) < 0.01 * a_loss
     assert (a - b).norm() / a.norm() < 0.3

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from altup.kernels.add_norm import add_norm
+from altup.kernels.add_norm import add_norm, add_norm_fp8, rounds_norms
 from altup.kernels.altup_update import with_norm
 from altup.kernels.dropout import block_dropout, dropout
+from altup.kernels.fp8 import Low
 from altup.models.config import AltUpConfig
 from altup.nn import (
     AltUp,
@@ -27,7 +28,7 @@ from altup.nn import (
 )
 from altup.nn.dynamic import DynamicUpdate
 from altup.nn.layers import bound_of
-from altup.nn.linear import is_unhooked, join_maps, joins_in, weights_rounded_together
+from altup.nn.linear import Fp8Maps, is_unhooked, join_maps, joins_in, weights_rounded_together
 from altup.nn.sequence import SequenceUpdate
 
 Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, tokens, d]
@@ -39,6 +40,7 @@ RECOMPILE_LIMIT = 64
 # Dtypes of weights with which compiled layers on a GPU join products, additions and norms in training; float32
 # under autocast, as in `altup pretrain` (`joins_in`).
 JOINS = (torch.bfloat16, torch.float32)
+ROUNDS_NORMS = False  # whether a norm that only maps in fp8 read is written in 8 bits; not timed on a GPU yet
 FUSES_DROPOUT = False  # whether also an addition with dropout and the norm behind it; not timed on a GPU yet
 COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
 
@@ -205,6 +207,13 @@ class LayerStack:
         return self.rule.lower(state)
 
 
+class Normed(NamedTuple):
+    """A norm's result, or a tensor for its gradient and the result in 8 bits."""
+
+    value: Tensor
+    low: Low | None = None
+
+
 def _is_plain_norm(norm: nn.Module) -> bool:
     """Whether its weight and ε may be taken for the norm: an adapter may have taken its place."""
     return type(norm) is RMSNorm and is_unhooked(norm)
@@ -220,18 +229,31 @@ class PreNormLayer(GradientCheckpointingLayer):
     leaves_last_addition: bool
     fuses_norms: bool = False  # whether in training an addition and the norm behind it are one kernel
 
-    def _add(self, x: Tensor, update: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
-        """x + dropout(update), and its norm."""
+    def _add(self, x: Tensor, update: Tensor, norm: RMSNorm, reader: nn.Module) -> tuple[Tensor, Normed]:
+        """x + dropout(update), and its norm for `reader`."""
         wanted = self.fuses_norms and self.training and torch.is_grad_enabled() and joins_in(x)
         if wanted and _is_plain_norm(norm) and (FUSES_DROPOUT or not self.dropout):
-            return add_norm(x, update, norm.weight, norm.eps, self.dropout)
+            if self._reads_low(x, update, reader):
+                total, normed, q, scale = add_norm_fp8(x, update, norm.weight, norm.eps)
+                return total, Normed(normed, Low(q, scale))
+            total, normed = add_norm(x, update, norm.weight, norm.eps, self.dropout)
+            return total, Normed(normed)
         x = x + self._drop(update)
-        return x, norm(x)
+        return x, Normed(norm(x))
 
-    def _add_feed_forward(self, x: Tensor, normed: Tensor, leaves: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    def _reads_low(self, x: Tensor, update: Tensor, reader: nn.Module) -> bool:
+        """Whether a norm is rounded to 8 bits where it is made, because nothing else reads it."""
+        wanted = ROUNDS_NORMS and not self.dropout and isinstance(reader, Fp8Maps) and is_unhooked(reader)
+        alone = self.experts is None or reader is not self.feed_forward
+        return wanted and alone and rounds_norms(x, update) and reader.takes_low(x)  # type: ignore[operator]
+
+    def _add_feed_forward(
+        self, x: Tensor, normed: Tensor, leaves: bool = False, low: Low | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """x + feed-forward of the normed x. Where the update rule does this last addition, x and what is to be
         added; where the next layer does it (`leaves`), that before dropout."""
-        update = self.feed_forward(normed, bound_of(self.feed_forward_norm))
+        given = {} if low is None else {"given": low}
+        update = self.feed_forward(normed, bound_of(self.feed_forward_norm), **given)
         if self.experts is not None:
             update = update + self.experts(normed)
         if leaves:

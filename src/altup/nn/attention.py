@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from altup.kernels.attention import PEAKS, WIDTHS, apart, attention, joined, joined_attention
+from altup.kernels.fp8 import Low
 from altup.kernels.launch import runs_triton
-from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_bare, joined_linear
+from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_bare, joined_linear, multiplies_in_fp8
 from altup.nn.positions import rotate
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ class Attention(Fp8Maps):
         self.o = nn.Linear(inner, width, bias=False)
         self.reset_parameters()
 
+    def takes_low(self, x: Tensor) -> bool:
+        maps = (self.q,) if self.has_memory else (self.k, self.v, self.q)
+        wanted = self.in_fp8("projections") and (self.in_fp8("memory") or not self.has_memory)
+        return wanted and multiplies_in_fp8(x, maps)
+
     def maps_of_one_input(self) -> dict[str, Sequence[nn.Linear]]:
         queries: dict[str, Sequence[nn.Linear]] = (
             {"memory": (self.q,)} if self.has_memory else {"own": (self.k, self.v, self.q)}
@@ -145,9 +151,11 @@ class Attention(Fp8Maps):
         cached: bool = False,
         constant_beyond: int | None = None,
         bound: Bound | None = None,
+        given: Low | None = None,
     ) -> Tensor:
-        """x: [batch, queries, width]; bias: [heads, queries + keys − 1], the bias of query i and key j at
-        j − i + queries − 1. It does not change where |j − i| is `constant_beyond` or more, which saves time.
+        """x: [batch, queries, width], `given` in 8 bits where `takes_low` asked for it; bias: [heads, queries +
+        keys − 1], the bias of query i and key j at j − i + queries − 1. It does not change where |j − i| is
+        `constant_beyond` or more, which saves time.
 
         `memory` is what is attended to, [batch, keys, memory_width], or its keys and values already.
         New keys and values are appended to `cache`; with `cached=True` they are only read from it.
@@ -157,7 +165,7 @@ class Attention(Fp8Maps):
             return self._attend_joined(x, bias, seen, memory, constant_beyond)
         slots = PEAKS if NOTES_PEAKS and own and cache is None and self._takes_kernels(x, bias, seen) else 0
         rounded = self.rounded_maps("memory" if memory is not None or cached else "own")
-        mapped = apply_linears(x, (*own, self.q), self.in_fp8("projections"), bound, slots, rounded)
+        mapped = apply_linears(x, (*own, self.q), self.in_fp8("projections"), bound, slots, rounded, given)
         (*projected, queries), peaks = mapped[: len(own) + 1], mapped[len(own) + 1 :]
         if cache is not None and cached:
             k, v = cache.layers[self.index].keys, cache.layers[self.index].values  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from altup.kernels.dropout import dropout
 from altup.kernels.embedding import embedding
-from altup.kernels.fp8 import fits_fp8, fp8_feed_forward
+from altup.kernels.fp8 import Low, fits_fp8, fp8_feed_forward
 from altup.kernels.geglu import geglu
 from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_unhooked, joined_linear
 
@@ -74,13 +74,18 @@ class GatedFeedForward(Fp8Maps):
     def maps_of_one_input(self) -> dict[str, Sequence[nn.Linear]]:
         return {"in": (self.wi_0, self.wi_1), "out": (self.wo,)}
 
-    def forward(self, x: Tensor, bound: Bound | None = None) -> Tensor:
+    def takes_low(self, x: Tensor) -> bool:
+        wanted = self.in_fp8("feed_forward") and self.fused_fp8 and not self.dropout
+        return wanted and fits_fp8(x, self.wi_0.weight, self.wi_1.weight, self.wo.weight)
+
+    def forward(self, x: Tensor, bound: Bound | None = None, given: Low | None = None) -> Tensor:
+        """`given`: x in 8 bits, where `takes_low` asked for it."""
         low = self.in_fp8("feed_forward")
-        if low and self.fused_fp8 and not self.dropout:
+        if self.takes_low(x):
             weights = self.wi_0.weight, self.wi_1.weight, self.wo.weight
-            if fits_fp8(x, *weights):
-                rounded = self.rounded_maps("in"), self.rounded_maps("out")
-                return fp8_feed_forward(x, *weights, None if bound is None else bound(), *rounded)
+            known = None if bound is None or given else bound()
+            rounded = self.rounded_maps("in"), self.rounded_maps("out")
+            return fp8_feed_forward(x, *weights, known, *rounded, given)
         if self.joins("feed_forward", x):
             hidden = geglu(joined_linear(x, (self.wi_0, self.wi_1)), self.dropout, self.training)
             return self.wo(hidden)

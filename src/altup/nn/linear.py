@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from altup.core.errors import UserError
-from altup.kernels.fp8 import MULTIPLE, Rounded, check_fp8, fits_fp8, fp8_linear, round_many_weights
+from altup.kernels.fp8 import MULTIPLE, Low, Rounded, check_fp8, fits_fp8, fp8_linear, round_many_weights
 from altup.kernels.fp8.self_test import ALLOWED, fused_error, products_error
 from altup.kernels.join_rows import join_rows
 from altup.kernels.launch import can_launch
@@ -41,6 +41,10 @@ class Fp8Maps(nn.Module):
     def maps_of_one_input(self) -> dict[str, Sequence[nn.Linear]]:
         """Those that are rounded as one, in the order of their results, by a name; where many layers have them."""
         return {}
+
+    def takes_low(self, x: Tensor) -> bool:
+        """Whether its maps are given an input x in 8 bits, and read nothing else of it."""
+        return False
 
     def rounded_maps(self, name: str) -> Rounded | None:
         return None if self.rounded is None else self.rounded.get(name)
@@ -186,18 +190,25 @@ def apply_linears(
     bound: Bound | None = None,
     slots: int = 0,
     rounded: Rounded | None = None,
+    low: Low | None = None,
 ) -> tuple[Tensor, ...]:
     """linear(x) for each; where `fp8` is wanted, and sizes allow it and make it pay, as one product, which may be
-    followed by `slots` (see `LinearMaps`). `rounded`: their weights in 8 bits, where that is done."""
-    if not fp8 or not fits_fp8(x, *(linear.weight for linear in linears)) or not _pays(x, linears):
+    followed by `slots` (see `LinearMaps`). `rounded`: their weights in 8 bits, where that is done;
+    `low`: x in 8 bits, where `takes_low` asked for it."""
+    if not fp8 or not multiplies_in_fp8(x, linears):
         return tuple(linear(x) for linear in linears)
     weights = [linear.weight for linear in linears]
-    results = fp8_linear(x, weights, None if bound is None else bound(), slots, rounded)
+    results = fp8_linear(x, weights, None if bound is None or low else bound(), slots, rounded, low)
     mapped = (
         result if linear.bias is None else result + linear.bias.to(result.dtype)
         for linear, result in zip(linears, results, strict=False)
     )
     return (*mapped, *results[len(linears) :])
+
+
+def multiplies_in_fp8(x: Tensor, linears: Sequence[nn.Linear]) -> bool:
+    """Whether sizes allow it and make it pay."""
+    return fits_fp8(x, *(linear.weight for linear in linears)) and _pays(x, linears)
 
 
 def _pays(x: Tensor, linears: Sequence[nn.Linear]) -> bool:

@@ -11,7 +11,7 @@ from altup.kernels.add_norm.reference import add_norm_reference, kept_in_fours
 from altup.kernels.dropout import dropout
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
-__all__ = ["add_norm", "add_norm_reference", "kept_in_fours"]
+__all__ = ["add_norm", "add_norm_fp8", "add_norm_reference", "kept_in_fours", "rounds_norms"]
 
 WIDEST = 8192  # numbers of a row that a program holds
 
@@ -46,5 +46,18 @@ def add_norm(
         )
     drops = training and p > 0
     seed = torch.randint(2**62, (1,), device=x.device) if drops else None
-    total, normed, _ = add_norm_op(x.contiguous(), update.contiguous(), weight, seed, eps, p if drops else 0.0)
-    return total, normed
+    given = x.contiguous(), update.contiguous(), weight, seed, eps, p if drops else 0.0
+    return add_norm_op(*given, False)[:2]
+
+
+def rounds_norms(x: Tensor, update: Tensor) -> bool:
+    """Whether `add_norm_fp8` takes these: of 16 bits, on a GPU."""
+    alike = x.shape == update.shape and x.dtype == update.dtype == torch.bfloat16
+    return alike and x.shape[-1] % 4 == 0 and x.shape[-1] <= WIDEST and runs_triton(x.device) and x.numel() > 0
+
+
+def add_norm_fp8(x: Tensor, update: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`add_norm` for maps in fp8: the sum; a tensor that is not written and takes the norm's gradient; the norm in
+    8 bits, as of `RMSNorm.bound`; and its scale."""
+    total, normed, _, q, scale = add_norm_op(x.contiguous(), update.contiguous(), weight, None, eps, 0.0, True)
+    return total, normed, q, scale

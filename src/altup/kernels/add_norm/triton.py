@@ -12,6 +12,7 @@ from torch import Tensor
 
 from altup.kernels.dropout.reference import drop_below, keep_scale
 from altup.kernels.dropout.triton import stream_keys, stream_words, upper_halves
+from altup.kernels.fp8.triton import VALUE_MAX, power_of_two
 from altup.kernels.launch import multiprocessors
 
 TILE = 4096  # numbers of a program's rows forward, and backward at a time, where three arrays are read
@@ -23,12 +24,13 @@ SUMMED = (1024, 8)  # at most so many programs, and so many columns, the second 
 
 def forward(
     total: Tensor, normed: Tensor, rms: Tensor, x: Tensor, update: Tensor, weight: Tensor, seed: Tensor | None,
-    eps: float, p: float,
+    eps: float, p: float, q: Tensor | None = None, scale: Tensor | None = None,
 ) -> None:  # fmt: skip
+    """With q and its `scale` the norm's result is written into them, in 8 bits, and `normed` is left as it is."""
     rows, d, block, tile = _sizes(x, TILE)
     forward_kernel[(triton.cdiv(rows, tile),)](
-        total, normed, rms, x, update, weight, seed, rows, eps, drop_below(p), keep_scale(p),
-        D=d, BLOCK=block, ROWS=tile, DROPOUT=seed is not None, num_warps=WARPS,
+        total, normed, rms, q, scale, x, update, weight, seed, rows, eps, drop_below(p), keep_scale(p), d**0.5,
+        D=d, BLOCK=block, ROWS=tile, DROPOUT=seed is not None, LOW=q is not None, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -75,21 +77,33 @@ def _factors(seed, row, drop_below, keep_scale, D: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
-def store_normed(normed, rms, rounded, weight, row, column, rows, eps, D: tl.constexpr):
-    """RMSNorm of whole rows, as they were rounded, and 1 / rms of each."""
+def store_normed(
+    normed, rms, q, scale, rounded, weight, row, column, rows, eps, root,
+    D: tl.constexpr, LOW: tl.constexpr,
+):  # fmt: skip
+    """RMSNorm of whole rows, as they were rounded, and 1 / rms of each. LOW: not the norm's result but what fp8
+    makes of it, with the scale of its bound √D · max |weight|, where `root` is √D."""
     s = rounded.to(tl.float32)
     r = tl.rsqrt(tl.sum(s * s, 1) / D + eps)
     tl.store(rms + row, r, mask=row < rows)
     w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
     place = row[:, None] * D + column[None, :]
     inside = (row < rows)[:, None] & (column < D)[None, :]
-    tl.store(normed + place, (s * r[:, None] * w[None, :]).to(normed.dtype.element_ty), mask=inside)
+    result = (s * r[:, None] * w[None, :]).to(normed.dtype.element_ty)
+    if LOW:
+        bound = (tl.max(tl.abs(w), 0) * root).to(weight.dtype.element_ty).to(tl.float32)
+        own = power_of_two(bound, VALUE_MAX)
+        if tl.program_id(0) == 0:
+            tl.store(scale, own)
+        tl.store(q + place, (result.to(tl.float32) * tl.div_rn(1.0, own)).to(q.dtype.element_ty), mask=inside)
+    else:
+        tl.store(normed + place, result, mask=inside)
 
 
 @triton.jit(do_not_specialize=["drop_below"])
 def forward_kernel(
-    total, normed, rms, x, update, weight, seed, rows, eps, drop_below, keep_scale,
-    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
+    total, normed, rms, q, scale, x, update, weight, seed, rows, eps, drop_below, keep_scale, root,
+    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, LOW: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -101,7 +115,7 @@ def forward_kernel(
         u *= _factors(seed, row, drop_below, keep_scale, D, BLOCK, ROWS)
     rounded = (s + u).to(total.dtype.element_ty)
     tl.store(total + place, rounded, mask=inside)
-    store_normed(normed, rms, rounded, weight, row, column, rows, eps, D)
+    store_normed(normed, rms, q, scale, rounded, weight, row, column, rows, eps, root, D, LOW)
 
 
 @triton.jit(do_not_specialize=["drop_below"])

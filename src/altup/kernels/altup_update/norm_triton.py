@@ -108,7 +108,7 @@ def forward_kernel(
         rounded = new.to(outs[i].dtype.element_ty)
         tl.store(outs[i] + place, rounded, mask=inside)
         if i == NEXT:
-            store_normed(normed, rms, rounded, weight, row, column, rows, eps, D)
+            store_normed(normed, rms, normed, rms, rounded, weight, row, column, rows, eps, 1.0, D, False)
 
 
 @triton.jit(do_not_specialize=["active"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from altup.kernels.fp8.reference import GRADIENT, VALUE, product_reference, quan
 __all__ = [
     "GRADIENT",
     "VALUE",
+    "Low",
     "Rounded",
     "check_fp8",
     "fits_fp8",
@@ -27,6 +29,14 @@ __all__ = [
 MULTIPLE = 16  # of all sizes, which the tensor cores' fp8 needs
 CAPABILITY = (8, 9)  # the first GPUs with fp8: Ada and Hopper
 NOT_ROUNDED = (None, None, None)
+
+
+class Low(NamedTuple):
+    """An input of maps in 8 bits and its scale. It goes beside a tensor that takes the input's gradient and need
+    not be written."""
+
+    q: Tensor
+    scale: Tensor
 
 
 def check_fp8(device: torch.device) -> None:
@@ -56,14 +66,17 @@ def fp8_linear(
     bound: Tensor | None = None,
     slots: int = 0,
     rounded: Rounded | None = None,
+    low: Low | None = None,
 ) -> tuple[Tensor, ...]:
     """x·weightᵀ for each of `weights` [nᵢ, k]: one product forward, and two backward, in fp8.
 
     x: [..., k], of bf16 or, on a CPU, any type; sizes as `fits_fp8` asks. `bound`, where it is known, is a number
     that no |x| exceeds; a few binades too much do no harm. `slots` as `LinearMaps` takes them.
-    `rounded`: the weights in 8 bits, one below the other, where that is done.
+    `rounded`: the weights in 8 bits, one below the other, where that is done; `low`: x in 8 bits, where that is
+    done, and x itself is not read.
     """
-    parts = LinearMaps.apply(x.reshape(-1, x.shape[-1]), bound, slots, *(rounded or NOT_ROUNDED), *weights)
+    q, bound = (None, bound) if low is None else (low.q.view(-1, x.shape[-1]), low.scale)
+    parts = LinearMaps.apply(x.reshape(-1, x.shape[-1]), bound, q, slots, *(rounded or NOT_ROUNDED), *weights)
     results = tuple(part.view(*x.shape[:-1], part.shape[-1]) for part in parts[: len(weights)])
     return (*results, *parts[len(weights) :])
 
@@ -76,8 +89,10 @@ def fp8_feed_forward(
     bound: Tensor | None = None,
     rounded_wi: Rounded | None = None,
     rounded_wo: Rounded | None = None,
+    low: Low | None = None,
 ) -> Tensor:
-    """wo(gelu(wi_0·x) ⊙ wi_1·x) with the tanh form of GELU, its products in fp8; x: [..., k], `bound` and
-    `rounded` as above."""
+    """wo(gelu(wi_0·x) ⊙ wi_1·x) with the tanh form of GELU, its products in fp8; x: [..., k], `bound`,
+    `rounded` and `low` as above."""
     rounded = (*(rounded_wi or NOT_ROUNDED), *(rounded_wo or NOT_ROUNDED))
-    return FeedForward.apply(x.reshape(-1, x.shape[-1]), bound, wi_0, wi_1, wo, *rounded).view_as(x)
+    q, bound = (None, bound) if low is None else (low.q.view(-1, x.shape[-1]), low.scale)
+    return FeedForward.apply(x.reshape(-1, x.shape[-1]), bound, q, wi_0, wi_1, wo, *rounded).view_as(x)

@@ -38,9 +38,11 @@ def product(
     return product_op(a, b, scale_a, scale_b, dtype, fast)
 
 
-def round_values(x: Tensor, bound: Tensor | None = None) -> Rounded:
+def round_values(x: Tensor, bound: Tensor | None = None, q: Tensor | None = None) -> Rounded:
     """Activations [m, n]. With a `bound` of their size, compiled code rounds them where it makes them; else it
-    finds the largest there."""
+    finds the largest there. Where q is given, that is x in 8 bits, `bound` its scale, and x is not read."""
+    if q is not None and bound is not None:
+        return Rounded(q, transpose_op(q), bound)
     if bound is None:
         return Rounded(*cast_op([x], _largest(x), x.dtype, gradient=False))
     if not torch.compiler.is_compiling():
@@ -90,6 +92,7 @@ def _given(q: Tensor | None, transposed: Tensor | None, scale: Tensor | None) ->
 class LinearMaps(torch.autograd.Function):
     """x [m, k], perhaps a bound of its size, and weights [nᵢ, k] → x·weightᵢᵀ, each [m, nᵢ].
 
+    x_q is x in 8 bits where that is known, and `bound` its scale (`round_values`).
     q, transposed and scale are the weights as `round_weights` rounds them, where that is done.
 
     With `slots` they are followed by that many numbers, whose gradient must be the largest numbers of the others':
@@ -101,13 +104,15 @@ class LinearMaps(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         bound: Tensor | None,
+        x_q: Tensor | None,
         slots: int,
         q: Tensor | None,
         transposed: Tensor | None,
         scale: Tensor | None,
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
-        value, weight = round_values(x, bound), _given(q, transposed, scale) or round_weights(weights, x.dtype)
+        value = round_values(x, bound, x_q)
+        weight = _given(q, transposed, scale) or round_weights(weights, x.dtype)
         ctx.save_for_backward(value.transposed, value.scale, weight.transposed, weight.scale)
         ctx.dtypes = x.dtype, weights[0].dtype
         ctx.rows = [weight.shape[0] for weight in weights]
@@ -123,23 +128,30 @@ class LinearMaps(torch.autograd.Function):
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = product(grad.q, weight, grad.scale, weight_scale, dtype)
-        if any(ctx.needs_input_grad[6:]):
+        if any(ctx.needs_input_grad[7:]):
             dw = product(grad.transposed, value, grad.scale, value_scale, weight_dtype, fast=False)
-        return dx, *[None] * 5, *([None] * len(ctx.rows) if dw is None else dw.split(ctx.rows))
+        return dx, *[None] * 6, *([None] * len(ctx.rows) if dw is None else dw.split(ctx.rows))
 
 
 class FeedForward(torch.autograd.Function):
     """wo(gelu(wi_0·x) ⊙ wi_1·x) of x [m, k], where nothing is written in 16 bits but wi·x.
 
-    `rounded`: q, transposed and scale of wi, and of wo, as in `LinearMaps`. The gradient of wi·x is rounded in the
-    pass that makes it, so its scale must be known before (`geglu_scales_reference`).
+    x_q as in `LinearMaps`; `rounded`: q, transposed and scale of wi, and of wo, as there. The gradient of wi·x
+    is rounded in the pass that makes it, so its scale must be known before (`geglu_scales_reference`).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bound: Tensor | None, wi_0: Tensor, wi_1: Tensor, wo: Tensor, *rounded: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        bound: Tensor | None,
+        x_q: Tensor | None,
+        wi_0: Tensor,
+        wi_1: Tensor,
+        wo: Tensor,
+        *rounded: Tensor | None,
     ) -> Tensor:
-        value = round_values(x, bound)
+        value = round_values(x, bound, x_q)
         wi = _given(*rounded[:3]) or round_weights([wi_0, wi_1], x.dtype)
         out = _given(*rounded[3:]) or round_weights([wo], x.dtype)
         h = product(value.q, wi.q, value.scale, wi.scale, x.dtype)
@@ -163,4 +175,4 @@ class FeedForward(torch.autograd.Function):
         dx = product(d_h, wi, h_scale, wi_scale, dtype)
         d_wi = product(d_h_transposed, value, h_scale, value_scale, weight_dtype, fast=False)
         d_wo = product(grad.transposed, hidden, grad.scale, hidden_scale, weight_dtype, fast=False)
-        return dx, None, *d_wi.chunk(2), d_wo, *[None] * 6
+        return dx, None, None, *d_wi.chunk(2), d_wo, *[None] * 6

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from altup.kernels.fp8.functions import FeedForward, LinearMaps
+from altup.kernels.fp8 import fp8_feed_forward, fp8_linear
 
 ALLOWED = 0.2  # rounding alone gives up to 0.1
 
@@ -22,7 +22,7 @@ def products_error(device: torch.device) -> float:
     than ALLOWED."""
     x, wi_0, wi_1, _, grad = _problem(device)
     with torch.enable_grad():
-        got = torch.autograd.grad(LinearMaps.apply(x, None, 0, wi_0, wi_1), [x, wi_0, wi_1], [grad, grad.flip(0)])
+        got = torch.autograd.grad(fp8_linear(x, [wi_0, wi_1]), [x, wi_0, wi_1], [grad, grad.flip(0)])
         exact = [t.detach().double().requires_grad_() for t in (x, wi_0, wi_1)]
         out = [exact[0] @ weight.t() for weight in exact[1:]]
         want = torch.autograd.grad(out, exact, [grad.double(), grad.flip(0).double()])
@@ -34,7 +34,7 @@ def fused_error(device: torch.device) -> float:
     """The same for the feed-forward, whose kernels are of their own."""
     *inputs, grad = _problem(device)
     with torch.enable_grad():
-        got = torch.autograd.grad(FeedForward.apply(inputs[0], None, *inputs[1:]), inputs, grad)
+        got = torch.autograd.grad(fp8_feed_forward(*inputs), inputs, grad)
         x, wi_0, wi_1, wo = exact = [t.detach().double().requires_grad_() for t in inputs]
         out = (F.gelu(x @ wi_0.t(), approximate="tanh") * (x @ wi_1.t())) @ wo.t()
         want = torch.autograd.grad(out, exact, grad.double())

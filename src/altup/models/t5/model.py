@@ -77,8 +77,9 @@ class T5Layer(PreNormLayer):
         """
         cache = past_key_values
         own_cache = None if cache is None else cache.self_attention_cache
+        low = None
         if pending is not None:
-            x, normed = self._add(x, pending, self.attention_norm)
+            x, (normed, low) = self._add(x, pending, self.attention_norm, self.attention)
         elif normed is None:
             normed = self.attention_norm(x)
         attended = self.attention(
@@ -88,9 +89,10 @@ class T5Layer(PreNormLayer):
             cache=own_cache,
             constant_beyond=constant_beyond,
             bound=bound_of(self.attention_norm),
+            given=low,
         )
         if self.cross_attention is not None and self.cross_norm is not None:
-            x, normed = self._add(x, attended, self.cross_norm)
+            x, (normed, low) = self._add(x, attended, self.cross_norm, self.cross_attention)
             attended = self.cross_attention(
                 normed,
                 None,
@@ -99,11 +101,12 @@ class T5Layer(PreNormLayer):
                 cache=None if cache is None else cache.cross_attention_cache,
                 cached=cache is not None and bool(cache.is_updated.get(self.index)),
                 bound=bound_of(self.cross_norm),
+                given=low,
             )
             if cache is not None:
                 cache.is_updated[self.index] = True
-        x, normed = self._add(x, attended, self.feed_forward_norm)
-        return self._add_feed_forward(x, normed, leaves)
+        x, (normed, low) = self._add(x, attended, self.feed_forward_norm, self.feed_forward)
+        return self._add_feed_forward(x, normed, leaves, low)
 
 
 class T5Stack(LayerStack, nn.Module):
