@@ -57,13 +57,14 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 CASES = ("text", "step", "step-compiled", "step-fp16", "step-fsdp2", "token", "text-static")
-PROMPT, NEW_TOKENS = 128, 32
+PROMPT, NEW_TOKENS = 128, 32  # of `token`
 
 
 def build(options: argparse.Namespace, dtype: torch.dtype) -> dict[str, Any]:
     """The dense model and the widened ones, by name."""
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES[options.size], max_position_embeddings=4096)
+    config.num_hidden_layers = options.layers or config.num_hidden_layers
     with torch.device(options.device):
         dense: Any = LlamaForCausalLM(config)
     dense.set_attn_implementation("sdpa")
@@ -148,7 +149,7 @@ def texts(models: dict[str, Any], options: argparse.Namespace, cache: str | None
         return model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
-            max_new_tokens=NEW_TOKENS,
+            max_new_tokens=options.new_tokens,
             do_sample=False,
             cache_implementation=cache,
         )
@@ -158,9 +159,9 @@ def texts(models: dict[str, Any], options: argparse.Namespace, cache: str | None
         written = {name: write(model) for name, model in models.items()}
     print({name: bool(torch.equal(text, written["dense"])) for name, text in written.items()}, "same text")
     works = {name: lambda model=model: write(model) for name, model in models.items()}
-    times = in_turns(works, options, max(3, options.rounds // 3))
-    sizes = {"batch": 1, "tokens": NEW_TOKENS}
-    return [sizes | {"model": n, "times": [t / NEW_TOKENS for t in times[n]]} for n in models]
+    times = in_turns(works, options, options.rounds)
+    sizes = {"batch": 1, "tokens": options.new_tokens}
+    return [sizes | {"model": n, "times": [t / options.new_tokens for t in times[n]]} for n in models]
 
 
 @torch.no_grad()
@@ -277,6 +278,8 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=2)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--layers", type=int, help="instead of the size's own number (16)")
+    parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS, help="that text and text-static write")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--csv", type=Path, help="append the rows to this file")
     options = parser.parse_args()

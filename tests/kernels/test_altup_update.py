@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from altup.core.errors import UserError
 from altup.kernels import altup_update, altup_update_reference
+from altup.kernels.altup_update import altup_update_again
 from altup.kernels.altup_update.op import update, update_backward
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, INTERPRETED, fewer, needs_gpu, runs_kernel
 from tests.kernels.updates import (
@@ -448,6 +449,29 @@ def test_blocks_beyond_32_bit_offsets():
     (new,) = altup_update([x], x, P, g, 0, implementation="triton")
     assert new[-5:].tolist() == [3 * (2 - 0.5 * 2 + 0.5)] * 5
     assert not new[:-5].any()
+
+
+@needs_gpu
+@torch.no_grad()
+def test_an_update_such_as_was_made_before_is_made_again():
+    """Bit for bit, in the room given first, then in new; not for arrays that the kernel was not compiled for."""
+    x, y, _, P, g = (t.to(DEVICE) for t in random(2, torch.bfloat16, (3, 1, 64)))
+    assert altup_update_again(x.unbind(0), y.double(), P, g, 1, []) is None
+    want, room = altup_update(x.unbind(0), y, P, g, 1), []
+    for _ in range(20):
+        new = altup_update_again(x.unbind(0), y, P, g, 1, room)
+        assert all(torch.equal(a, b) for a, b in zip(new, want, strict=True))
+    assert len(room) % 2 == 0
+    assert len({t.data_ptr() for t in room}) == len(room)
+    again = altup_update_again(x.unbind(0), y, P, g, 0, room)
+    other = altup_update(x.unbind(0), y, P, g, 0)
+    assert all(torch.equal(a, b) for a, b in zip(again, other, strict=True))
+    odd = torch.randn(3, 1, 65, device=DEVICE, dtype=torch.bfloat16)[..., 1:]
+    assert altup_update_again(x.unbind(0), odd, P, g, 1, room) is None
+    assert altup_update_again(x[:, :2].unbind(0), y, P, g, 1, room) is None
+    assert altup_update_again(x.unbind(0), y, P.double(), g, 1, room) is None
+    with torch.enable_grad():
+        assert altup_update_again(x.unbind(0), y, P, g, 1, room) is None
 
 
 @needs_gpu

@@ -74,6 +74,41 @@ def test_it_is_the_plain_layers_around_a_wide_part():
     torch.testing.assert_close(states["after"], sum(states["leaving"]) / 2)
 
 
+@torch.no_grad()
+def test_what_hangs_on_a_layer_is_called_without_gradients_too():
+    """Where nothing hangs on a layer, it is not called as a module is, which takes the host longer."""
+    model = widen(build("llama")).eval()
+    layer = model.model.layers[1]
+    torch.nn.init.normal_(layer.altup.P)
+    before, called = logits(model), []
+    handles = [
+        part.register_forward_hook(lambda *_: called.append("after"))
+        for part in (layer, layer.altup, model.model.layers[2].mlp)
+    ]
+    handles += [
+        part.register_forward_pre_hook(lambda *_: called.append("before")) for part in (layer, layer.altup)
+    ]
+    assert torch.equal(logits(model), before)
+    assert sorted(called) == ["after"] * 3 + ["before"] * 2
+    for handle in handles:
+        handle.remove()
+    called.clear()
+    for part in (layer, layer.altup):  # as accelerate does
+        forward = part.forward
+        part.forward = lambda *args, forward=forward, **kwargs: (
+            called.append("forward") or forward(*args, **kwargs)
+        )
+        assert torch.equal(logits(model), before)
+        del part.forward
+    with torch.nn.modules.module.register_module_forward_hook(lambda module, *_: called.append(module)):
+        assert torch.equal(logits(model), before)
+    assert called[:2] == ["forward"] * 2
+    assert layer in called
+    assert layer.altup in called
+    with torch.enable_grad():
+        torch.testing.assert_close(logits(model), before, rtol=0, atol=0)
+
+
 def test_each_stack_may_have_its_own(tmp_path):
     model = build("t5")
     before = logits(model)

@@ -14,11 +14,18 @@ import torch
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
-from altup.kernels.altup_update.op import launch, needs_operator, update
+from altup.kernels.altup_update.op import kernels, launch, needs_operator, update
 from altup.kernels.altup_update.reference import altup_update_reference
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
-__all__ = ["FUSED_BLOCKS", "State", "altup_update", "altup_update_reference", "check_triton"]
+__all__ = [
+    "FUSED_BLOCKS",
+    "State",
+    "altup_update",
+    "altup_update_again",
+    "altup_update_reference",
+    "check_triton",
+]
 
 State = Tensor | Sequence[Tensor]
 
@@ -57,6 +64,19 @@ def altup_update(
     return _plain(x, y, P, g, active, residual)
 
 
+def altup_update_again(
+    x: Sequence[Tensor], y: Tensor, P: Tensor, g: Tensor, active: int, spare: list[Tensor]
+) -> list[Tensor] | None:
+    """`altup_update` of K blocks such as it was given before, with little work for the host; None if it was not.
+
+    For text that is generated, which waits for the host in every layer. `spare` holds tensors to write to, and
+    what is left of them afterwards: hand the same list on from layer to layer.
+    """
+    if not y.is_cuda or needs_operator(y):
+        return None
+    return kernels().forward_again(x, y, P, g, active, spare)
+
+
 def _plain(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None) -> State:
     P, g = (c.to(torch.promote_types(c.dtype, torch.float32)) for c in (P, g))  # FSDP2 may have rounded them
     M = P - torch.outer(g, P[active])
@@ -82,8 +102,7 @@ def _plain(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Ten
 def _check_shapes(
     x: State, parts: Sequence[Tensor], y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None
 ) -> None:
-    """The kernels see flat arrays and cannot check shapes, so it is done here, in few words: text that is
-    generated waits for it in every layer."""
+    """The kernels see flat arrays and cannot check shapes, so it is done here."""
     K = len(x)
     if P.shape != (K, K) or g.shape != (K,) or not 0 <= active < K:
         raise UserError(f"P {list(P.shape)}, g {list(g.shape)}, active={active} do not fit a state of {K} blocks")

@@ -25,12 +25,12 @@ def launch(
 ) -> list[Tensor]:
     """state: K tensors [..., d] or one [K, ..., d]; y, residual: [..., d]; P: [K, K], g: [K], float32."""
     new = like(state)
-    _kernels().forward(blocks(new, y.dim()), blocks(state, y.dim()), y, residual, P, g, active)
+    kernels().forward(blocks(new, y.dim()), blocks(state, y.dim()), y, residual, P, g, active)
     return new
 
 
 @functools.cache
-def _kernels() -> Any:
+def kernels() -> Any:
     """Triton is imported when it is used."""
     return importlib.import_module("altup.kernels.altup_update.triton")
 
@@ -71,7 +71,7 @@ def update_backward(
     gradients = _gradients(state, y, P, g)
     *d_state, dy, dP, dg = gradients
     d_blocks, new_grads, old = (blocks(tensors, y.dim()) for tensors in (d_state, grads, state))
-    _kernels().backward(d_blocks, dy, dP, dg, new_grads, old, y, residual, P, g, active)
+    kernels().backward(d_blocks, dy, dP, dg, new_grads, old, y, residual, P, g, active)
     return gradients
 
 

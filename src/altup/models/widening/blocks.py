@@ -24,10 +24,11 @@ class Blocks:
     list or tuple: a model that takes tuples apart leaves it whole.
     """
 
-    __slots__ = ("blocks",)
+    __slots__ = ("blocks", "spare")
 
-    def __init__(self, blocks: Iterable[Tensor]) -> None:
+    def __init__(self, blocks: Iterable[Tensor], spare: list[Tensor] | None = None) -> None:
         self.blocks = list(blocks)
+        self.spare = [] if spare is None else spare  # for the blocks of later layers (`altup_update_again`)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

@@ -10,10 +10,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from altup.core.errors import UserError
 from altup.models.mixing import change_class, original_class
 from altup.models.widening.blocks import Blocks, UnfitError, block_of
+from altup.nn.altup import AltUpUpdate
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,10 @@ class Place:
             return hidden.blocks
         return (hidden,) * self.num_blocks if self.recycled else hidden.chunk(self.num_blocks, dim=-1)
 
-    def lower(self, blocks: Sequence[Tensor]) -> Blocks | Tensor:
+    def lower(self, blocks: Sequence[Tensor], spare: list[Tensor] | None) -> Blocks | Tensor:
         """The last layer hands on the mean of the blocks (recycled) or all of them side by side."""
         if not self.last:
-            return Blocks(blocks)
+            return Blocks(blocks, spare)
         if not self.recycled:
             return torch.cat(tuple(blocks), dim=-1)
         if blocks[0].dtype == torch.float16:  # whose largest number a sum may exceed
@@ -57,8 +60,9 @@ class WidenedLayer(nn.Module):
     where they expect the hidden state.
     """
 
-    altup: nn.Module
+    altup: AltUpUpdate
     place: Place
+    has_plain_call: bool  # whether the class that it is mixed into has no `__call__` of its own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         place = self.place
@@ -68,20 +72,34 @@ class WidenedLayer(nn.Module):
         # What a model has computed from the state, a layer is given of its own block.
         others = [block_of(value, place.active) for value in others]
         for name, value in kwargs.items():
-            if isinstance(value, Blocks):
+            if type(value) is Blocks:
                 kwargs[name] = value.blocks[place.active]
-        outputs = super().__call__(*place.lift(hidden), *others, **kwargs)
-        new = place.lower(outputs[: place.num_blocks])
+        blocks = place.lift(hidden)
+        spare: list[Tensor] | None = None
+        if is_plain_call(self):
+            spare = [] if place.first else hidden.spare
+            outputs = self._compute(blocks, others, kwargs, spare)
+        else:
+            outputs = super().__call__(*blocks, *others, **kwargs)
+        new = place.lower(outputs[: place.num_blocks], spare)
         return (new, *outputs[place.num_blocks :]) if place.returns_tuple else new
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    def forward(self, *args: Any, **kwargs: Any) -> Sequence[Tensor]:
         K = self.place.num_blocks
-        blocks, args = args[:K], args[K:]
-        outputs = super().forward(blocks[self.place.active], *args, **kwargs)
-        if not isinstance(outputs, tuple):
-            return self.altup(blocks, outputs)
-        computed, *others = outputs
-        return (*self.altup(blocks, computed), *others)
+        return self._compute(args[:K], args[K:], kwargs)
+
+    def _compute(
+        self,
+        blocks: Sequence[Tensor],
+        others: Sequence[Any],
+        kwargs: dict[str, Any],
+        spare: list[Tensor] | None = None,
+    ) -> Sequence[Tensor]:
+        outputs = super().forward(blocks[self.place.active], *others, **kwargs)
+        update: Any = self._modules["altup"]
+        computed, *more = outputs if isinstance(outputs, tuple) else (outputs,)
+        new = update(blocks, computed) if spare is None else update.forward_again(blocks, computed, spare)
+        return (*new, *more) if more else new
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
         return _blank, (original_class(self, WidenedLayer),), self.__getstate__()
@@ -90,7 +108,35 @@ class WidenedLayer(nn.Module):
 @functools.cache
 def widened_class(base: Any) -> type[nn.Module]:
     """Named as `base`: accelerate finds the layers that it shards, or keeps on one device, by that name."""
-    return type(base.__name__, (WidenedLayer, base), {"__module__": base.__module__})
+    plain = base.__call__ in (_CALL, GradientCheckpointingLayer.__call__)
+    return type(base.__name__, (WidenedLayer, base), {"__module__": base.__module__, "has_plain_call": plain})
+
+
+_CALL = nn.Module.__call__
+
+
+def is_plain_call(layer: WidenedLayer) -> bool:
+    """Whether calling a layer and its update does no more than call `forward`: no gradients, hooks or compiler.
+
+    Text that is generated waits for the host in every layer, and calls take longer than the rest of an update.
+    """
+    update: Any = layer._modules["altup"]
+    return not (
+        torch.is_grad_enabled()
+        or layer.training
+        or not layer.has_plain_call
+        or torch.compiler.is_compiling()
+        or layer._compiled_call_impl
+        or layer._forward_hooks
+        or layer._forward_pre_hooks
+        or update._forward_hooks
+        or update._forward_pre_hooks
+        or "forward" in layer.__dict__  # as accelerate replaces it
+        or "forward" in update.__dict__
+        or nn.Module.__call__ is not _CALL
+        or torch._C._get_tracing_state()
+        or _has_any_global_hook()
+    )
 
 
 def _blank(base: type[nn.Module]) -> nn.Module:
