@@ -12,13 +12,17 @@ from altup.kernels.dropout.reference import drop_below, keep_scale
 
 class TileConfig(NamedTuple):
     """How a kernel is cut: the queries and keys of a tile, a program's warps, the stages of its pipeline, and the
-    registers that a thread may use: with fewer, more programs run at once."""
+    registers that a thread may use: with fewer, more programs run at once. For the one backward kernel, how many
+    blocks of keys a program holds at a time, and how many programs of a multiprocessor share the work: with none
+    there is a program for each sequence and head."""
 
     queries: int
     keys: int
     warps: int
     stages: int
     registers: int | None = None
+    blocks: int = 1
+    per_sm: int = 0
 
 
 # By the width of a head, so that registers suffice. benchmarks/tune_attention.py times these and others.
@@ -40,6 +44,13 @@ KEYS = {
     64: TileConfig(64, 64, 4, 3),
     128: TileConfig(64, 64, 8, 2),
 }
+BACKWARD = {
+    16: TileConfig(64, 64, 4, 2, blocks=4),
+    32: TileConfig(64, 64, 4, 2, blocks=4),
+    64: TileConfig(64, 64, 4, 2, blocks=2, per_sm=2),
+    128: TileConfig(64, 64, 8, 2, per_sm=1),
+}
+ONE_KERNEL = False  # whether the backward pass is one kernel
 # For few queries, as a decoder reads its encoder's output: a program makes a few steps and ends. In bfloat16,
 # without bias, causal mask, segments and dropout an H200 gave the same bits.
 FEW_QUERIES = 128
@@ -80,7 +91,7 @@ class AttentionCall(NamedTuple):
         queries, keys = _fit(config.queries, Q), _fit(config.keys, K)
         if (queries, keys) == (config.queries, config.keys):
             return config
-        return TileConfig(queries, keys, 4, config.stages)
+        return TileConfig(queries, keys, 4, config.stages, blocks=config.blocks, per_sm=config.per_sm)
 
     @property
     def has_few_queries(self) -> bool:
@@ -105,7 +116,7 @@ class AttentionCall(NamedTuple):
             "CAUSAL": self.causal,
             "SEGMENTS": self.query_segments is not None,
             "DROPOUT": self.seed is not None,
-            "EVEN": Q % config.queries == 0 and K % config.keys == 0,
+            "EVEN": Q % config.queries == 0 and K % (config.keys * config.blocks) == 0,
             "PRECISION": "ieee" if self.q.dtype == torch.float32 else "tf32",
             "num_warps": config.warps,
             "num_stages": config.stages,

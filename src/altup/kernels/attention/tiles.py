@@ -78,6 +78,21 @@ def store_rows(x, rows, stride, count, value, D: tl.constexpr):
 
 
 @triton.jit
+def to_fragments(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A product's result [ROWS, COLUMNS] in the order of the registers that hold it, [COLUMNS/8, ROWS · 8]: stored
+    and loaded so, it moves between no threads."""
+    x = tl.permute(tl.reshape(x, [ROWS // 16, 2, 8, COLUMNS // 8, 4, 2]), 3, 0, 2, 4, 1, 5)
+    return tl.reshape(x, [COLUMNS // 8, ROWS * 8])
+
+
+@triton.jit
+def from_fragments(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """What `to_fragments` gave back as [ROWS, COLUMNS]."""
+    x = tl.permute(tl.reshape(x, [COLUMNS // 8, ROWS // 16, 8, 4, 2, 2]), 1, 4, 2, 0, 3, 5)
+    return tl.reshape(x, [ROWS, COLUMNS])
+
+
+@triton.jit
 def note_peak(peaks, value, SLOTS: tl.constexpr):
     """The largest |value| into a slot of the program's, if it is larger than what is there. Sizes are compared as
     integers, which order NaN above all numbers, so the order of programs does not matter."""
