@@ -24,6 +24,7 @@ import triton
 from torch import Tensor
 
 from altup.kernels.attention import attention, attention_reference, keep_mask, launch
+from altup.kernels.attention.backward import backward
 from altup.kernels.attention.forward import forward
 from altup.kernels.attention.keys_backward import keys_backward
 from altup.kernels.attention.launch import AttentionCall, TileConfig
@@ -42,7 +43,12 @@ WORKERS = 12  # compile at the same time
 SEED = 12345
 
 Tables = dict[str, dict[int, TileConfig]]
-TABLES: Tables = {"forward": launch.FORWARD, "queries": launch.QUERIES, "keys": launch.KEYS}
+TABLES: Tables = {
+    "forward": launch.FORWARD,
+    "queries": launch.QUERIES,
+    "keys": launch.KEYS,
+    "backward": launch.BACKWARD,
+}
 
 
 class Case(NamedTuple):
@@ -55,6 +61,7 @@ class Case(NamedTuple):
     beyond: int | None = None
     dropout: float = 0.0
     packed: bool = False
+    keys: int | None = None  # of another length: without a bias
 
 
 if INTERPRETED:
@@ -62,6 +69,7 @@ if INTERPRETED:
     EDGES = ENCODER._replace(name="encoder, edges", beyond=8)
     DECODER = Case("decoder", 1, 1, 24, 16, causal=True)
     FORWARD = QUERIES = KEYS = [TileConfig(16, 16, 4, 2), TileConfig(32, 16, 4, 2)]
+    BACKWARD = [*KEYS, TileConfig(16, 16, 4, 2, blocks=2, per_sm=1)]
     DECODER_SWEEP = FORWARD[:1]
 else:
     ENCODER = Case("encoder", 64, 12, 512)
@@ -98,6 +106,14 @@ else:
         TileConfig(32, 128, 8, 3),
         TileConfig(16, 128, 8, 2),
     ]
+    BACKWARD = [
+        TileConfig(64, 64, 4, 2, per_sm=2),
+        TileConfig(64, 64, 4, 3, per_sm=2),
+        TileConfig(64, 64, 4, 2),
+        TileConfig(64, 128, 8, 2, per_sm=1),
+        TileConfig(64, 128, 8, 2),
+        TileConfig(64, 64, 4, 2, blocks=2, per_sm=2),
+    ]
     DECODER_SWEEP = [
         TileConfig(128, 64, 8, 2),
         TileConfig(64, 64, 4, 2),
@@ -106,8 +122,13 @@ else:
     ]
 SWEEPS = {
     ENCODER: {"forward": FORWARD, "queries": QUERIES, "keys": KEYS},
-    EDGES: {"queries": QUERIES},
-    DECODER: {"forward": DECODER_SWEEP, "queries": DECODER_SWEEP[:2], "keys": [*DECODER_SWEEP[1:2], *KEYS[3:6]]},
+    EDGES: {"queries": QUERIES, "backward": BACKWARD},
+    DECODER: {
+        "forward": DECODER_SWEEP,
+        "queries": DECODER_SWEEP[:2],
+        "keys": [*DECODER_SWEEP[1:2], *KEYS[3:6]],
+        "backward": BACKWARD,
+    },
 }
 OTHERS = [
     EDGES._replace(name="large's encoder, edges", batch=1 if INTERPRETED else 32, heads=2 if INTERPRETED else 16),
@@ -117,10 +138,16 @@ OTHERS = [
 
 
 def inputs(case: Case, batch: int) -> tuple[list[Tensor], Tensor, Tensor | None]:
-    """q, k, v, by_distance; the gradient of the result; segments."""
+    """q, k, v and, unless there are other keys, by_distance; the gradient of the result; segments."""
     torch.manual_seed(0)
     B, H, N, D = batch, case.heads, case.tokens, case.width
-    q, k, v, d_out = (torch.randn(B, N, H, D, device=DEVICE, dtype=DTYPE).transpose(1, 2) for _ in range(4))
+    q, k, v, d_out = (
+        torch.randn(B, n, H, D, device=DEVICE, dtype=DTYPE).transpose(1, 2)
+        for n in (N, case.keys or N, case.keys or N, N)
+    )
+    three = [(q * D**-0.5).requires_grad_(), k.requires_grad_(), v.requires_grad_()]
+    if case.keys is not None:
+        return three, d_out, None
     by_distance = torch.randn(H, 2 * N - 1, device=DEVICE)
     if case.beyond is not None:
         distance = torch.arange(2 * N - 1, device=DEVICE) - (N - 1)
@@ -129,13 +156,14 @@ def inputs(case: Case, batch: int) -> tuple[list[Tensor], Tensor, Tensor | None]
     segments = None
     if case.packed:
         segments = (torch.arange(N, device=DEVICE) * 3 // N).int().expand(B, N).contiguous()
-    return [(q * D**-0.5).requires_grad_(), k.requires_grad_(), v.requires_grad_(), by_distance], d_out, segments
+    return [*three, by_distance], d_out, segments
 
 
 def problem(case: Case, batch: int) -> tuple[AttentionCall, Tensor]:
-    (q, k, v, by_distance), d_out, segments = inputs(case, batch)
+    (q, k, v, *bias), d_out, segments = inputs(case, batch)
     seed = torch.tensor([SEED], device=DEVICE) if case.dropout else None
     q, k, v = q.detach(), k.detach(), v.detach()
+    by_distance = bias[0] if bias else None
     task = AttentionCall(
         q, k, v, by_distance, segments, segments, seed, case.causal, case.dropout, 1.0, case.beyond
     )
@@ -144,14 +172,15 @@ def problem(case: Case, batch: int) -> tuple[AttentionCall, Tensor]:
 
 @cache
 def exact(case: Case) -> list[Tensor]:
-    """The result and the four gradients in float64, for two sequences."""
+    """The result and all gradients in float64, for two sequences."""
     tensors, d_out, segments = inputs(case, 2)
     wide = [x.detach().double().requires_grad_() for x in tensors]
     keep = None
     if case.dropout:
         keep = keep_mask(SEED, 2, case.heads, case.tokens, case.tokens, case.dropout).to(DEVICE)
     options: dict[str, Any] = {"causal": case.causal, "query_segments": segments, "key_segments": segments}
-    q, k, v, by_distance = wide
+    q, k, v, *bias = wide
+    by_distance = bias[0] if bias else None
     out = attention_reference(q, k, v, by_distance=by_distance, keep=keep, dropout=case.dropout, **options)
     return [out, *torch.autograd.grad(out, wide, d_out.double())]
 
@@ -165,32 +194,44 @@ def fold(case: Case, d_bias: Tensor) -> Tensor:
     return torch.cat([d_bias[:, distance.abs() < case.beyond], *(p.sum(1, keepdim=True) for p in parts)], 1)
 
 
-def disagreement(case: Case) -> float:
+def gradients(task: AttentionCall, d_out: Tensor, out: Tensor, lse: Tensor, one: bool) -> list[Tensor]:
+    """By one backward kernel or by two."""
+    dq, dk, dv = (launch.empty_heads(x) for x in (task.q, task.k, task.v))
+    bias_grad = task.by_distance is not None
+    if one:
+        d_bias = backward(task, d_out, out, lse, bias_grad, dq, dk, dv)
+    else:
+        delta, strips = queries_backward(task, d_out, out, lse, bias_grad, dq)
+        keys_backward(task, d_out, lse, delta, dk, dv)
+        d_bias = None if strips is None else distance_sums(task, strips)
+    return [dq, dk, dv, *([] if d_bias is None else [d_bias])]
+
+
+def disagreement(case: Case, one: bool = False) -> float:
     """The largest relative error of the result and the gradients, with the tables as they are."""
     task, d_out = problem(case, 2)
     out, lse = forward(task)
-    dq, dk, dv = (launch.empty_heads(x) for x in (task.q, task.k, task.v))
-    delta, strips = queries_backward(task, d_out, out, lse, True, dq)
-    keys_backward(task, d_out, lse, delta, dk, dv)
-    assert strips is not None
-    got = [out, dq, dk, dv, fold(case, distance_sums(task, strips))]
+    got = [out, *gradients(task, d_out, out, lse, one)]
     want = exact(case)
-    want = [*want[:4], fold(case, want[4])]
-    return max(((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, want, strict=True))
+    if case.keys is None:
+        got[4:], want = [fold(case, got[4])], [*want[:4], fold(case, want[4])]
+    errors = [((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, want, strict=True)]
+    return float("nan") if any(error != error for error in errors) else max(errors)
 
 
 def works(case: Case) -> dict[str, Callable[[], object]]:
-    """Each kernel at full size, and the sum that follows."""
+    """Each kernel at full size, the sum that follows, and the whole backward pass by one kernel."""
     task, d_out = problem(case, case.batch)
     out, lse = forward(task)
     dq, dk, dv = (launch.empty_heads(x) for x in (task.q, task.k, task.v))
-    delta, strips = queries_backward(task, d_out, out, lse, True, dq)
-    assert strips is not None
+    bias_grad = task.by_distance is not None
+    delta, strips = queries_backward(task, d_out, out, lse, bias_grad, dq)
     return {
         "forward": lambda: forward(task),
-        "queries": lambda: queries_backward(task, d_out, out, lse, True, dq),
+        "queries": lambda: queries_backward(task, d_out, out, lse, bias_grad, dq),
         "keys": lambda: keys_backward(task, d_out, lse, delta, dk, dv),
-        "sums": lambda: distance_sums(task, strips),
+        "sums": lambda: None if strips is None else distance_sums(task, strips),
+        "backward": lambda: backward(task, d_out, out, lse, bias_grad, dq, dk, dv),
     }
 
 
@@ -216,7 +257,7 @@ def sweep(chosen: dict[tuple[Case, str], TileConfig]) -> None:
         before = TABLES[kernel][case.width]
         put(kernel, case, config)
         try:
-            error = disagreement(case)
+            error = disagreement(case, kernel == "backward")
             time_ms = milliseconds(works(case)[kernel]) if error < TOLERANCE else float("inf")
         except triton.TritonError as fault:
             error, time_ms = float("nan"), float("inf")
@@ -230,7 +271,7 @@ def sweep(chosen: dict[tuple[Case, str], TileConfig]) -> None:
 
 def total(case: Case) -> None:
     """The whole of a case, through the public function, beside flash attention without a bias."""
-    parts = {name: milliseconds(work) for name, work in works(case).items()}
+    parts = {name: milliseconds(work) for name, work in works(case).items() if name != "backward"}
     (q, k, v, by_distance), d_out, segments = inputs(case, case.batch)
     by_distance.requires_grad_()
     options: dict[str, Any] = {"causal": case.causal, "query_segments": segments, "key_segments": segments}

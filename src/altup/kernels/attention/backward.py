@@ -54,7 +54,9 @@ def backward(
     blocks = triton.cdiv(K, together) * config.blocks
     tiles = triton.cdiv(Q, config.queries)
     sums = None if at_once else lse.new_empty(programs, tiles * config.queries * q.shape[3])
-    strips = lse.new_empty(*q.shape[:2], blocks * config.keys // 16, near * config.queries + 32) if bias_grad else None
+    strips = (
+        lse.new_empty(*q.shape[:2], blocks * config.keys // 16, near * config.queries + 32) if bias_grad else None
+    )
     backward_kernel[(programs,)](
         *problem.tensors(),
         out,
@@ -77,6 +79,7 @@ def backward(
         BIAS_GRAD=bias_grad,
         EDGES=edges,
         AT_ONCE=at_once,
+        ATOMIC=config.atomic,
         BLOCKS=config.blocks,
         **problem.constants(config),
     )
@@ -138,7 +141,8 @@ def backward_kernel(
     d_out_batch, d_out_head, d_out_row, dq_batch, dq_head, dq_row, dk_batch, dk_head, dk_row,
     dv_batch, dv_head, dv_row,
     streams, heads, queries, keys, scale, drop_below, keep_scale, beyond, near_tiles,
-    SLOTS: tl.constexpr, BIAS_GRAD: tl.constexpr, EDGES: tl.constexpr, AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr,
+    SLOTS: tl.constexpr, BIAS_GRAD: tl.constexpr, EDGES: tl.constexpr, AT_ONCE: tl.constexpr, ATOMIC: tl.constexpr,
+    BLOCKS: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
     SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -189,7 +193,7 @@ def backward_kernel(
             do_block = load_rows(do_rows, i, d_out_row, queries, D, EVEN)
             mean = tl.sum(o_block.to(tl.float32) * do_block.to(tl.float32), 1)
             tl.store(means + i, mean, mask=i < queries)
-            if SEGMENTS and not AT_ONCE:
+            if (SEGMENTS or ATOMIC) and not AT_ONCE:
                 tl.store(sums + tile * (BM * D) + fragments, tl.zeros([D // 8, BM * 8], tl.float32))
         tl.debug_barrier()
 
@@ -227,13 +231,8 @@ def backward_kernel(
                 base = load_numbers(bases, i, queries, float("inf"), EVEN)
                 mean = load_numbers(means, i, queries, 0.0, EVEN)
                 i_segment = load_segments(query_segment, i, queries, SEGMENTS)[None, :]
+                places = 0
                 acc_q = tl.zeros([BM, D], tl.float32)
-                if not AT_ONCE:
-                    places = sums + tile * (BM * D) + fragments
-                    if SEGMENTS:
-                        acc_q = from_fragments(tl.load(places), BM, D)
-                    else:
-                        acc_q = from_fragments(tl.load(places, mask=held > 0, other=0.0), BM, D)
                 for n in tl.static_range(BLOCKS):
                     j0 = held + n * BN
                     j = j0 + tl.arange(0, BN)
@@ -259,6 +258,15 @@ def backward_kernel(
                     rounded = ds.to(q_block.dtype)
                     new_k = tl.dot(rounded, q_block, acc_k[n], input_precision=PRECISION)
                     acc_k = acc_k[:n] + (new_k,) + acc_k[n + 1 :]
+                    if n == 0 and not AT_ONCE:
+                        places = sums + tile * (BM * D) + fragments
+                    if n == 0 and not AT_ONCE and not ATOMIC:
+                        if SEGMENTS:
+                            acc_q = from_fragments(tl.load(places, cache_modifier=".cg"), BM, D)
+                        else:
+                            acc_q = from_fragments(
+                                tl.load(places, mask=held > 0, other=0.0, cache_modifier=".cg"), BM, D
+                            )
                     acc_q = tl.dot(tl.trans(rounded), k_blocks[n], acc_q, input_precision=PRECISION)
                     if BIAS_GRAD:
                         near, far = _near(j0, beyond, tiles, BM, BN, EDGES)
@@ -281,6 +289,8 @@ def backward_kernel(
                     store_rows(dq_rows, i, dq_row, queries, acc_q * scale, D)
                     if SLOTS:
                         note_peak(peaks, acc_q * scale, SLOTS)
+                elif ATOMIC:
+                    tl.atomic_add(places, to_fragments(acc_q, BM, D), sem="relaxed")
                 else:
                     tl.store(places, to_fragments(acc_q, BM, D))
             for n in tl.static_range(BLOCKS):
@@ -309,13 +319,18 @@ def backward_kernel(
                         tl.store(strip + strip_size - 1, tl.sum(tl.reshape(behind[n], [G, 16]), 1))
             if AT_ONCE and SEGMENTS:
                 for tile in range(0, first):
-                    store_rows(dq_rows, tile * BM + tl.arange(0, BM), dq_row, queries, tl.zeros([BM, D], tl.float32), D)
+                    store_rows(
+                        dq_rows, tile * BM + tl.arange(0, BM), dq_row, queries, tl.zeros([BM, D], tl.float32), D
+                    )
                 for tile in range(last, tiles):
-                    store_rows(dq_rows, tile * BM + tl.arange(0, BM), dq_row, queries, tl.zeros([BM, D], tl.float32), D)
+                    store_rows(
+                        dq_rows, tile * BM + tl.arange(0, BM), dq_row, queries, tl.zeros([BM, D], tl.float32), D
+                    )
         if not AT_ONCE:
             tl.debug_barrier()
             for tile in range(0, tiles):
-                acc_q = from_fragments(tl.load(sums + tile * (BM * D) + fragments), BM, D) * scale
+                found = tl.load(sums + tile * (BM * D) + fragments, cache_modifier=".cg")
+                acc_q = from_fragments(found, BM, D) * scale
                 store_rows(dq_rows, tile * BM + tl.arange(0, BM), dq_row, queries, acc_q, D)
                 if SLOTS:
                     note_peak(peaks, acc_q, SLOTS)

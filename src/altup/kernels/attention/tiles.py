@@ -13,6 +13,7 @@ from altup.kernels.dropout.triton import stream_words, upper_halves
 
 LOG2E = tl.constexpr(1.4426950408889634)
 SCANNED = tl.constexpr(1024)  # segments read at a time
+BY_SQUARES = tl.constexpr(False)  # whether equal biases of a tile are looked up once
 
 
 @triton.jit
@@ -108,16 +109,46 @@ def bias_row(bias, first, count, LENGTH: tl.constexpr):
 
 
 @triton.jit
+def _side_by_side(pieces, G: tl.constexpr, FIRST: tl.constexpr, N: tl.constexpr):
+    """N tensors [G, 8, 8], from number FIRST on → [G, 8, 8, N]."""
+    if N == 2:
+        return tl.join(pieces[FIRST], pieces[FIRST + 1])
+    else:
+        a = _side_by_side(pieces, G, FIRST, N // 2)
+        b = _side_by_side(pieces, G, FIRST + N // 2, N // 2)
+        return tl.reshape(tl.permute(tl.join(a, b), 0, 1, 2, 4, 3), [G, 8, 8, N])
+
+
+@triton.jit
 def bias_tile(row, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIRST: tl.constexpr):
     """Lays a row of biases, from the tile's least distance on, out along the tile's diagonals."""
-    i = tl.arange(0, QUERIES)
-    j = tl.arange(0, KEYS)
-    if KEYS_FIRST:
-        places = j[:, None] - i[None, :] + QUERIES - 1
-        return tl.reshape(tl.gather(row, tl.reshape(places, [QUERIES * KEYS]), 0), [KEYS, QUERIES])
+    ROWS: tl.constexpr = KEYS if KEYS_FIRST else QUERIES
+    COLUMNS: tl.constexpr = QUERIES if KEYS_FIRST else KEYS
+    if BY_SQUARES:
+        places = _square_places(QUERIES - 1, ROWS, COLUMNS, KEYS_FIRST)
     else:
-        places = j[None, :] - i[:, None] + QUERIES - 1
-        return tl.reshape(tl.gather(row, tl.reshape(places, [QUERIES * KEYS]), 0), [QUERIES, KEYS])
+        r = tl.arange(0, ROWS)[:, None]
+        c = tl.arange(0, COLUMNS)[None, :]
+        places = (r - c if KEYS_FIRST else c - r) + QUERIES - 1
+    return tl.reshape(tl.gather(row, tl.reshape(places, [ROWS * COLUMNS]), 0), [ROWS, COLUMNS])
+
+
+@triton.jit
+def _square_places(middle, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FALLS: tl.constexpr):
+    """middle + column − row, or with FALLS its opposite around `middle`, [ROWS, COLUMNS]. It is put together from
+    8 × 8 squares, those on one diagonal being the same, so that the compiler sees which places are."""
+    G: tl.constexpr = ROWS // 16
+    N: tl.constexpr = COLUMNS // 8
+    group = tl.arange(0, G)[:, None, None]
+    a = tl.arange(0, 8)[None, :, None]
+    b = tl.arange(0, 8)[None, None, :]
+    places = 16 * group + a - b + 8 if FALLS else b - a - 16 * group - 8
+    squares = ()
+    for n in tl.static_range(N + 1):
+        squares += (places + (middle + (-8 * n if FALLS else 8 * n)),)  # type: ignore[assignment]
+    upper = _side_by_side(squares, G, 1, N)
+    lower = _side_by_side(squares, G, 0, N)
+    return tl.reshape(tl.permute(tl.join(upper, lower), 0, 4, 1, 3, 2), [ROWS, COLUMNS])
 
 
 @triton.jit
