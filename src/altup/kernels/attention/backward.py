@@ -8,6 +8,7 @@ run to run: the sums of dS along diagonals are written for each strip of 16 keys
 strips are summed afterwards.
 """
 
+# ruff: noqa: RUF005
 from __future__ import annotations
 
 import torch
