@@ -45,7 +45,7 @@ def backward(
     """Writes dq, dk and dv, and their largest numbers to `peaks`; gives the gradient of by_distance if wanted."""
     q, k, v = problem.q, problem.k, problem.v
     config = problem.cut(BACKWARD)
-    H, Q, K = problem.sizes
+    _, Q, K = problem.sizes
     together = config.keys * config.blocks
     at_once = together >= K
     programs = problem.sequences
