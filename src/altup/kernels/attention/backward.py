@@ -1,5 +1,5 @@
-"""The backward kernel: a program takes a sequence's head, goes through its keys and for each few of them through its
-queries. It computes the scores once.
+"""The backward kernel: a program takes a sequence's head, goes through its keys, and for each few of them through
+its queries. It computes the scores once.
 
 The gradients of k and v are in registers while queries pass. That of q is complete when all keys have passed:
 until then it is added up in the program's own memory, small enough to stay in the cache. Where a program holds all
