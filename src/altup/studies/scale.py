@@ -35,8 +35,8 @@ class Tuning:
     it the nearest value to what the model would have), `steps` and `seed` are those of its runs. The settings of
     `settle` are then walked through once more, in runs of `settle_steps`: what is best after half of the steps
     need not be so after all of them; values that were more than `settle_within` behind the best in the short runs
-    are left out there. `near` are the settings that are swept for a row with `tune_from`, unless it names its own,
-    in runs of `settle_steps` if there are any. `continuing` is the grid of models that go on from a trained one,
+    are left out there. `near` are the settings that are swept for a row with `tune_from`, unless it names its own.
+    `continuing` is the grid of models that go on from a trained one,
     if it is another."""
 
     grid: dict[str, list[Any]]

@@ -158,8 +158,7 @@ def begun_plots(sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:
 
 
 def _plots(prefix: str, colour: Mapping[str, int], sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:
-    """First the short runs, then the long ones: those in which models settled, and those of models whose sweep
-    began at another's end."""
+    """By the lengths of runs: first the short ones, then those in which models settled."""
     longer = {place: _as_sweep(sweep) for place, sweep in sweeps.items() if "settled" in sweep}
     lengths = sorted({part["steps"] for part in (*sweeps.values(), *longer.values())})
     plots = []

@@ -5,8 +5,9 @@ further in the direction that gets better. So its runs are a sum over the settin
 may then be settled in longer runs. All have a seed of their own, and what is reported comes from other seeds and
 from the other part of the held-out text.
 
-The sweep of a model whose row says `tune_from` begins where that of a relative ended. It walks through few
-settings, at once in longer runs, and takes the others as the relative has them.
+The sweep of a model whose row says `tune_from` begins where the short runs of a relative ended. It walks through
+few settings, and takes the others as the relative has them. If it ends where it began, it takes what the relative
+settled for; else it settles between the two.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Sweep:
     """The sweep of one model. `runs` are those made, with their losses; `todo` are the jobs that it waits for;
     `first` is the one it begins with; `parent` the job from whose model they go on, if any; `settling` its second
     walk, in longer runs, if any; `relative` the sweep at whose end it begins, if any, and `taken` what it takes
-    from there as it is."""
+    from there, whatever its own walk ended with."""
 
     key: str
     title: str
@@ -106,7 +107,7 @@ class Sweep:
     def chosen(self) -> Point | None:
         last = self.settling.walk if self.settling else self.walk
         waits = self.relative is not None and self.relative.chosen is None
-        return None if waits or self.walk.missing or last.missing else {**self.taken, **last.best}
+        return None if waits or self.walk.missing or last.missing else {**last.best, **self.taken}
 
     @property
     def chain(self) -> list[Sweep]:
@@ -195,7 +196,7 @@ def find_sweep(
     wanted = row.tune if row.tune is not None else (tuning.near or list(grid)) if relative else list(grid)
     taken = {name: known[name] for name in grid if name in known and name not in wanted}
     grid = {name: values for name, values in grid.items() if name in wanted}
-    start = {**tuning.start, **known}
+    start = {**tuning.start, **known, **(relative.walk.best if relative else {})}
     begin = {name: _begin(values, start.get(name), _read(config, name)) for name, values in grid.items()}
     jobs: dict[str, tuple[int, Point, Job, float | None]] = {}
 
@@ -213,26 +214,28 @@ def find_sweep(
     def runs_of(steps: int) -> list[Run]:
         return [(p, loss, job.key) for n, p, job, loss in jobs.values() if n == steps and loss is not None]
 
-    # No longer than the run itself. What a model that goes on has to settle is not known: it has another grid.
     short, long = min(tuning.steps, config.steps), min(tuning.settle_steps, config.steps)
-    short = max(short, long) if relative and not parent else short
     first = job_at(short, begin)[0]
     walk = walk_grid(grid, begin, lambda point: job_at(short, point)[1])
     runs, todo = runs_of(short), [job_at(short, point)[0] for point in walk.missing]
     settles = {name: grid[name] for name in tuning.settle if name in grid} if long > short else {}
+    key = key_of("sweep", first.key, grid, *([settles, long] if settles else []))
+    if relative and walk.best == begin:
+        taken |= {name: known[name] for name in settles if name in known}
+        settles = {}
     settling = None
     if settles:
         first_long = job_at(long, walk.best)[0]
         near = {
-            name: _not_behind(values, dict(walk.curves.get(name, ())), walk.best[name], tuning.settle_within)
+            name: _between(values, walk.best[name], known[name]) if name in known
+            else _not_behind(values, dict(walk.curves.get(name, ())), walk.best[name], tuning.settle_within)
             for name, values in settles.items()
-        }
+        }  # fmt: skip
         again = walk_grid(near, walk.best, lambda point: job_at(long, point)[1])
         settling = Settling(near, again, runs_of(long), first_long)
         todo = todo or [job_at(long, point)[0] for point in again.missing]
     if relative and relative.chosen is None:
         runs, todo = [], []  # it is not known yet where it begins
-    key = key_of("sweep", first.key, grid, *([settles, long] if settles else []))
 
     def of_sweep(job: Job) -> Job:
         return replace(job, settings={**job.settings, "tunes": key})
@@ -241,6 +244,11 @@ def find_sweep(
     title = describe_model(config, changes) + (", going on" if parent else "")
     todo = [of_sweep(job) for job in todo]
     return Sweep(key, title, grid, walk, runs, todo, of_sweep(first), parent, settling, relative, taken)
+
+
+def _between(values: list[Any], one: Any, other: Any) -> list[Any]:
+    ends = [values.index(value) for value in (one, other) if value in values]
+    return values[min(ends) : max(ends) + 1]
 
 
 def _not_behind(values: list[Any], curve: Mapping[Any, float], best: Any, within: float | None) -> list[Any]:
