@@ -99,7 +99,7 @@ class AltUpUpdate(CoefficientModule):
         """Both in one pass, for y = residual + computed."""
         return altup_update(state, computed, self.P, self.g, self.active, residual)
 
-    def forward_again(self, blocks: Sequence[Tensor], computed: Tensor, spare: list[Tensor]) -> Sequence[Tensor]:
+    def forward_again(self, blocks: Sequence[Tensor], computed: Tensor, spare: list[Tensor]) -> State:
         """`forward` for text that is generated (`altup_update_again`)."""
         P, g = self._parameters["P"], self._parameters["g"]
         new = altup_update_again(blocks, computed, P, g, self.active, spare)  # type: ignore[arg-type]
