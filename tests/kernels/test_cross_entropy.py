@@ -110,6 +110,21 @@ def compare(hidden, weight, labels, z_loss=0.1, scale=0.3, implementation="trito
     assert distance(d_weight, want_weight) < tolerance
 
 
+@runs_kernel
+def test_the_kernel_that_multiplies_by_a_number_rounds_once(poisoned):
+    number = torch.tensor(0.3, device=DEVICE)
+    for dtype, to in ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.float16)):
+        x = torch.randn(9, 1003, device=DEVICE).to(dtype)
+        assert torch.equal(op.times_number(x, number, to), (x * number).to(to))
+
+
+@runs_kernel
+def test_gradients_by_that_kernel(poisoned, monkeypatch):
+    monkeypatch.setattr(op, "TIMES_BY_KERNEL", True)
+    compare(*problem())
+    compare(*problem(dtype=torch.float16))
+
+
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of four tokens, so that 21 tokens make six, the last of one token."""

@@ -17,6 +17,7 @@ SameState = TypeVar("SameState", Tensor, tuple[Tensor, ...])
 
 TWIN_NOISE = 0.1  # of coefficients, which lets equal blocks part
 LOWERINGS = ("concat", "sum", "mean")
+SPLITS_GRADIENTS = False  # whether blocks' gradients are cut apart where they are made; not timed on a GPU yet
 
 
 def active_blocks(num_blocks: int, num_layers: int, selection: str | Sequence[int]) -> tuple[int, ...]:
@@ -63,6 +64,20 @@ def _alike(state: State, blocks: Tensor) -> State:
 
 def _stacked(state: State) -> Tensor:
     return state if isinstance(state, Tensor) else torch.stack(tuple(state))
+
+
+class _SideBySide(torch.autograd.Function):
+    """Blocks [..., d] → [..., K·d]. Compiled code then writes the gradient of each block as the update reads it,
+    instead of one from which they are copied."""
+
+    @staticmethod
+    def forward(ctx: Any, *blocks: Tensor) -> Tensor:
+        ctx.num_blocks = len(blocks)
+        return torch.cat(blocks, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.contiguous() for part in grad.chunk(ctx.num_blocks, dim=-1))
 
 
 class AltUpUpdate(CoefficientModule):
@@ -226,7 +241,9 @@ class AltUp(nn.Module):
         if self.lowering == "concat":
             if isinstance(state, Tensor):
                 return state.movedim(0, -2).flatten(-2)
-            return torch.cat(tuple(state), dim=-1) if len(state) > 1 else state[0]
+            if len(state) == 1:
+                return state[0]
+            return _SideBySide.apply(*state) if SPLITS_GRADIENTS else torch.cat(tuple(state), dim=-1)
         if self.lowering == "sum" and len(state) == 2:
             return state[0] + state[1]  # one kernel for two: nothing is stacked
         x = _stacked(state)

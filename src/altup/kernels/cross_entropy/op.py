@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from altup.kernels.launch import on_its_device
+from altup.kernels.launch import can_launch, on_its_device
 
 CHUNK_BYTES = 512 * 2**20
+TIMES_BY_KERNEL = False  # whether the loss's factor is multiplied in by a kernel of ours; not timed on a GPU yet
 WHOLE_TILES = 128  # tokens; the matrix units work on such numbers of rows
 
 
@@ -121,11 +122,32 @@ def _scale_gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | N
     if grad is None:
         return (None,) * 7
     hidden_grad, weight_grad = ctx.wanted
+    times = times_number if TIMES_BY_KERNEL and can_launch(d_weight.device) else _times
     return (
-        d_hidden * grad[0] if hidden_grad else None,
-        (d_weight * grad[0]).to(ctx.weight_dtype) if weight_grad else None,
+        times(d_hidden, grad[0], d_hidden.dtype) if hidden_grad else None,
+        times(d_weight, grad[0], ctx.weight_dtype) if weight_grad else None,
         *[None] * 5,
     )
+
+
+def _times(x: Tensor, number: Tensor, dtype: torch.dtype) -> Tensor:
+    return (x * number).to(dtype)
+
+
+@library.custom_op("altup::times_number", mutates_args=())
+@on_its_device
+def times_number(x: Tensor, number: Tensor, dtype: torch.dtype) -> Tensor:
+    """x·number, a float32 of the device, in `dtype`; PyTorch's own reads a number at a time if dtypes differ."""
+    from altup.kernels.cross_entropy.triton import multiply
+
+    out = torch.empty_like(x, dtype=dtype)
+    multiply(out, x, number)
+    return out
+
+
+@times_number.register_fake
+def _(x: Tensor, number: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(x, dtype=dtype)
 
 
 fused_head.register_autograd(_scale_gradients, setup_context=_keep_gradients)
