@@ -58,6 +58,20 @@ def test_one_place_and_one_word(poisoned):
     compare(torch.zeros(40, dtype=torch.long, device=DEVICE), 1, 8)
 
 
+@runs_kernel
+@pytest.mark.parametrize("words", [7, 100])
+def test_rounded_rows_are_those_rounded_later(words, poisoned):
+    """To the last bit, and so is the table's gradient, which stays in float32."""
+    table = torch.randn(words, 24, device=DEVICE, requires_grad=True)
+    ids, grad = torch.randint(words, (5, 8), device=DEVICE), torch.randn(5, 8, 24, device=DEVICE).bfloat16()
+    at_once = embedding(ids, table, "triton", torch.bfloat16)
+    later = embedding(ids, table, "triton").bfloat16()
+    assert torch.equal(at_once, later)
+    (one,), (other,) = (torch.autograd.grad(out, table, grad) for out in (at_once, later))
+    assert one.dtype == torch.float32
+    assert torch.equal(one, other)
+
+
 @needs_gpu
 @pytest.mark.parametrize("words", [2**15 - 1, 2**15, 70_000])
 def test_many_words(words, poisoned):
@@ -68,8 +82,9 @@ def test_many_words(words, poisoned):
 @runs_kernel
 def test_operator_registrations():
     ids, table = torch.tensor([1, 1, 3], device=DEVICE), torch.randn(5, 4, device=DEVICE, requires_grad=True)
-    library.opcheck(look_up, (ids, table))
-    library.opcheck(look_up_backward, (torch.randn(3, 4, device=DEVICE), ids, 5), test_utils=CHEAP_CHECKS)
+    library.opcheck(look_up, (ids, table, torch.bfloat16))
+    given = torch.randn(3, 4, device=DEVICE).bfloat16(), ids, 5, torch.float32
+    library.opcheck(look_up_backward, given, test_utils=CHEAP_CHECKS)
 
 
 @needs_gpu

@@ -15,6 +15,8 @@ from altup.kernels.fp8 import Low, fits_fp8, fp8_feed_forward
 from altup.kernels.geglu import geglu
 from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_unhooked, joined_linear, joined_weights
 
+ROUNDS_ROWS = False  # whether rows of a table are rounded as they are looked up; not timed on a GPU yet
+
 
 class RMSNorm(nn.Module):
     """x / √(mean(x²) + ε) · weight over the last dimension, computed in float32."""
@@ -120,10 +122,14 @@ class SwiGLU(Fp8Maps):
         return apply_linears(F.silu(gate) * linear, (self.down,), low, rounded=self.rounded_maps("out"))[0]
 
 
-def embed(table: nn.Module, ids: Tensor) -> Tensor:
+def embed(table: nn.Module, ids: Tensor, rounds: bool = False) -> Tensor:
     """table(ids), by `altup.kernels.embedding` where the table is nothing but its weight: no adapter, not hooked,
-    not sharded."""
+    not sharded. `rounds`: in autocast's dtype then, for a caller that would round it anyway."""
     if type(table) is not nn.Embedding or not is_unhooked(table) or type(table.weight) is not nn.Parameter:
         return table(ids)
     plain = table.padding_idx is None and table.max_norm is None and not (table.sparse or table.scale_grad_by_freq)
-    return embedding(ids, table.weight) if plain else table(ids)
+    if not plain:
+        return table(ids)
+    kind = ids.device.type
+    rounds = rounds and ROUNDS_ROWS and ids.is_cuda and torch.is_autocast_enabled(kind)
+    return embedding(ids, table.weight, dtype=torch.get_autocast_dtype(kind) if rounds else None)

@@ -170,7 +170,9 @@ class T5Encoder(T5Stack):
         refuse_attentions(output_attentions)
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("give either input_ids or inputs_embeds")
-        embeddings: Any = inputs_embeds if input_ids is None else embed(self.embed_tokens, input_ids)
+        embeddings: Any = inputs_embeds
+        if input_ids is not None:
+            embeddings = embed(self.embed_tokens, input_ids, rounds=self.pooling is None)
         mixes_neighbours = self.strided or self.pooling is not None
         if attention_mask is not None and mixes_neighbours:
             refuse_left_padding(attention_mask)
@@ -441,7 +443,7 @@ class AltUpT5ForConditionalGeneration(AltUpT5PreTrainedModel, ReplayedGeneration
             if labels is None:
                 raise UserError("give decoder_input_ids, decoder_inputs_embeds or labels")
             ids = self.prepare_decoder_input_ids_from_labels(labels, segments)
-        return embed(self.encoder.embed_tokens, ids)
+        return embed(self.encoder.embed_tokens, ids, rounds=True)
 
     @staticmethod
     def _cache(given: Cache | None, use_cache: bool) -> EncoderDecoderCache | None:
