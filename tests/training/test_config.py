@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,25 @@ def test_pretraining_takes_the_optimizer_that_suits_its_length() -> None:
     assert PretrainConfig(data="x", steps=500_000).optimizer == "adafactor"
     paper = PretrainConfig(data="x", optimizer="adafactor")
     assert (paper.schedule, paper.lr, paper.warmup_steps, paper.lr_factors) == ("rsqrt", 1.0, 10_000, {})
+
+
+def test_a_recipe_is_one_word_for_its_settings(tmp_path: Path) -> None:
+    """The paper's: lr = 1/√max(step, 10,000), to the end. It replaces a file's rates, flags win over it, and the
+    config that is saved says what it stands for."""
+    paper = PretrainConfig(data="x", recipe="paper", steps=40_000)
+    assert (paper.optimizer, paper.decay_fraction, paper.lr_factors, paper.recipe) == ("adafactor", 0.0, {}, None)
+    rate = paper.rate()
+    assert [rate(step) for step in (0, 10_000, 39_999)] == pytest.approx([0.01, 0.01, 39_999**-0.5])
+    assert PretrainConfig(data="x", recipe="muon") == PretrainConfig(data="x")
+    assert PretrainConfig(data="x", recipe="muon", steps=100_000).optimizer == "muon"
+    muon = PretrainConfig(data="x", steps=40_000, lr=0.03)
+    (tmp_path / "run.yaml").write_text(muon.to_yaml())
+    flags = {"recipe": "paper"}
+    assert replace(PretrainConfig.resolve({}, tmp_path / "run.yaml", flags), trackers=[]) == paper
+    assert PretrainConfig.resolve({}, tmp_path / "run.yaml", {**flags, "lr": 0.5}).lr == 0.5
+    assert paper.difference(PretrainConfig.resolve(yaml.safe_load(paper.to_yaml()), None, flags)) == {}
+    with pytest.raises(UserError, match="recipe='paper' trains with adafactor, not with optimizer='muon'"):
+        PretrainConfig.resolve({}, None, {"data": "x", "optimizer": "muon", **flags})
 
 
 def test_factors_of_a_file_and_of_flags_add_up(tmp_path: Path) -> None:

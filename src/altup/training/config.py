@@ -32,6 +32,17 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+# Whole recipes by one word: what is not said here is the optimizer's own, above. The paper's is T5's.
+RECIPES: dict[str, dict[str, Any]] = {
+    "muon": {"optimizer": "muon"},
+    "paper": {"optimizer": "adafactor", "schedule": "rsqrt", "decay_fraction": 0.0},
+}
+# What a recipe decides, with those defaults.
+OF_RECIPE = (
+    *("recipe", "optimizer", "lr", "schedule", "warmup_steps", "decay_fraction", "weight_decay"),
+    *("beta1", "beta2", "lr_factors", "muon_by"),
+)
+
 MANY_EPOCHS = 1_000  # after which a model has learnt its text by heart
 LONG_RUN = 50_000  # steps: further than Muon's defaults were tried, and where the paper's own recipe works
 

@@ -12,7 +12,7 @@ from altup.core.errors import MOST_TOKENS, UserError, check_choice
 from altup.core.schema import setting
 from altup.core.text import number_of
 from altup.data import HELD_OUT_PARTS
-from altup.training.config import LONG_RUN, TrainConfig, warn_of_epochs
+from altup.training.config import LONG_RUN, OF_RECIPE, RECIPES, TrainConfig, warn_of_epochs
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +52,10 @@ class PretrainConfig(TrainConfig):
         ('altup', 128)
     """
 
+    recipe: str | None = setting(
+        None, "Optimizer, rates and schedule by one word: muon, or paper (Adafactor as T5 has it).",
+        shown=f"muon, above {LONG_RUN} steps adafactor", panel="Training", after="micro_batch", choices=RECIPES,
+    )  # fmt: skip
     optimizer: str | None = setting(None, shown=f"muon, above {LONG_RUN} steps adafactor, the paper's")
     data: str = setting("", "Folder made by `altup prepare`.", panel="Run", after="out", may_change=True)
     verify_data: bool = setting(
@@ -102,6 +106,20 @@ class PretrainConfig(TrainConfig):
         self.size = _family(self.model).default_size if self.size is None else self.size
         self._check_model()
 
+    def _fill_in_schedule(self) -> None:
+        """A recipe fills in what is not given otherwise, and is then forgotten: the settings say it all."""
+        told = RECIPES[self.recipe] if self.recipe else {}
+        if told and self.optimizer not in (None, told["optimizer"]):
+            raise UserError(
+                f"recipe={self.recipe!r} trains with {told['optimizer']}, not with optimizer={self.optimizer!r}; "
+                "leave one of them out"
+            )
+        for name, value in told.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        self.recipe = None
+        super()._fill_in_schedule()
+
     def default_lr(self) -> float:
         return super().default_lr() * (1.0 if self.from_model is None else GENTLER)
 
@@ -122,7 +140,10 @@ class PretrainConfig(TrainConfig):
 
     @classmethod
     def merge(cls, weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
-        """A method replaces the earlier one together with its k, stride and experts; overrides add up."""
+        """A method replaces the earlier one together with its k, stride and experts, a recipe all rates; overrides
+        add up."""
+        if strong.get("recipe"):
+            weak = {name: value for name, value in weak.items() if name not in OF_RECIPE}
         if "method" in strong:
             weak = {name: value for name, value in weak.items() if name not in ("k", "stride", "experts")}
         both = [values.get("model_overrides") or {} for values in (weak, strong)]
