@@ -81,6 +81,7 @@ def backward(
         EDGES=edges,
         AT_ONCE=at_once,
         ATOMIC=config.atomic,
+        LATE=config.late and not at_once,
         BLOCKS=config.blocks,
         **problem.constants(config),
     )
@@ -143,7 +144,7 @@ def backward_kernel(
     dv_batch, dv_head, dv_row,
     streams, heads, queries, keys, scale, drop_below, keep_scale, beyond, near_tiles,
     SLOTS: tl.constexpr, BIAS_GRAD: tl.constexpr, EDGES: tl.constexpr, AT_ONCE: tl.constexpr, ATOMIC: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    LATE: tl.constexpr, BLOCKS: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
     SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -223,6 +224,10 @@ def backward_kernel(
                 before = _repeat(tl.zeros([BN], tl.float32), BLOCKS)
                 behind = _repeat(tl.zeros([BN], tl.float32), BLOCKS)
                 own_strips = strips + stream * (tl.cdiv(keys, HELD) * BLOCKS * G) * strip_size
+            acc_q = tl.zeros([BM, D], tl.float32)
+            places = sums
+            if not AT_ONCE:
+                places = sums + first * (BM * D) + fragments
             tl.assume(first < last)  # if the loop might be empty, its matrix products would not overlap
             for tile in range(first, last):
                 i0 = tile * BM
@@ -232,8 +237,8 @@ def backward_kernel(
                 base = load_numbers(bases, i, queries, float("inf"), EVEN)
                 mean = load_numbers(means, i, queries, 0.0, EVEN)
                 i_segment = load_segments(query_segment, i, queries, SEGMENTS)[None, :]
-                places = 0
-                acc_q = tl.zeros([BM, D], tl.float32)
+                if not LATE:
+                    acc_q = tl.zeros([BM, D], tl.float32)
                 for n in tl.static_range(BLOCKS):
                     j0 = held + n * BN
                     j = j0 + tl.arange(0, BN)
@@ -244,6 +249,13 @@ def backward_kernel(
                         x = tl.dot(k_blocks[n], tl.trans(q_block), x, input_precision=PRECISION)
                     else:
                         x = tl.dot(k_blocks[n], tl.trans(q_block), input_precision=PRECISION)
+                    if LATE and n == 0:  # of the tile before, which was computed beside the sums of diagonals
+                        if ATOMIC:
+                            done = to_fragments(acc_q, BM, D)
+                            tl.atomic_add(places - BM * D, done, mask=tile > first, sem="relaxed")
+                        else:
+                            tl.store(places - BM * D, to_fragments(acc_q, BM, D), mask=tile > first)
+                        acc_q = tl.zeros([BM, D], tl.float32)
                     j_segment = load_segments(key_segment, j, keys, SEGMENTS)[:, None]
                     x = hide(x, i[None, :], j[:, None], i_segment, j_segment, keys, CAUSAL, SEGMENTS, EVEN)
                     p = tl.exp2(x * exponent - base[None, :])
@@ -259,8 +271,6 @@ def backward_kernel(
                     rounded = ds.to(q_block.dtype)
                     new_k = tl.dot(rounded, q_block, acc_k[n], input_precision=PRECISION)
                     acc_k = acc_k[:n] + (new_k,) + acc_k[n + 1 :]
-                    if n == 0 and not AT_ONCE:
-                        places = sums + tile * (BM * D) + fragments
                     if n == 0 and not AT_ONCE and not ATOMIC:
                         if SEGMENTS:
                             acc_q = from_fragments(tl.load(places, cache_modifier=".cg"), BM, D)
@@ -290,10 +300,16 @@ def backward_kernel(
                     store_rows(dq_rows, i, dq_row, queries, acc_q * scale, D)
                     if SLOTS:
                         note_peak(peaks, acc_q * scale, SLOTS)
-                elif ATOMIC:
+                elif ATOMIC and not LATE:
                     tl.atomic_add(places, to_fragments(acc_q, BM, D), sem="relaxed")
-                else:
+                elif not LATE:
                     tl.store(places, to_fragments(acc_q, BM, D))
+                if not AT_ONCE:
+                    places += BM * D
+            if LATE and ATOMIC:
+                tl.atomic_add(places - BM * D, to_fragments(acc_q, BM, D), sem="relaxed")
+            elif LATE:
+                tl.store(places - BM * D, to_fragments(acc_q, BM, D))
             for n in tl.static_range(BLOCKS):
                 j0 = held + n * BN
                 j = j0 + tl.arange(0, BN)

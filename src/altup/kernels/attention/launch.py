@@ -24,6 +24,7 @@ class TileConfig(NamedTuple):
     blocks: int = 1
     per_sm: int = 0
     atomic: bool = False
+    late: bool = False
 
 
 # By the width of a head, so that registers suffice. benchmarks/tune_attention.py times these and others.
@@ -92,9 +93,7 @@ class AttentionCall(NamedTuple):
         queries, keys = _fit(config.queries, Q), _fit(config.keys, K)
         if (queries, keys) == (config.queries, config.keys):
             return config
-        return TileConfig(
-            queries, keys, 4, config.stages, blocks=config.blocks, per_sm=config.per_sm, atomic=config.atomic
-        )
+        return config._replace(queries=queries, keys=keys, warps=4, registers=None)
 
     @property
     def has_few_queries(self) -> bool:
