@@ -364,7 +364,17 @@ def test_compiled_code_computes_the_same():
 @pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize(
     "kernel",
-    ["largest", "cast", "transpose", "geglu", "geglu_scales", "geglu_backward", "largest_many", "cast_many"],
+    [
+        "largest",
+        "cast",
+        "transpose",
+        "geglu",
+        "geglu_peaks",
+        "geglu_scales",
+        "geglu_backward",
+        "largest_many",
+        "cast_many",
+    ],
 )
 def test_kernels_compile_for_hopper_without_spilling(hopper, kernel, even):
     from altup.kernels.fp8 import many_triton
@@ -375,12 +385,12 @@ def test_kernels_compile_for_hopper_without_spilling(hopper, kernel, even):
         kernel.removesuffix("_many"), kernels.GEGLU
     )
     arguments = {
-        **dict.fromkeys((*sizes, "rounds", "numbers", "each"), "i32"),
+        **dict.fromkeys((*sizes, "rounds", "numbers", "each", "programs"), "i32"),
         **dict.fromkeys(("scale", "largest", "peaks", "hidden_scale", "grad_scale", "rows", "columns"), "*fp32"),
         **dict.fromkeys(("words", "hidden_words"), "*i32"), **dict.fromkeys(("h", "grad"), "*bf16"),
         "ROWS": rows, "COLUMNS": columns, "CHUNK": reference.CHUNK, "BLOCK": 4096, "MOST": 448.0, "NUMBERS": 512,
         "EVEN": even, "BELOW": even, "HALF": even, "parts": ("*fp32" if even else "*bf16",) * 3,
-        "out": "*u8" if kernel == "transpose" else "*fp32",
+        "out": "*u8" if kernel == "transpose" else "*fp32", "found": "*fp32",
         "q": {"transpose": "*u8", "geglu_backward": "*fp8e5"}.get(kernel, "*fp8e4nv"),
     }  # fmt: skip
     if kernel.endswith("_many"):
@@ -391,7 +401,7 @@ def test_kernels_compile_for_hopper_without_spilling(hopper, kernel, even):
     assert not hopper.spills(built)
     # The stack's register, which nothing here uses: ptxas 12.8 has taken bytes from it (see `four_bytes`).
     assert len(re.findall(r"\bR1\b", hopper._dump(built, "-sass"))) <= 1
-    if kernel not in ("largest", "largest_many", "transpose", "geglu_scales"):
+    if kernel not in ("largest", "largest_many", "transpose", "geglu_peaks", "geglu_scales"):
         assert "cvt.rn.satfinite.e" in built.asm["ptx"]
 
 

@@ -27,6 +27,7 @@ NATIVE = tl.constexpr(not interprets_triton())
 CAST = (128, 64, 8)
 TRANSPOSE = (64, 64, 4)
 GEGLU = (128, 64, 8)
+PEAK_CHUNK, PEAK_PROGRAMS = 1024, 32
 ROW = 512  # numbers of a row that a warp holds
 
 
@@ -274,25 +275,43 @@ def geglu_kernel(q, scale, peaks, h, n, BLOCK: tl.constexpr):
 
 
 def geglu_scales(hidden_scale: Tensor, grad_scale: Tensor, rows: Tensor, columns: Tensor, peaks: Tensor) -> None:
+    """Many programs find the largest of their parts first: one alone would wait for memory each time."""
     m, n = rows.numel(), columns.numel()
-    geglu_scales_kernel[(1,)](hidden_scale, grad_scale, rows, columns, peaks, m, n, CHUNK=4096, num_warps=16)
+    programs = min(PEAK_PROGRAMS, triton.cdiv(max(m, n), PEAK_CHUNK))
+    found = rows.new_empty(5, programs)
+    geglu_peaks_kernel[(programs,)](found, rows, columns, peaks, m, n, CHUNK=PEAK_CHUNK, num_warps=4)
+    geglu_scales_kernel[(1,)](hidden_scale, grad_scale, found, programs, BLOCK=PEAK_PROGRAMS, num_warps=1)
 
 
 @triton.jit
 def _peak(x, numel, step, CHUNK: tl.constexpr):
-    """The largest of the numbers x[0], x[step], …, none of which is negative; NaN where there is one."""
+    """The largest of a program's chunks of x[0], x[step], …, none of which is negative, as the bits of a float32;
+    NaN where there is one."""
     most = tl.zeros([CHUNK], tl.int32)
-    for start in range(0, numel, CHUNK):
+    for start in range(tl.program_id(0) * CHUNK, numel, tl.num_programs(0) * CHUNK):
         i = start + tl.arange(0, CHUNK)
         most = tl.maximum(most, tl.load(x + i * step, mask=i < numel, other=0.0).to(tl.int32, bitcast=True))
     return tl.max(most, axis=0).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def geglu_scales_kernel(hidden_scale, grad_scale, rows, columns, peaks, m, n, CHUNK: tl.constexpr):
-    gelu, h1 = _peak(peaks, m, 3, CHUNK), _peak(peaks + 1, m, 3, CHUNK)
-    tl.store(hidden_scale, power_of_two(_peak(peaks + 2, m, 3, CHUNK), VALUE_MAX))
-    bound = SLACK * _peak(rows, m, 1, CHUNK) * _peak(columns, n, 1, CHUNK)
+def geglu_peaks_kernel(found, rows, columns, peaks, m, n, CHUNK: tl.constexpr):
+    to = found + tl.program_id(0)
+    step = tl.num_programs(0)
+    tl.store(to, _peak(peaks, m, 3, CHUNK))
+    tl.store(to + step, _peak(peaks + 1, m, 3, CHUNK))
+    tl.store(to + 2 * step, _peak(peaks + 2, m, 3, CHUNK))
+    tl.store(to + 3 * step, _peak(rows, m, 1, CHUNK))
+    tl.store(to + 4 * step, _peak(columns, n, 1, CHUNK))
+
+
+@triton.jit
+def geglu_scales_kernel(hidden_scale, grad_scale, found, programs, BLOCK: tl.constexpr):
+    gelu, h1 = _peak(found, programs, 1, BLOCK), _peak(found + programs, programs, 1, BLOCK)
+    hidden = _peak(found + 2 * programs, programs, 1, BLOCK)
+    tl.store(hidden_scale, power_of_two(hidden, VALUE_MAX))
+    row, column = _peak(found + 3 * programs, programs, 1, BLOCK), _peak(found + 4 * programs, programs, 1, BLOCK)
+    bound = SLACK * row * column
     bound *= tl.where(gelu < GELU_SLOPE * h1, GELU_SLOPE * h1, gelu)
     tl.store(grad_scale, power_of_two(bound, GRADIENT_MAX))
 
