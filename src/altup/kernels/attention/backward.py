@@ -11,7 +11,6 @@ strips are summed afterwards.
 # ruff: noqa: RUF005
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -66,7 +65,7 @@ def backward(
         dq,
         dk,
         dv,
-        torch.empty_like(lse),
+        lse.new_empty(programs, tiles * config.queries, 2),
         sums,
         strips,
         peaks,
@@ -138,7 +137,7 @@ def _repeat(x, N: tl.constexpr):
 
 @triton.jit(do_not_specialize=["streams", "heads", "drop_below", "beyond", "near_tiles"])
 def backward_kernel(
-    q, k, v, bias, query_segments, key_segments, seed, out, lse, d_out, dq, dk, dv, delta, sums, strips, peaks,
+    q, k, v, bias, query_segments, key_segments, seed, out, lse, d_out, dq, dk, dv, pairs, sums, strips, peaks,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
     d_out_batch, d_out_head, d_out_row, dq_batch, dq_head, dq_row, dk_batch, dk_head, dk_row,
     dv_batch, dv_head, dv_row,
@@ -163,6 +162,7 @@ def backward_kernel(
     strip_size = near_tiles * BM + 32
     unscale = 1 / scale
     exponent = scale * LOG2E
+    pairs += tl.program_id(0).to(tl.int64) * tiles * (2 * BM)
     if not AT_ONCE:
         fragments = tl.arange(0, D // 8)[:, None] * (BM * 8) + tl.arange(0, BM * 8)[None, :]
         sums += tl.program_id(0).to(tl.int64) * tiles * (BM * D)
@@ -179,7 +179,6 @@ def backward_kernel(
         dk_rows = dk + batch * dk_batch + head * dk_head
         dv_rows = dv + batch * dv_batch + head * dv_head
         bases = lse + stream * queries
-        means = delta + stream * queries
         query_segment = query_segments
         key_segment = key_segments
         if SEGMENTS:
@@ -194,7 +193,8 @@ def backward_kernel(
             o_block = load_rows(out_rows, i, out_row, queries, D, EVEN)
             do_block = load_rows(do_rows, i, d_out_row, queries, D, EVEN)
             mean = tl.sum(o_block.to(tl.float32) * do_block.to(tl.float32), 1)
-            tl.store(means + i, mean, mask=i < queries)
+            base = load_numbers(bases, i, queries, float("inf"), EVEN)
+            tl.store(pairs + i[:, None] * 2 + tl.arange(0, 2)[None, :], tl.join(base, mean))
             if (SEGMENTS or ATOMIC) and not AT_ONCE:
                 tl.store(sums + tile * (BM * D) + fragments, tl.zeros([D // 8, BM * 8], tl.float32))
         tl.debug_barrier()
@@ -234,8 +234,7 @@ def backward_kernel(
                 i = i0 + tl.arange(0, BM)
                 q_block = load_rows(q_rows, i, q_row, queries, D, EVEN)
                 do_block = load_rows(do_rows, i, d_out_row, queries, D, EVEN)
-                base = load_numbers(bases, i, queries, float("inf"), EVEN)
-                mean = load_numbers(means, i, queries, 0.0, EVEN)
+                base, mean = tl.split(tl.load(pairs + i[:, None] * 2 + tl.arange(0, 2)[None, :]))
                 i_segment = load_segments(query_segment, i, queries, SEGMENTS)[None, :]
                 if not LATE:
                     acc_q = tl.zeros([BM, D], tl.float32)
@@ -343,8 +342,8 @@ def backward_kernel(
                     store_rows(
                         dq_rows, tile * BM + tl.arange(0, BM), dq_row, queries, tl.zeros([BM, D], tl.float32), D
                     )
+        tl.debug_barrier()
         if not AT_ONCE:
-            tl.debug_barrier()
             for tile in range(0, tiles):
                 found = tl.load(sums + tile * (BM * D) + fragments, cache_modifier=".cg")
                 acc_q = from_fragments(found, BM, D) * scale
