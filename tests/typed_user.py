@@ -86,3 +86,4 @@ assert_type(altup.evaluate("runs/squad", ["squad"], config=altup.EvaluateConfig(
 altup.EvaluateConfig(limits=100)  # type: ignore[call-arg]
 assert_type(altup.account(config), Accounting)
 assert_type(altup.__version__, str)
+refused: type[ValueError] = altup.UserError

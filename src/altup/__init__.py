@@ -12,6 +12,7 @@ from altup.transformers_hooks import install as _install
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name public for them
+    from altup.core.errors import UserError as UserError
     from altup.evaluation.config import EvaluateConfig as EvaluateConfig
     from altup.evaluation.evaluate import evaluate as evaluate
     from altup.finetuning.config import FinetuneConfig as FinetuneConfig
@@ -69,6 +70,7 @@ _HOMES = {
     "SequenceAltUp": "altup.nn",
     "StrideAndSkip": "altup.nn",
     "Structure": "altup.models.widening",
+    "UserError": "altup.core.errors",
     "WideTrainerMixin": "altup.models.widening",
     "accelerate": "altup.models.accelerate",
     "account": "altup.models.accounting",

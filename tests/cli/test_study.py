@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 
 from altup.cli.main import app
 from altup.studies import paper
+from altup.studies.results import write_results
 from tests.cli.test_demo import Balanced
 from tests.processes import PATIENCE, altup
+from tests.studies import samples
 
 NAMES = (
     *("parameters-and-speed", "varying-k", "dense-scaling", "recycled", "block-selection", "sequence", "experts"),
@@ -314,6 +316,20 @@ def test_what_cannot_be_written_is_one_line(out: Path, tmp_path: Path) -> None:
         code, text = altup(tmp_path / f"{arguments[0]}.txt", "study", *arguments)
         assert (code, len(text.splitlines())) == (2, 1), text
         assert text.startswith(f"altup: {arguments[4] if arguments[0] == 'report' else file}: ")
+
+
+def test_what_is_missing_is_asked_for_as_the_rest_was(tmp_path: Path) -> None:
+    """The name of a scale in a file is not its path."""
+    command = "altup study run two.yaml --scale my/toy.yaml --set steps=8 --data DATA"
+    write_results(tmp_path, [samples.result("Dense", 40.0, study="two", scale="toy:steps=8", command=command)])
+    for name in ("two", "other"):
+        (tmp_path / f"{name}.yaml").write_text(
+            samples.TEXT.replace("k: 2", "k: 4") if name == "other" else samples.TEXT
+        )
+    names = [str(tmp_path / f"{name}.yaml") for name in ("two", "other")]
+    shown = CliRunner().invoke(app, ["study", "table", *names, "--results", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert f"altup study run {names[1]} --scale my/toy.yaml --set steps=8\n" in shown.stderr
 
 
 def test_list_names_every_study() -> None:

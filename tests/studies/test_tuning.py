@@ -232,6 +232,9 @@ def test_settings_are_settled_in_longer_runs(
             assert sweep is not None
             assert record["config"]["lr"] == sweep["chosen"]["lr"]
     assert "settled in runs of 4 steps" in text_sweeps(report.sweeps(report.studies[0]))
+    merge(done[0].results, results)  # an older copy takes nothing back
+    report = StudyReport([results], names=[str(tmp_path / "two.yaml")])
+    assert "settled in runs of 4 steps" in text_sweeps(report.sweeps(report.studies[0]))
     report.write(tmp_path / "report.html")
     assert list((tmp_path / "report-plots").glob("*settled-tuning-lr.svg"))
 

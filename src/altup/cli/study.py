@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import sys
 import tempfile
@@ -309,8 +310,17 @@ def print_tables(
         if form == "markdown" and (told := text_sweeps(report.sweeps(study))):
             typer.echo(told)
     if absent:
-        again = shlex.join(["altup", "study", "run", *absent, "--scale", report.stats.scale])
+        again = shlex.join(["altup", "study", "run", *absent, *_scale_options(report)])
         _say(f"not run: {', '.join(absent)}; run what is missing: {again}")
+
+
+def _scale_options(report: StudyReport) -> list[str]:
+    """How the scale of the results was asked for: a file has a path that its name does not tell."""
+    scale = report.stats.scale
+    words = next((shlex.split(result.command) for result in report.results if result.scale == scale), [])
+    options = ("--scale", "--set", "--minutes")
+    found = [word for name, value in itertools.pairwise(words) if name in options for word in (name, value)]
+    return found if "--scale" in found else ["--scale", scale]
 
 
 def _warn_of_lost_records(report: StudyReport) -> None:

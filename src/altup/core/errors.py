@@ -13,7 +13,18 @@ MOST_EXAMPLES = 10**6  # of a batch
 
 
 class UserError(ValueError):
-    """Bad input, with a message that names what is wrong and what to do."""
+    """Bad input, with a message that names what is wrong and what to do.
+
+    Everything that `altup` refuses raises it; the command line prints its text.
+
+    Examples:
+        >>> import altup
+        >>> try:
+        ...     altup.PretrainConfig(data="data/mine", steps=0)
+        ... except altup.UserError as error:
+        ...     print(error)
+        steps=0 makes no sense; give a whole number of at least 1
+    """
 
 
 class DivergedError(UserError):

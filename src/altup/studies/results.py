@@ -236,15 +236,29 @@ def merge(source: Path, target: Path) -> tuple[int, int]:
     target.mkdir(parents=True, exist_ok=True)
     with locked(target, None):
         _add_results(target, results)
-        for record in records:
-            write_record(target, record)
         for sweep in sweeps:
             known = read_sweep([target], sweep["key"])
             if known is None or count_runs(known) <= count_runs(sweep):
                 write_sweep(target, sweep)
+        for record in records:
+            write_record(target, _tuned_last(record, target))
         for scale in scales:
             write_scale(target, scale)
     return len(results), len(records)
+
+
+def _tuned_last(record: Record, folder: Path) -> Record:
+    """The record, of the two sweeps that it and its copy in the folder belong to with the one that has more runs:
+    a sweep goes on, and an older record names the sweep before."""
+    try:
+        known = read_record(folder, record["key"])
+    except UserError:  # it is damaged, and this one takes its place
+        known = None
+    both = [one for one in (record, known) if one and "tuned_by" in one]
+    if len(both) < 2:
+        return record
+    last = max(both, key=lambda one: count_runs(read_sweep([folder], one["tuned_by"]) or {"runs": []}))
+    return {**record, **{name: last[name] for name in ("tuned_by", "tuned") if name in last}}
 
 
 def drop_other_settings(results: Sequence[Result], record: Records) -> list[Result]:
