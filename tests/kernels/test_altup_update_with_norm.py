@@ -8,6 +8,7 @@ import torch
 from altup.core.errors import UserError
 from altup.kernels.altup_update import altup_update_reference
 from altup.kernels.altup_update.with_norm import altup_update_norm
+from altup.kernels.fp8.reference import VALUE, power_of_two, quantize_reference
 from altup.nn import RMSNorm
 from tests.kernels.interpreter import DEVICE, fewer, needs_gpu, runs_kernel
 from tests.kernels.updates import SUM_TOLERANCE, TOLERANCE, distance
@@ -111,18 +112,38 @@ def test_two_runs_give_the_same_bits():
     assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
 
 
+@runs_kernel
+def test_in_8_bits_it_is_what_fp8_makes_of_the_norm(poisoned):
+    """Bit for bit; the tensor that is not written takes the gradient."""
+    given = random(2, 9, 48, torch.bfloat16, torch.bfloat16)
+    *state, y, residual, P, g, weight = given
+    want, got = (
+        altup_update_norm(state, y, residual, P, g, 0, weight, EPS, 1, "triton", low=low) for low in (False, True)
+    )
+    assert want.low is None
+    assert got.low.scale == power_of_two(weight.detach().abs().amax() * 48**0.5, VALUE)
+    q = quantize_reference(want.normed, got.low.scale, VALUE)
+    assert torch.equal(got.low.q.view(torch.uint8), q.view(torch.uint8))
+    upstream = [torch.randn_like(y) for _ in range(4)]
+    gradients = [torch.autograd.grad([*x.state, x.residual, x.normed], given, upstream) for x in (want, got)]
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("low", [False, True])
 @pytest.mark.parametrize("d", [768, 1024, 2048])
-def test_rows_stay_in_registers_and_are_read_sixteen_bytes_at_a_time(d, hopper):
+def test_rows_stay_in_registers_and_are_read_sixteen_bytes_at_a_time(d, low, hopper):
     from altup.kernels.altup_update import norm_triton as kernels
 
     block = 1 << (d - 1).bit_length()
     arrays = dict.fromkeys(("y", "residual", "normed", "P", "g", "weight", "dy", "d_again", "d_normed"), "*bf16")
     types = arrays | dict.fromkeys(("outs", "xs", "dxs", "grads"), ("*bf16", "*bf16"))
     types |= {"rms": "*fp32", "partials": "*fp32", "sums": "*fp32", "rows": "i32", "eps": "fp32", "active": "i32"}
+    types |= {"q": "*fp8e4nv" if low else None, "scale": "*fp32" if low else None, "root": "fp32"}
     both = (kernels.forward_kernel, kernels.TILE, 16), (kernels.backward_kernel, kernels.BACKWARD_TILE, 8)
     for kernel, tile, a_thread in both:
         rows = max(1, tile // block)
-        constants = {"K": 2, "NEXT": 1, "D": d, "BLOCK": block, "ROWS": rows, "V": kernels.VECTOR}
+        constants = {"K": 2, "NEXT": 1, "D": d, "BLOCK": block, "ROWS": rows, "V": kernels.VECTOR, "LOW": low}
         given = {name: value for name, value in (types | constants).items() if name in kernel.arg_names}
         compiled = hopper.build(kernel, given, num_warps=kernels._warps(block * rows, a_thread))
         assert not hopper.spills(compiled)

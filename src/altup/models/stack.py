@@ -190,18 +190,20 @@ class LayerStack:
     def _hand_norms(self, state: Blocks, inputs: Sequence[LayerInputs]) -> Tensor:
         """`run_layers` where an update and the next layer's norm are one pass (`altup_update_norm`)."""
         rule, last = self.rule, len(self.layers) - 1
-        residual = normed = None
+        residual = normed = low = None
         for index, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
             given = state[rule.active[index]] if residual is None else residual
-            x, computed = layer(given, *args, **kwargs, normed=normed)
+            x, computed = layer(given, *args, **kwargs, normed=normed, low=low)
             update = rule.updates[index]
             norm: Any = None if index == last else self.layers[index + 1].attention_norm
             if norm is None or not is_plain_norm(norm) or not is_unhooked(update):
-                state, residual, normed = update(state, computed, x), None, None
+                state, residual, normed, low = update(state, computed, x), None, None, None
                 continue
             coefficients, following = (update.P, update.g, update.active), rule.active[index + 1]
-            state, residual, normed = with_norm.altup_update_norm(
-                state, computed, x, *coefficients, norm.weight, norm.eps, following
+            reader: Any = self.layers[index + 1].attention
+            lower = ROUNDS_NORMS and is_unhooked(reader) and reader.takes_low(x)
+            state, residual, normed, low = with_norm.altup_update_norm(
+                state, computed, x, *coefficients, norm.weight, norm.eps, following, low=lower
             )
         return self.lower(state)
 

@@ -32,14 +32,17 @@ VECTOR = 8
 
 def forward(
     outs: Sequence[Tensor], normed: Tensor, rms: Tensor, xs: Sequence[Tensor], y: Tensor, residual: Tensor,
-    P: Tensor, g: Tensor, weight: Tensor, active: int, following: int, eps: float,
+    P: Tensor, g: Tensor, weight: Tensor, active: int, following: int, eps: float, q: Tensor | None = None,
+    scale: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Fill `outs` with the new blocks, `normed` with the norm of block `following`, `rms` with r of its rows."""
+    """Fill `outs` with the new blocks, `normed` with the norm of block `following`, `rms` with r of its rows; with
+    q and `scale` these instead of `normed`, in 8 bits."""
     xs, (y, residual) = flat(xs), flat((y, residual))
     rows, d, block, tile = _sizes(y, TILE)
     forward_kernel[(triton.cdiv(rows, tile),)](
-        tuple(outs), normed, rms, xs, y, residual, P, g, weight, active, rows, eps,
-        K=len(xs), NEXT=following, D=d, BLOCK=block, ROWS=tile, num_warps=_warps(block * tile, 16),
+        tuple(outs), normed, rms, q, scale, xs, y, residual, P, g, weight, active, rows, eps, d**0.5,
+        K=len(xs), NEXT=following, D=d, BLOCK=block, ROWS=tile, LOW=q is not None,
+        num_warps=_warps(block * tile, 16),
     )  # fmt: skip
 
 
@@ -88,8 +91,9 @@ def _matrix(P, g, active, K: tl.constexpr):
 
 @triton.jit(do_not_specialize=["active"])
 def forward_kernel(
-    outs, normed, rms, xs, y, residual, P, g, weight, active, rows, eps,
+    outs, normed, rms, q, scale, xs, y, residual, P, g, weight, active, rows, eps, root,
     K: tl.constexpr, NEXT: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    LOW: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -108,7 +112,7 @@ def forward_kernel(
         rounded = new.to(outs[i].dtype.element_ty)
         tl.store(outs[i] + place, rounded, mask=inside)
         if i == NEXT:
-            store_normed(normed, rms, normed, rms, rounded, weight, row, column, rows, eps, 1.0, D, False)
+            store_normed(normed, rms, q, scale, rounded, weight, row, column, rows, eps, root, D, LOW)
 
 
 @triton.jit(do_not_specialize=["active"])

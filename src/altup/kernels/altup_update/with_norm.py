@@ -15,6 +15,8 @@ from torch import Tensor
 from altup.core.errors import UserError, check_choice
 from altup.kernels.add_norm import WIDEST
 from altup.kernels.altup_update.op import like
+from altup.kernels.fp8 import Low
+from altup.kernels.fp8.reference import VALUE
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
 MOST_BLOCKS = 4  # whose sums fit into registers beside whole rows
@@ -27,6 +29,7 @@ class Updated(NamedTuple):
     state: tuple[Tensor, ...]
     residual: Tensor
     normed: Tensor
+    low: Low | None = None  # the norm in 8 bits, where that was asked for: `normed` only takes the gradient then
 
 
 def takes_norm(state: Sequence[Tensor], implementation: str = "auto") -> bool:
@@ -50,11 +53,13 @@ def altup_update_norm(
     eps: float,
     following: int,
     implementation: str = "auto",
+    low: bool = False,
 ) -> Updated:
     """`altup_update` of a state of K blocks with residual + y, and the norm of the new block `following`:
     x / √(mean(x²) + ε) · weight.
 
-    state: K tensors [..., d]; y, residual: [..., d]; P: [K, K], g: [K]; weight: [d].
+    state: K tensors [..., d]; y, residual: [..., d]; P: [K, K], g: [K]; weight: [d]. With `low` the kernels write
+    the norm in 8 bits, and the plain expression as ever.
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
     alike = all(x.shape == y.shape and x.dtype == y.dtype for x in (*state, residual))
@@ -64,8 +69,9 @@ def altup_update_norm(
             f"{[list(x.shape) for x in state]} {y.dtype} on {y.device}; use 'auto' or 'plain'"
         )
     if implementation != "plain" and alike and takes_norm(state, implementation):
-        *new, again, normed = _UpdateAndNorm.apply(*state, y, residual, P, g, weight, active, following, eps)
-        return Updated(tuple(new), again, normed)
+        given = y, residual, P, g, weight, active, following, eps, low
+        *new, again, normed, q, scale = _UpdateAndNorm.apply(*state, *given)
+        return Updated(tuple(new), again, normed, Low(q, scale) if low else None)
     return _plain(state, y, residual, P, g, active, weight, eps, following)
 
 
@@ -89,20 +95,24 @@ class _UpdateAndNorm(torch.autograd.Function):
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
         from altup.kernels.altup_update import norm_triton as kernels
 
-        *state, y, residual, P, g, weight, ctx.active, ctx.following, eps = given
+        *state, y, residual, P, g, weight, ctx.active, ctx.following, eps, low = given
         new = like(state)
         normed = torch.empty_like(new[0])
         rms = y.new_empty(y.shape[:-1], dtype=torch.float32)
+        q, scale = (torch.empty_like(normed, dtype=VALUE), rms.new_empty(())) if low else (None, None)
+        blocks = ctx.active, ctx.following
         with torch.cuda.device_of(y):
-            kernels.forward(new, normed, rms, state, y, residual, P, g, weight, ctx.active, ctx.following, eps)
+            kernels.forward(new, normed, rms, state, y, residual, P, g, weight, *blocks, eps, q, scale)
         ctx.save_for_backward(*state, y, residual, P, g, weight, rms)
-        return *new, new[ctx.following].detach(), normed
+        if low:
+            ctx.mark_non_differentiable(q, scale)
+        return *new, new[ctx.following].detach(), normed, q, scale
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         from altup.kernels.altup_update import norm_triton as kernels
 
-        *grads, d_again, d_normed = gradients
+        *grads, d_again, d_normed, _, _ = gradients
         *state, y, residual, P, g, weight, rms = ctx.saved_tensors
         *d_state, dy, dP, dg, d_weight = like([*state, y, P, g, weight])
         with torch.cuda.device_of(y):
@@ -110,4 +120,4 @@ class _UpdateAndNorm(torch.autograd.Function):
                 d_state, dy, dP, dg, d_weight, grads, d_again, d_normed, rms, state, y, residual, P, g, weight,
                 ctx.active, ctx.following,
             )  # fmt: skip
-        return *d_state, dy, dy, dP, dg, d_weight, None, None, None
+        return *d_state, dy, dy, dP, dg, d_weight, *[None] * 4

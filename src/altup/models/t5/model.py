@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from altup.core.errors import UserError
 from altup.kernels.attention import lay_out
 from altup.kernels.cross_entropy import IGNORED
+from altup.kernels.fp8 import Low
 from altup.kernels.residual_maps import Unmapped, residual_maps, takes_kernels
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, refuse_attentions
 from altup.models.masks import cached_lengths, check_segments, key_mask, see_keys, visible_keys
@@ -79,9 +80,10 @@ class T5Layer(PreNormLayer):
         pending: Tensor | Unmapped | None = None,
         leaves: bool = False,
         normed: Tensor | None = None,
+        low: Low | None = None,
     ) -> Tensor | tuple[Tensor, Tensor | Unmapped]:
         """x: [batch, tokens, d]; `memory` is the encoder's output, for the decoder's layers. `pending` is still to
-        be added to x, after dropout; `normed` is x's first norm where it is known.
+        be added to x, after dropout; `normed` is x's first norm where it is known, `low` the same in 8 bits.
 
         Gives x after its three updates or, where the rule or the next layer (`leaves`) does the last addition, x
         before the last one and that.
@@ -93,7 +95,6 @@ class T5Layer(PreNormLayer):
         if isinstance(pending, Unmapped):
             pending = pending.map()
         own_cache = None if cache is None else cache.self_attention_cache
-        low = None
         if pending is not None:
             x, (normed, low) = self._add(x, pending, self.attention_norm, self.attention)
         elif normed is None:
