@@ -250,6 +250,7 @@ def test_many_weights_are_rounded_as_one_by_one(poisoned, dtype, m):
     for n, got in enumerate(groups):
         want = functions.round_weights(weights[2 * n : 2 * n + 2], torch.bfloat16)
         assert got.scale == want.scale
+        assert all(x.data_ptr() % 16 == 0 for x in got)  # as cuBLAS takes them
         assert torch.equal(bits(got.q), bits(want.q))
         assert torch.equal(bits(got.transposed), bits(want.transposed))
 
@@ -395,6 +396,7 @@ def test_kernels_compile_for_hopper_without_spilling(hopper, kernel, even):
     }  # fmt: skip
     if kernel.endswith("_many"):
         arguments |= {"addresses": "*i64", "like": "*fp32" if even else "*bf16", "parts": "i32", "scales": "*fp32"}
+        arguments |= {"apart": "i32"}
     function = getattr(many_triton if kernel.endswith("_many") else kernels, f"{kernel}_kernel")
     given = {name: arguments[name] for name in function.arg_names}
     built = hopper.build(function, given, divisible=sizes, num_warps=warps)

@@ -74,7 +74,7 @@ def round_many_weights(weights: Sequence[Tensor], each: int, dtype: torch.dtype)
     groups, (m, n) = len(weights) // each, weights[0].shape
     q = weights[0].new_empty(groups, each * m, n, dtype=VALUE)
     transposed = weights[0].new_empty(groups, n, each * m, dtype=VALUE)
-    scales = weights[0].new_empty(groups, dtype=torch.float32)
+    scales = weights[0].new_empty(groups, 4, dtype=torch.float32)[:, 0]  # 16 bytes apart, as cuBLAS wants them
     with torch.cuda.device_of(weights[0]):
         round_many(q, transposed, scales, [weight.detach() for weight in weights], dtype)
     return [Rounded(*parts) for parts in zip(q, transposed, scales, strict=True)]

@@ -32,8 +32,8 @@ def round_many(
     rows, columns, warps = CAST
     m, n = weights[0].shape
     cast_many_kernel[(triton.cdiv(n, columns), triton.cdiv(m, rows), len(weights))](
-        table.addresses, table.like, q, transposed.view(torch.int32), scales, largest, each, largest.shape[1],
-        m, n, MOST=torch.finfo(q.dtype).max, NUMBERS=triton.next_power_of_2(each * largest.shape[1]), HALF=half,
+        table.addresses, table.like, q, transposed.view(torch.int32), scales, scales.stride(0), largest, each,
+        largest.shape[1], m, n, MOST=torch.finfo(q.dtype).max, NUMBERS=triton.next_power_of_2(each * largest.shape[1]), HALF=half,
         ROWS=rows, COLUMNS=columns, EVEN=m % rows == 0 and n % columns == 0, num_warps=warps,
     )  # fmt: skip
 
@@ -57,7 +57,7 @@ def largest_many_kernel(out, addresses, like, numel, rounds, HALF: tl.constexpr,
 
 @triton.jit
 def cast_many_kernel(
-    addresses, like, q, words, scales, largest, each, parts, m, n,
+    addresses, like, q, words, scales, apart, largest, each, parts, m, n,
     MOST: tl.constexpr, NUMBERS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -73,7 +73,7 @@ def cast_many_kernel(
     sizes = tl.load(largest + group * each * parts + i, mask=i < each * parts, other=0.0)
     own = power_of_two(tl.max(sizes.to(tl.int32, bitcast=True), axis=0).to(tl.float32, bitcast=True), MOST)
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0) & (tensor == group * each):
-        tl.store(scales + group, own)
+        tl.store(scales + group * apart, own)
     by = tl.div_rn(1.0, own)
     stride = each * (m // 4)
     q += tensor.to(tl.int64) * m * n
