@@ -33,7 +33,8 @@ def round_many(
     m, n = weights[0].shape
     cast_many_kernel[(triton.cdiv(n, columns), triton.cdiv(m, rows), len(weights))](
         table.addresses, table.like, q, transposed.view(torch.int32), scales, scales.stride(0), largest, each,
-        largest.shape[1], m, n, MOST=torch.finfo(q.dtype).max, NUMBERS=triton.next_power_of_2(each * largest.shape[1]), HALF=half,
+        largest.shape[1], m, n, MOST=torch.finfo(q.dtype).max, HALF=half,
+        NUMBERS=triton.next_power_of_2(each * largest.shape[1]),
         ROWS=rows, COLUMNS=columns, EVEN=m % rows == 0 and n % columns == 0, num_warps=warps,
     )  # fmt: skip
 
