@@ -14,7 +14,6 @@ from altup.kernels.add_norm import add_norm, add_norm_fp8, rounds_norms
 from altup.kernels.altup_update import with_norm
 from altup.kernels.dropout import block_dropout, dropout
 from altup.kernels.fp8 import Low
-from altup.kernels.residual_maps import Unmapped
 from altup.models.config import AltUpConfig
 from altup.nn import (
     AltUp,
@@ -180,11 +179,9 @@ class LayerStack:
 
     def _hand_on(self, x: Tensor, inputs: Sequence[LayerInputs]) -> Tensor:
         """`run_layers` of one block. A layer's last addition is done by the next one, whose norm reads it."""
-        update: Tensor | Unmapped | None = None
+        update: Tensor | None = None
         for layer, (args, kwargs) in zip(self.layers, inputs, strict=True):
             x, update = layer(x, *args, **kwargs, pending=update, leaves=True)
-        if isinstance(update, Unmapped):
-            update = update.map()
         return self.lower((x + dropout(update, self.dropout, self.training),))  # type: ignore[arg-type]
 
     def _hand_norms(self, state: Blocks, inputs: Sequence[LayerInputs]) -> Tensor:
@@ -196,7 +193,7 @@ class LayerStack:
             x, computed = layer(given, *args, **kwargs, normed=normed, low=low)
             update = rule.updates[index]
             norm: Any = None if index == last else self.layers[index + 1].attention_norm
-            if norm is None or not is_plain_norm(norm) or not is_unhooked(update):
+            if norm is None or not _is_plain_norm(norm) or not is_unhooked(update):
                 state, residual, normed, low = update(state, computed, x), None, None, None
                 continue
             coefficients, following = (update.P, update.g, update.active), rule.active[index + 1]
@@ -219,7 +216,7 @@ class Normed(NamedTuple):
     low: Low | None = None
 
 
-def is_plain_norm(norm: nn.Module) -> bool:
+def _is_plain_norm(norm: nn.Module) -> bool:
     """Whether its weight and ε may be taken for the norm: an adapter may have taken its place."""
     return type(norm) is RMSNorm and is_unhooked(norm)
 
@@ -237,7 +234,7 @@ class PreNormLayer(GradientCheckpointingLayer):
     def _add(self, x: Tensor, update: Tensor, norm: RMSNorm, reader: nn.Module) -> tuple[Tensor, Normed]:
         """x + dropout(update), and its norm for `reader`."""
         wanted = self.fuses_norms and self.training and torch.is_grad_enabled() and joins_in(x)
-        if wanted and is_plain_norm(norm) and (FUSES_DROPOUT or not self.dropout):
+        if wanted and _is_plain_norm(norm) and (FUSES_DROPOUT or not self.dropout):
             if self._reads_low(x, update, reader):
                 total, normed, q, scale = add_norm_fp8(x, update, norm.weight, norm.eps)
                 return total, Normed(normed, Low(q, scale))
@@ -301,7 +298,7 @@ def compile_layers(
             module.hands_norms = seen and module.can_hand_norms()
         if isinstance(module, PreNormLayer):
             norms = [part for part in module.children() if isinstance(part, RMSNorm)]
-            module.fuses_norms = joins and all(is_plain_norm(norm) for norm in norms)
+            module.fuses_norms = joins and all(_is_plain_norm(norm) for norm in norms)
         if ends and hasattr(module, "compile_ends"):
             module.compile_ends(**options)  # type: ignore[operator]
         if module in inside:

@@ -202,20 +202,8 @@ class Attention(Fp8Maps):
         self, x: Tensor, bias: Tensor | None, seen: Seen, memory: Any, constant_beyond: int | None
     ) -> Tensor:
         """`forward` without a cache, where as much as possible is one product."""
-        mapped = joined_linear(x, self.first_maps(memory is not None))
-        mixed = self.mix(mapped, bias, seen, memory, constant_beyond)
-        low, rounded = self.in_fp8("output"), self.rounded_maps("output")
-        return apply_linears(mixed, (self.o,), low, rounded=rounded)[0]
-
-    def first_maps(self, of_memory: bool) -> tuple[nn.Linear, ...]:
-        """Those of its input, whose results side by side `mix` takes."""
-        return (self.q,) if of_memory else (self.q, self.k, self.v)
-
-    def mix(
-        self, mapped: Tensor, bias: Tensor | None, seen: Seen, memory: Joined | None, constant_beyond: int | None
-    ) -> Tensor:
-        """What the last map is given, [batch, queries, heads·d_kv]."""
-        parts = [mapped.unflatten(-1, (1 if memory is not None else 3, -1, self.d_kv))]
+        maps = (self.q,) if memory is not None else (self.q, self.k, self.v)
+        parts = [joined_linear(x, maps).unflatten(-1, (len(maps), -1, self.d_kv))]
         if memory is not None:
             parts.append(memory.both)
         options: dict[str, Any] = {
@@ -231,7 +219,8 @@ class Attention(Fp8Maps):
             mixed = joined_attention(*parts, **options)
         else:
             mixed = attention(*apart(parts), seen.additive, **options)
-        return mixed.transpose(1, 2).flatten(2)
+        low, rounded = self.in_fp8("output"), self.rounded_maps("output")
+        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), low, rounded=rounded)[0]
 
     def project(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of what is attended to, each [batch, heads, tokens, d_kv]."""

@@ -16,24 +16,14 @@ from altup.core.errors import UserError
 from altup.kernels.attention import lay_out
 from altup.kernels.cross_entropy import IGNORED
 from altup.kernels.fp8 import Low
-from altup.kernels.residual_maps import Unmapped, residual_maps, takes_kernels
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, refuse_attentions
 from altup.models.masks import cached_lengths, check_segments, key_mask, see_keys, visible_keys
-from altup.models.stack import (
-    Blocks,
-    LayerInputs,
-    LayerStack,
-    PreNormLayer,
-    build_experts,
-    build_rule,
-    is_plain_norm,
-)
+from altup.models.stack import Blocks, LayerInputs, LayerStack, PreNormLayer, build_experts, build_rule
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.generation import ReplayedGeneration
 from altup.nn import Attention, AveragePooling, GatedFeedForward, RelativeBias, RMSNorm
 from altup.nn.attention import EVERYTHING, Joined, Projected, Seen, can_share_memory, project_memory
 from altup.nn.layers import bound_of, embed
-from altup.nn.linear import is_unhooked, joined_weights
 from altup.nn.sequence import refuse_left_padding
 
 __all__ = ["AltUpSeq2SeqLMOutput", "AltUpT5EncoderModel", "AltUpT5ForConditionalGeneration"]
@@ -43,7 +33,6 @@ class T5Layer(PreNormLayer):
     """x + attention, + cross-attention in the decoder, + feed-forward (and experts beside it), each pre-normed."""
 
     takes_pending = True
-    feed_forward: GatedFeedForward
 
     def __init__(self, config: AltUpT5Config, index: int, is_decoder: bool, strided: bool = False) -> None:
         super().__init__()
@@ -77,11 +66,11 @@ class T5Layer(PreNormLayer):
         memory_seen: Seen = EVERYTHING,
         past_key_values: EncoderDecoderCache | None = None,
         constant_beyond: int | None = None,
-        pending: Tensor | Unmapped | None = None,
+        pending: Tensor | None = None,
         leaves: bool = False,
         normed: Tensor | None = None,
         low: Low | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor | Unmapped]:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """x: [batch, tokens, d]; `memory` is the encoder's output, for the decoder's layers. `pending` is still to
         be added to x, after dropout; `normed` is x's first norm where it is known, `low` the same in 8 bits.
 
@@ -89,11 +78,6 @@ class T5Layer(PreNormLayer):
         before the last one and that.
         """
         cache = past_key_values
-        if cache is None and self._takes_residual_maps(x, memory):
-            attended = self._mix(x, bias, seen, constant_beyond, pending, normed)
-            return self._between_maps(*attended, memory_seen, memory, leaves)
-        if isinstance(pending, Unmapped):
-            pending = pending.map()
         own_cache = None if cache is None else cache.self_attention_cache
         if pending is not None:
             x, (normed, low) = self._add(x, pending, self.attention_norm, self.attention)
@@ -124,54 +108,6 @@ class T5Layer(PreNormLayer):
                 cache.is_updated[self.index] = True
         x, (normed, low) = self._add(x, attended, self.feed_forward_norm, self.feed_forward)
         return self._add_feed_forward(x, normed, leaves, low)
-
-    def _takes_residual_maps(self, x: Tensor, memory: Any) -> bool:
-        """Whether maps, additions and norms between the layer's parts are kernels of `residual_maps`."""
-        if not self.fuses_norms or self.dropout or self.experts is not None:
-            return False
-        cross = self.cross_attention
-        if cross is not None and not isinstance(memory, Joined):
-            return False
-        parts: list[Attention | GatedFeedForward] = [
-            self.attention,
-            self.feed_forward,
-            *([cross] if cross else []),
-        ]
-        norms = [part for part in self.children() if isinstance(part, RMSNorm)]
-        joined = all(not part.fp8 and is_unhooked(part) and part.joins("", x) for part in parts)
-        plain = joined and all(is_plain_norm(norm) for norm in norms)
-        return plain and takes_kernels(x, self.attention.o.in_features, self.feed_forward.wo.in_features)
-
-    def _mix(
-        self, x: Tensor, bias: Tensor | None, seen: Seen, beyond: int | None, pending: Any, normed: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """x with what is pending, and what attention's last map is given."""
-        maps = joined_weights(x, self.attention.first_maps(False))
-        if isinstance(pending, Unmapped):
-            x, mapped, _ = residual_maps(x, pending, self.attention_norm.weight, self.attention_norm.eps, maps)
-        else:
-            if pending is not None:
-                x, (normed, _) = self._add(x, pending, self.attention_norm, self.attention)
-            mapped = F.linear(self.attention_norm(x) if normed is None else normed, maps)
-        return x, self.attention.mix(mapped, bias, seen, None, beyond)
-
-    def _between_maps(
-        self, x: Tensor, mixed: Tensor, memory_seen: Seen, memory: Any, leaves: bool
-    ) -> Tensor | tuple[Tensor, Tensor | Unmapped]:
-        """The rest of `forward`, where each part begins with `residual_maps` of the one before."""
-        update = Unmapped(mixed, None, joined_weights(x, (self.attention.o,)))
-        cross, norm = self.cross_attention, self.cross_norm
-        if cross is not None and norm is not None:
-            maps = joined_weights(x, cross.first_maps(True))
-            x, mapped, _ = residual_maps(x, update, norm.weight, norm.eps, maps)
-            mixed = cross.mix(mapped, None, memory_seen, memory, None)
-            update = Unmapped(mixed, None, joined_weights(x, (cross.o,)))
-        norm, (into, out) = self.feed_forward_norm, self.feed_forward.hidden_maps()
-        x, h, hidden = residual_maps(x, update, norm.weight, norm.eps, joined_weights(x, into), gates=True)
-        update = Unmapped(h, hidden, joined_weights(x, (out,)))
-        if leaves:
-            return x, update
-        return (x, update.map()) if self.leaves_last_addition else x + update.map()
 
 
 class T5Stack(LayerStack, nn.Module):
