@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from altup.kernels.dropout import dropout
 from altup.kernels.embedding import embedding
-from altup.kernels.feed_forward import feed_forward, takes_kernels
 from altup.kernels.fp8 import Low, fits_fp8, fp8_feed_forward
 from altup.kernels.geglu import geglu
-from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_unhooked, joined_linear, joined_weights
+from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_unhooked, joined_linear
 
 ROUNDS_ROWS = False  # whether rows of a table are rounded as they are looked up; not timed on a GPU yet
 
@@ -90,9 +89,6 @@ class GatedFeedForward(Fp8Maps):
             rounded = self.rounded_maps("in"), self.rounded_maps("out")
             return fp8_feed_forward(x, *weights, known, *rounded, given)
         if self.joins("feed_forward", x):
-            if not self.dropout and takes_kernels(x, self.wo.in_features):
-                wi, wo = (joined_weights(x, maps) for maps in ((self.wi_0, self.wi_1), (self.wo,)))
-                return feed_forward(x, wi, wo)
             hidden = geglu(joined_linear(x, (self.wi_0, self.wi_1)), self.dropout, self.training)
             return self.wo(hidden)
         gate, linear = apply_linears(x, (self.wi_0, self.wi_1), low, bound, rounded=self.rounded_maps("in"))

@@ -130,14 +130,11 @@ def joins_in(x: Tensor) -> bool:
 
 def joined_linear(x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
     """The maps' results side by side, by one product."""
-    return linears[0](x) if len(linears) == 1 else F.linear(x, joined_weights(x, linears))
-
-
-def joined_weights(x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
-    """The maps' weights below one another, in the dtype that a product with x has."""
-    kind, weights = x.device.type, [linear.weight for linear in linears]
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weights[0].dtype
-    return weights[0].to(dtype) if len(weights) == 1 else join_rows(weights, dtype)
+    if len(linears) == 1:
+        return linears[0](x)
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else linears[0].weight.dtype
+    return F.linear(x, join_rows([linear.weight for linear in linears], dtype))
 
 
 @contextmanager

@@ -34,15 +34,9 @@ def _vector(n: int) -> int:
 
 
 @triton.jit
-def gelu_share(x):
+def _share(x):
     """sigmoid(2u), with gelu(x) = x·sigmoid(2u) and u = √(2/π)·(x + 0.044715·x³)."""
     return tl.sigmoid(1.5957691216057308 * x * (1 + 0.044715 * x * x))
-
-
-@triton.jit
-def gelu_slope(x, share):
-    """gelu'(x)."""
-    return share * (1 + x * (1 - share) * 1.5957691216057308 * (1 + 3 * 0.044715 * x * x))
 
 
 @triton.jit
@@ -87,7 +81,7 @@ def forward_kernel(
         inside = place < numel
         x = tl.load(h + here, mask=inside, other=0.0).to(tl.float32)
         y = tl.load(h + here + N, mask=inside, other=0.0).to(tl.float32)
-        result = x * gelu_share(x) * y
+        result = x * _share(x) * y
         if DROPOUT:
             result *= tl.reshape(factors[quarter], [LANES // V, V])
         tl.store(hidden + place, result.to(hidden.dtype.element_ty), mask=inside)
@@ -109,7 +103,8 @@ def backward_kernel(
         d = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
         if DROPOUT:
             d *= tl.reshape(factors[quarter], [LANES // V, V])
-        share = gelu_share(x)
-        d_gate = d * y * gelu_slope(x, share)
+        share = _share(x)
+        slope = 1.5957691216057308 * (1 + 3 * 0.044715 * x * x)
+        d_gate = d * y * share * (1 + x * (1 - share) * slope)
         tl.store(d_h + here, d_gate.to(d_h.dtype.element_ty), mask=inside)
         tl.store(d_h + here + N, (d * x * share).to(d_h.dtype.element_ty), mask=inside)
