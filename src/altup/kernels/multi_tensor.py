@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+COPIED = 1024  # numbers that a program copies
+
 
 class TensorList(NamedTuple):
     """The addresses of tensors of one dtype, device and number of elements; `like` is one of them."""
@@ -56,3 +58,18 @@ def step_scalars(lr: Tensor | float, skip: Tensor | None, device: torch.device) 
 def pointer(addresses, like, n):
     """To the first element of the n-th tensor of a list."""
     return tl.multiple_of(tl.load(addresses + n).to(like.dtype), 16)
+
+
+@triton.jit
+def copy_kernel(out, parts, part_like, numel, BLOCK: tl.constexpr):
+    n = tl.program_id(1)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(pointer(parts, part_like, n) + i, mask=i < numel)
+    tl.store(out + n.to(tl.int64) * numel + i, x.to(out.dtype.element_ty), mask=i < numel)
+
+
+def copy_together(out: Tensor, parts: Sequence[Tensor]) -> None:
+    """out ← the parts, readable ones of one shape, one after the other, in out's dtype."""
+    numel = parts[0].numel()
+    with torch.cuda.device_of(out):
+        copy_kernel[triton.cdiv(numel, COPIED), len(parts)](out, *tensor_list(parts), numel, BLOCK=COPIED)

@@ -23,8 +23,7 @@ from altup.kernels.muon.reference import MOMENTUM, Block, into_blocks, out_of_bl
 
 BLOCK = 2048  # numbers of a tensor that a program works on
 PARTS = 1024  # sums that are added at a time
-# Numbers of the Gram matrices of a stack that is orthogonalized with others. 0, alone, until a GPU has timed it.
-TOGETHER = 0
+TOGETHER = 2**24  # numbers of the Gram matrices of a stack that is orthogonalized with others of their size
 
 
 @triton.jit
