@@ -50,8 +50,9 @@ def accelerate(
         compile: Whether layers are compiled. By default those of our models and of widened ones are, on a GPU, and
             those of Gemma 3n are not.
         record: Whether passes, forward and backward, are replayed as CUDA graphs. By default those of our models
-            are, on a GPU. Calls that cannot be are launched: with a cache, with hooks, with gradient
-            checkpointing, under FSDP.
+            are, on a GPU, and those of Gemma 3n are not. Calls that cannot be are launched: with a cache, with
+            hooks, with gradient checkpointing, under FSDP; of Gemma 3n also those with a mask. The gradients of a
+            recorded Gemma 3n are overwritten by the next pass unless they are still some parameter's `grad`.
         remake: Whether the backward pass of Gemma 3n makes activations again that a pass or two can make: a
             quarter less memory, and a little slower.
 
