@@ -10,8 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from altup.core.errors import UserError
 from altup.kernels import altup_update, altup_update_reference
-from altup.kernels.altup_update import altup_update_again
+from altup.kernels.altup_update import begin_chain
 from altup.kernels.altup_update.op import update, update_backward
+from altup.nn.altup import AltUpUpdate
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, INTERPRETED, fewer, needs_gpu, runs_kernel
 from tests.kernels.updates import (
     SUM_TOLERANCE,
@@ -453,25 +454,29 @@ def test_blocks_beyond_32_bit_offsets():
 
 @needs_gpu
 @torch.no_grad()
-def test_an_update_such_as_was_made_before_is_made_again():
-    """Bit for bit, in the room given first, then in new; not for arrays that the kernel was not compiled for."""
+def test_a_chain_of_updates_is_what_they_are_one_by_one():
+    """Bit for bit, over more layers than there is room for at first; not for arrays of another kind."""
     x, y, _, P, g = (t.to(DEVICE) for t in random(2, torch.bfloat16, (3, 1, 64)))
-    assert altup_update_again(x.unbind(0), y.double(), P, g, 1, []) is None
-    want, room = altup_update(x.unbind(0), y, P, g, 1), []
-    for _ in range(20):
-        new = altup_update_again(x.unbind(0), y, P, g, 1, room)
-        assert all(torch.equal(a, b) for a, b in zip(new, want, strict=True))
-    assert len(room) % 2 == 0
-    assert len({t.data_ptr() for t in room}) == len(room)
-    again = altup_update_again(x.unbind(0), y, P, g, 0, room)
-    other = altup_update(x.unbind(0), y, P, g, 0)
-    assert all(torch.equal(a, b) for a, b in zip(again, other, strict=True))
+    module = AltUpUpdate(2, 1).to(DEVICE)
+    module.P.copy_(P)
+    module.g.copy_(g)
+    blocks = x.unbind(0)
+    assert begin_chain(blocks, y.double(), module, 1) is None
+    want = altup_update(blocks, y, P, g, 1)
+    link = begin_chain(blocks, y, module, 1)
+    held = [link]
+    for i in range(40):
+        assert all(torch.equal(a, b) for a, b in zip(link.blocks(), want, strict=True))
+        want, link = altup_update(want, y, P, g, i % 2), link.chain.follow(link.addresses, y, module, i % 2)
+        held.append(link)
+    assert len({block.data_ptr() for link in held for block in link.blocks()}) == 2 * len(held)
     odd = torch.randn(3, 1, 65, device=DEVICE, dtype=torch.bfloat16)[..., 1:]
-    assert altup_update_again(x.unbind(0), odd, P, g, 1, room) is None
-    assert altup_update_again(x[:, :2].unbind(0), y, P, g, 1, room) is None
-    assert altup_update_again(x.unbind(0), y, P.double(), g, 1, room) is None
+    for other in (odd, y.float(), y[:2]):
+        assert link.chain.follow(link.addresses, other, module, 1) is None
+        assert begin_chain(blocks, other, module, 1) is None
     with torch.enable_grad():
-        assert altup_update_again(x.unbind(0), y, P, g, 1, room) is None
+        assert begin_chain(blocks, y, module, 1) is None
+    assert begin_chain(blocks, y, module.double(), 1) is None
 
 
 @needs_gpu

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from altup.core.errors import UserError, check_choice, check_whole
-from altup.kernels.altup_update import State, altup_update, altup_update_again
+from altup.kernels.altup_update import State, altup_update
 from altup.nn.coefficients import CoefficientModule, coefficient
 
 Layer = Callable[..., Tensor | tuple[Tensor, Tensor]]
@@ -113,12 +113,6 @@ class AltUpUpdate(CoefficientModule):
     def forward(self, state: State, computed: Tensor, residual: Tensor | None = None) -> State:
         """Both in one pass, for y = residual + computed."""
         return altup_update(state, computed, self.P, self.g, self.active, residual)
-
-    def forward_again(self, blocks: Sequence[Tensor], computed: Tensor, spare: list[Tensor]) -> State:
-        """`forward` for text that is generated (`altup_update_again`)."""
-        P, g = self._parameters["P"], self._parameters["g"]
-        new = altup_update_again(blocks, computed, P, g, self.active, spare)  # type: ignore[arg-type]
-        return self.forward(blocks, computed) if new is None else new
 
 
 def dense_update(state: State, layer: Layer, *args: Any, **kwargs: Any) -> State:

@@ -9,6 +9,7 @@ Sums run in float32 (float64 for float64 states), whatever the state's dtype.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,12 +19,15 @@ from altup.kernels.altup_update.op import kernels, launch, needs_operator, updat
 from altup.kernels.altup_update.reference import altup_update_reference
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
+if TYPE_CHECKING:
+    from altup.kernels.altup_update.relaunch import Link
+
 __all__ = [
     "FUSED_BLOCKS",
     "State",
     "altup_update",
-    "altup_update_again",
     "altup_update_reference",
+    "begin_chain",
     "check_triton",
 ]
 
@@ -64,17 +68,16 @@ def altup_update(
     return _plain(x, y, P, g, active, residual)
 
 
-def altup_update_again(
-    x: Sequence[Tensor], y: Tensor, P: Tensor, g: Tensor, active: int, spare: list[Tensor]
-) -> list[Tensor] | None:
-    """`altup_update` of K blocks such as it was given before, with little work for the host; None if it was not.
+def begin_chain(x: Sequence[Tensor], y: Tensor, update: Any, active: int) -> Link | None:
+    """`altup_update` for text that is generated, which waits for the host in every layer: its result begins a
+    `Chain`, which updates it further with less work than calls of `altup_update` are.
 
-    For text that is generated, which waits for the host in every layer. `spare` holds tensors to write to, and
-    what is left of them afterwards: hand the same list on from layer to layer.
+    `update` holds P and g. None unless this runs on a GPU without gradients, and `altup_update` has taken arrays
+    of this kind before.
     """
     if not y.is_cuda or needs_operator(y):
         return None
-    return kernels().forward_again(x, y, P, g, active, spare)
+    return kernels().begin_chain(x, y, update, active)
 
 
 def _plain(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None) -> State:

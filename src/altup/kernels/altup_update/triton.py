@@ -17,7 +17,7 @@ each, and added up in a fixed order: results are the same bit for bit from run t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from altup.kernels.altup_update import relaunch
+from altup.kernels.altup_update.relaunch import COMPILED, MOST_KINDS, Link, addresses_of, kind_of, launcher
 from altup.kernels.launch import Config, flat, multiprocessors, vector_width
 
 # By K; the backward kernel holds K² + K sums, so a larger K leaves room for fewer programs. As many as fit at once
@@ -181,12 +183,11 @@ def forward(
 ) -> None:
     """Fill `outs`, which are contiguous, with the new blocks. P and g are float32."""
     K, n = len(xs), y.numel()
-    kind = _kind(K, n, xs[0], y, residual)
-    if kind in _COMPILED and _addresses((*outs, *xs, y, P, g), residual):
-        launch, block = _COMPILED[kind]
+    kind = kind_of(xs, y, residual, config := FORWARD[K])
+    if kind in COMPILED and addresses_of((*outs, *xs, y, P, g), residual):
+        launch, block = COMPILED[kind]
         launch(tuple(outs), tuple(xs), y, residual, P, g, active, n, K, block)
     elif n:
-        config = FORWARD[K]
         xs, (y, P, g) = flat(xs), flat((y, P, g))
         residual = None if residual is None else residual.contiguous()
         block = vector_width(xs[0], y) * 32 * config.warps * config.vectors
@@ -196,86 +197,15 @@ def forward(
                 tuple(outs), xs, y, residual, P, g, active, n, K=K, BLOCK=block, num_warps=config.warps
             )
         interpreted = compiled is None
-        if not interpreted and n % 16 == 0 and _addresses((*outs, *xs, y, P, g), residual):
-            if len(_COMPILED) == MOST_KINDS:
-                _COMPILED.clear()
-            _COMPILED[kind] = _launcher(compiled, grid), block
+        if not interpreted and n % 16 == 0 and addresses_of((*outs, *xs, y, P, g), residual):
+            if len(COMPILED) == MOST_KINDS:
+                COMPILED.clear()
+            COMPILED[kind] = launcher(compiled, grid), block
 
 
-def forward_again(
-    xs: Sequence[Tensor], y: Tensor, P: Tensor, g: Tensor, active: int, spare: list[Tensor]
-) -> list[Tensor] | None:
-    """The new blocks where `forward` has filled such ones before; None where it has not, or arrays do not fit.
-
-    A token that is generated waits for this in every layer, so it does no more than it must. `spare` are tensors
-    to write to; what is missing is made here, for several layers at once.
-    """
-    K, first, shape = len(xs), xs[0], y.shape
-    kind = _kind(K, y.numel(), first, y, None)
-    known = _COMPILED.get(kind)
-    if known is None or P.shape != (K, K) or g.shape != (K,):
-        return None
-    if P.dtype != torch.float32 or g.dtype != torch.float32:
-        return None
-    for x in xs:
-        if x.shape != shape or x.dtype != first.dtype:
-            return None
-    addresses = _addresses((*xs, y, P, g))
-    if addresses is None:
-        return None
-    if not spare or spare[-1].shape != shape or spare[-1].dtype != first.dtype or spare[-1].device != first.device:
-        spare[:] = first.new_empty(K * (SPARE_LAYERS if y.numel() <= SPARE_SIZE else 1), *shape).unbind(0)
-    outs = spare[-K:]
-    del spare[-K:]
-    launch, block = known
-    *of_xs, of_y, of_P, of_g = addresses  # which Triton takes as they are, and arrays only after a look at each
-    of_outs = tuple([out.data_ptr() for out in outs])
-    launch(of_outs, tuple(of_xs), of_y, None, of_P, of_g, active, kind[0], K, block)
-    return outs
-
-
-SPARE_LAYERS, SPARE_SIZE = 16, 2**16  # no more than 2 MiB a block wait to be used
-
-
-# How `forward` launches the kernel that Triton has compiled for a kind of arrays. Triton looks at every argument
-# to find it, which takes the host longer than all else here.
-_COMPILED: dict[tuple[Any, ...], tuple[Any, int]] = {}
-MOST_KINDS = 1024
-
-
-def _kind(K: int, n: int, x: Tensor, y: Tensor, residual: Tensor | None) -> tuple[Any, ...]:
-    return n, K, FORWARD.get(K), x.dtype, y.dtype, residual is None, y.get_device()
-
-
-def _addresses(arrays: Sequence[Tensor], residual: Tensor | None = None) -> list[int] | None:
-    """Those of all arrays, if Triton would tell these arrays from no others of their kind: contiguous, from
-    multiples of 16 bytes on, and on the current device."""
-    device, together, found = torch.cuda.current_device(), 0, []
-    for array in arrays if residual is None else (*arrays, residual):
-        if not array.is_contiguous() or array.get_device() != device:
-            return None
-        address = array.data_ptr()
-        together |= address
-        found.append(address)
-    return found if together % 16 == 0 else None
-
-
-def _launcher(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
-    """`compiled[grid]`, sooner: Triton prepares each launch for profilers' hooks, even where there are none."""
-    if not triton.__version__.startswith("3.6."):  # what follows is not public
-        return compiled[grid]
-    run, function, metadata, ordinary = compiled.run, compiled.function, compiled.packed_metadata, compiled[grid]
-    runtime, device = triton.knobs.runtime, torch.cuda.current_device()
-    stream_of = torch._C._cuda_getCurrentRawStream
-
-    def launch(*given: Any) -> None:
-        hooks = runtime.launch_enter_hook
-        if hooks is not None and hooks.calls:
-            ordinary(*given)
-        else:
-            run(*grid, stream_of(device), function, metadata, None, None, None, *given)
-
-    return launch
+def begin_chain(xs: Sequence[Tensor], y: Tensor, update: Any, active: int) -> Link | None:
+    """See `relaunch.begin_chain`."""
+    return relaunch.begin_chain(xs, y, update, active, FORWARD.get(len(xs)))
 
 
 def backward(

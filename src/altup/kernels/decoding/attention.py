@@ -21,6 +21,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 BLOCK = 64  # keys that a program reads at once
 PROGRAMS = 96  # where there are fewer rows and heads, keys are split
+MANY_BLOCK, STAGES, WARPS = (
+    64,
+    1,
+    4,
+)  # of more rows than one: keys at once, in how many iterations' loads, and warps
 FETCHED = 128  # lines of a cache's keys, and of its values, that are fetched before the query is there
 LINE = tl.constexpr(128)  # bytes
 
@@ -134,6 +139,7 @@ def memory_kernel(
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     SINGLE: tl.constexpr,
+    STAGES: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
     """`SINGLE`: a program has no more than BLOCK keys, which it reads before it waits for the query."""
@@ -158,7 +164,7 @@ def memory_kernel(
     if SINGLE:
         m, total, mixed = _attend(m, total, mixed, wide, some_keys, some_values, added, row, token, tokens, valid)
     else:
-        for first in range(split * span, end, BLOCK):
+        for first in tl.range(split * span, end, BLOCK, num_stages=STAGES):
             token = first + slots
             valid = token < end
             at = of_row + token[:, None] * D + lanes[None, :]
@@ -204,8 +210,9 @@ def over_memory(
     q: Tensor, keys: Tensor, values: Tensor, added: Tensor | None, programmatic: bool
 ) -> Tensor | Parts:
     rows, heads, tokens, d = keys.shape
-    splits = 1 if rows > 1 else max(1, min(PROGRAMS // heads, triton.cdiv(tokens, BLOCK)))
-    span = triton.cdiv(triton.cdiv(tokens, splits), BLOCK) * BLOCK
+    block, stages, warps = (BLOCK, 1, 4) if rows == 1 else (MANY_BLOCK, STAGES, WARPS)
+    splits = 1 if rows > 1 else max(1, min(PROGRAMS // heads, triton.cdiv(tokens, block)))
+    span = triton.cdiv(triton.cdiv(tokens, splits), block) * block
     splits = triton.cdiv(tokens, span)
     tops = sums = None
     if splits > 1:
@@ -216,7 +223,8 @@ def over_memory(
     with torch.cuda.device_of(q):
         memory_kernel[(rows, heads, splits)](
             out, tops, sums, q, keys, values, added, heads, tokens, span,
-            D=d, BLOCK=BLOCK, SPLIT=splits > 1, SINGLE=span <= BLOCK, num_warps=4, **programmed(programmatic),
+            D=d, BLOCK=block, SPLIT=splits > 1, SINGLE=span <= block, STAGES=stages, num_warps=warps,
+            **programmed(programmatic),
         )  # fmt: skip
     return out if tops is None or sums is None else Parts(out, tops, sums)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from altup.core.errors import UserError
+
+if TYPE_CHECKING:
+    from altup.kernels.altup_update.relaunch import Link
 
 
 class UnfitError(UserError):
@@ -24,18 +27,24 @@ class Blocks:
     list or tuple: a model that takes tuples apart leaves it whole.
     """
 
-    __slots__ = ("blocks", "spare")
+    __slots__ = ("_blocks", "link")
 
-    def __init__(self, blocks: Iterable[Tensor], spare: list[Tensor] | None = None) -> None:
-        self.blocks = list(blocks)
-        self.spare = [] if spare is None else spare  # for the blocks of later layers (`altup_update_again`)
+    def __init__(self, blocks: Iterable[Tensor] | None, link: Link | None = None) -> None:
+        self._blocks = None if blocks is None else list(blocks)
+        self.link = link  # instead of blocks, where text is generated
+
+    @property
+    def blocks(self) -> list[Tensor]:
+        if self._blocks is None:
+            self._blocks = list(self.link.blocks())  # type: ignore[union-attr]
+        return self._blocks
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return _each(func, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "blocks":
+        if name.startswith("__") or name in ("_blocks", "link"):
             raise AttributeError(name)
         own = getattr(self.blocks[0], name)
         if not callable(own):
@@ -81,6 +90,8 @@ def _find(*values: Any) -> Any:
     for value in values:
         if isinstance(value, Blocks):
             return value
+        if isinstance(value, Tensor):
+            continue
         inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
         if (found := _find(*inner)) is not None:
             return found
@@ -119,8 +130,13 @@ def unwatch(model: nn.Module) -> None:
                     del hooks[key]
 
 
+HOLDERS = {Blocks, tuple, list, dict}  # kinds of outputs in which blocks may be found
+
+
 def show_first_block(module: nn.Module, args: Any, output: Any) -> Any:
     """A forward hook: who asks a model for its hidden states is given those of block 0."""
+    if isinstance(output, dict) and HOLDERS.isdisjoint(map(type, output.values())):
+        return output  # soon: text that is generated waits for it
     if isinstance(output, Mapping):
         if output and isinstance(next(iter(output.values())), Blocks):
             raise _not_lowered(module)

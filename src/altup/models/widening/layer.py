@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,13 @@ from torch.nn.modules.module import _has_any_global_hook
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from altup.core.errors import UserError
+from altup.kernels.altup_update import begin_chain
 from altup.models.mixing import change_class, original_class
 from altup.models.widening.blocks import Blocks, UnfitError, block_of
 from altup.nn.altup import AltUpUpdate
+
+if TYPE_CHECKING:
+    from altup.kernels.altup_update.relaunch import Link
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,8 @@ class Place:
             return hidden.blocks
         return (hidden,) * self.num_blocks if self.recycled else hidden.chunk(self.num_blocks, dim=-1)
 
-    def lower(self, blocks: Sequence[Tensor], spare: list[Tensor] | None) -> Blocks | Tensor:
+    def lower(self, blocks: Sequence[Tensor]) -> Tensor:
         """The last layer hands on the mean of the blocks (recycled) or all of them side by side."""
-        if not self.last:
-            return Blocks(blocks, spare)
         if not self.recycled:
             return torch.cat(tuple(blocks), dim=-1)
         if blocks[0].dtype == torch.float16:  # whose largest number a sum may exceed
@@ -65,41 +67,58 @@ class WidenedLayer(nn.Module):
     has_plain_call: bool  # whether the class that it is mixed into has no `__call__` of its own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and type(args[0]) is Blocks and args[0].link is not None and is_bare(self):
+            return self._follow(args[0].link, kwargs)
         place = self.place
         if not args:  # by its name, or by an older one, which its class still takes
             args = (kwargs.pop(place.argument if place.argument in kwargs else next(iter(kwargs))),)
         hidden, *others = args
         # What a model has computed from the state, a layer is given of its own block.
         others = [block_of(value, place.active) for value in others]
-        for name, value in kwargs.items():
-            if type(value) is Blocks:
-                kwargs[name] = value.blocks[place.active]
+        _take_own_block(kwargs, place.active)
         blocks = place.lift(hidden)
-        spare: list[Tensor] | None = None
-        if is_plain_call(self):
-            spare = [] if place.first else hidden.spare
-            outputs = self._compute(blocks, others, kwargs, spare)
+        if place.first and not torch.compiler.is_compiling() and is_bare(self) and is_plain(self):
+            new, *more = self._begin(blocks, others, kwargs)
         else:
             outputs = super().__call__(*blocks, *others, **kwargs)
-        new = place.lower(outputs[: place.num_blocks], spare)
-        return (new, *outputs[place.num_blocks :]) if place.returns_tuple else new
+            new, more = Blocks(outputs[: place.num_blocks]), outputs[place.num_blocks :]
+        if place.last:
+            new = place.lower(new.blocks)
+        return (new, *more) if place.returns_tuple else new
 
-    def forward(self, *args: Any, **kwargs: Any) -> Sequence[Tensor]:
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         K = self.place.num_blocks
-        return self._compute(args[:K], args[K:], kwargs)
+        blocks, args = args[:K], args[K:]
+        outputs = super().forward(blocks[self.place.active], *args, **kwargs)
+        if not isinstance(outputs, tuple):
+            return self.altup(blocks, outputs)
+        computed, *others = outputs
+        return (*self.altup(blocks, computed), *others)
 
-    def _compute(
-        self,
-        blocks: Sequence[Tensor],
-        others: Sequence[Any],
-        kwargs: dict[str, Any],
-        spare: list[Tensor] | None = None,
-    ) -> Sequence[Tensor]:
-        outputs = super().forward(blocks[self.place.active], *others, **kwargs)
-        update: Any = self._modules["altup"]
+    def _begin(self, blocks: Sequence[Tensor], others: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """`forward`, which begins a chain of updates where it can (`begin_chain`)."""
+        update = self.altup
+        outputs = super().forward(blocks[update.active], *others, **kwargs)
         computed, *more = outputs if isinstance(outputs, tuple) else (outputs,)
-        new = update(blocks, computed) if spare is None else update.forward_again(blocks, computed, spare)
-        return (*new, *more) if more else new
+        link = begin_chain(blocks, computed, update, update.active)
+        return Blocks(update.forward(blocks, computed)) if link is None else Blocks(None, link), *more
+
+    def _follow(self, link: Link, kwargs: dict[str, Any]) -> Any:
+        """A call of a layer further along such a chain; the host has little time for it."""
+        chain, room, slot, addresses = link
+        place, active = self.place, self.place.active
+        if Blocks in map(type, kwargs.values()):
+            _take_own_block(kwargs, active)
+        outputs = super().forward(room.select(0, slot + active), **kwargs)
+        computed = outputs[0] if type(outputs) is tuple else outputs
+        update: Any = self._modules["altup"]
+        next_link = chain.follow(addresses, computed, update, active)
+        new: Any = Blocks(None, next_link) if next_link else Blocks(update.forward(link.blocks(), computed))
+        if place.last:
+            new = place.lower(new.blocks)
+        if not place.returns_tuple:
+            return new
+        return (new, *outputs[1:]) if type(outputs) is tuple else (new,)
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
         return _blank, (original_class(self, WidenedLayer),), self.__getstate__()
@@ -115,28 +134,36 @@ def widened_class(base: Any) -> type[nn.Module]:
 _CALL = nn.Module.__call__
 
 
-def is_plain_call(layer: WidenedLayer) -> bool:
-    """Whether calling a layer and its update does no more than call `forward`: no gradients, hooks or compiler.
+def is_bare(layer: WidenedLayer) -> bool:
+    """Whether nothing hangs on a layer and its update, so that calling them does no more than call `forward`."""
+    its, of_update = layer.__dict__, layer._modules["altup"].__dict__
+    return not (
+        its["_forward_hooks"]
+        or its["_forward_pre_hooks"]
+        or of_update["_forward_hooks"]
+        or of_update["_forward_pre_hooks"]
+        or its["training"]  # as in gradient checkpointing
+        or "forward" in its  # as accelerate replaces it
+        or "forward" in of_update
+        or layer._compiled_call_impl
+    )
 
-    Text that is generated waits for the host in every layer, and calls take longer than the rest of an update.
-    """
-    update: Any = layer._modules["altup"]
+
+def is_plain(layer: WidenedLayer) -> bool:
+    """Whether nothing else takes part in the calls of this pass: no gradients, tracer or hook of all modules."""
     return not (
         torch.is_grad_enabled()
-        or layer.training
         or not layer.has_plain_call
-        or torch.compiler.is_compiling()
-        or layer._compiled_call_impl
-        or layer._forward_hooks
-        or layer._forward_pre_hooks
-        or update._forward_hooks
-        or update._forward_pre_hooks
-        or "forward" in layer.__dict__  # as accelerate replaces it
-        or "forward" in update.__dict__
         or nn.Module.__call__ is not _CALL
         or torch._C._get_tracing_state()
         or _has_any_global_hook()
     )
+
+
+def _take_own_block(kwargs: dict[str, Any], active: int) -> None:
+    for name, value in kwargs.items():
+        if isinstance(value, Blocks):
+            kwargs[name] = value.blocks[active]
 
 
 def _blank(base: type[nn.Module]) -> nn.Module:
