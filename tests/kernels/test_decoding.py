@@ -206,7 +206,7 @@ def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
     cache = dict.fromkeys(("out", "qkv", "keys", "values", "q", "added"), "*bf16")
     sizes = {"heads": "i32", "places": "i32", "tokens": "i32", "span": "i32", "D": 64, "BLOCK": attention.BLOCK}
     sizes |= {"place": "*i64", "bias": "*fp32", "PROGRAMMATIC": programmatic, "tops": None, "sums": None}
-    sizes |= {"FETCHED": attention.FETCHED}
+    sizes |= {"FETCHED": attention.FETCHED, "STAGES": 4}
     split = {"out": "*fp32", "tops": "*fp32", "sums": "*fp32", "SPLIT": True, "SINGLE": True}
     built.append(hopper.build(attention.cache_kernel, {**cache, **sizes}, num_warps=4))
     built.append(
