@@ -138,9 +138,11 @@ class Inputs:
         length, seen = self.qkv[0].shape[2], None
         if self.hidden is not None:
             visible = ~self.hidden
-            seen = create_block_mask(
-                lambda b, h, i, j: visible[i, j], None, None, length, length, device=str(self.device)
-            )
+
+            def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                return i >= j if self.causal and self.segments is None else visible[i, j]
+
+            seen = create_block_mask(sees, None, None, length, length, device=str(self.device))
 
         def attend(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor) -> Tensor:
             def add_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
