@@ -571,7 +571,7 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_counts_the_sweeps(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 4 + 3 − 1 runs for a model with both settings, and each of two seeds once for two studies."""
+    """5 or, at most, 4 + 3 − 1 runs for a model with both settings, and each of two seeds once for two studies."""
     (tmp_path / "own.yaml").write_text(
         "like: smoke\nseeds: [1, 2]\n"
         "tune: {steps: 3, grid: {lr: [0.01, 0.02, 0.03, 0.04], lr_factors.coefficients: [0.1, 1, 3]}}\n"
@@ -583,9 +583,10 @@ def test_a_dry_run_counts_the_sweeps(data: Path, tmp_path: Path, monkeypatch: py
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     told = " ".join(result.output.split())
-    assert "tuning tiny dense: at most 4 runs │ new │ 4 × 3" in told
-    assert "tuning tiny altup K=2: at most 6 runs │ new │ 6 × 3" in told
+    assert "tuning tiny dense: 3 to 4 runs │ new │ 4 × 3" in told
+    assert "tuning tiny altup K=2: 5 to 6 runs │ new │ 6 × 3" in told
     assert f"{4 + 6 + 4} jobs at most" in told
+    assert "if every sweep ends where it begins" in told
     assert not (tmp_path / "studies" / "runs").exists()
 
 

@@ -214,11 +214,13 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
     for line in lines:
         table.add_row(line.title, line.state, line.steps, duration(line.seconds) if line.seconds else "")
     total, count = sum(line.seconds for line in lines), sum(line.runs for line in lines)
+    least = sum(line.seconds if line.least is None else line.least for line in lines)
     console = Console()
     console.print(table)
     if studies.study_data.identity == NOT_PREPARED:
         _say("Without --data: counted with T5's vocabulary of 32,128.")
     cost = f", {price * total / 3600:,.2f} at {price:g} an hour" if price is not None else ""
+    cost += f", {duration(least)} if every sweep ends where it begins" if least < total else ""
     console.print(
         f"{count} jobs{' at most' if count > len(lines) else ''}; "
         f"about {duration(total)} of one device ({on.name}){cost}. "

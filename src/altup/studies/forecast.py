@@ -13,12 +13,14 @@ from altup.studies.run import Device, StudyRun
 
 @dataclass(frozen=True)
 class Line:
-    """A job, or the `runs` that a sweep needs at most; `seconds` are 0 where it is finished."""
+    """A job, or the `runs` that a sweep needs at most; `seconds` are 0 where it is finished. `least` are those
+    of a sweep that ends where it began."""
 
     title: str
     state: str
     steps: str
     seconds: float
+    least: float | None = None
     runs: int = 1
 
 
@@ -47,14 +49,13 @@ def forecast(studies: StudyRun, plan: Plan, on: Device) -> list[Line]:
 
 def _sweep_lines(plan: Plan, estimate: Callable[[Job], float]) -> Iterable[Line]:
     for sweep in plan.sweeps():
-        if most := sweep.most_left:
-            told = f"tuning {sweep.title}: at most {number_of(most, 'run')}"
-            state, steps = "begun" if sweep.runs else "new", f"{most} × {sweep.first.steps:,}"
-            yield Line(told, state, steps, most * estimate(sweep.first), most)
-        if (longer := sweep.settling) and (most := longer.most_left):
-            told = f"settling {sweep.title}: at most {number_of(most, 'run')}"
-            state, steps = "begun" if longer.runs else "new", f"{most} × {longer.first.steps:,}"
-            yield Line(told, state, steps, most * estimate(longer.first), most)
+        for verb, part in (("tuning", sweep), ("settling", sweep.settling)):
+            if part is None or not part.runs_left[1]:
+                continue
+            (least, most), seconds = part.runs_left, estimate(part.first)
+            told = number_of(most, "run") if least == most else f"{least} to {most} runs"
+            state, steps = "begun" if part.runs else "new", f"{most} × {part.first.steps:,}"
+            yield Line(f"{verb} {sweep.title}: {told}", state, steps, most * seconds, least * seconds, most)
 
 
 def _waiting_jobs(plan: Plan) -> Iterable[tuple[Trial, Job]]:

@@ -66,9 +66,14 @@ def most_runs(grid: Mapping[str, Sequence[Any]]) -> int:
     return sum(map(len, grid.values())) - max(0, len(grid) - 1)
 
 
-def most_left(grid: Mapping[str, Sequence[Any]], walk: Walk, runs: Sequence[Run]) -> int:
-    """Runs that a walk may still need, with these made; 0 once it has ended."""
-    return max(most_runs(grid) - len(runs), len(walk.missing)) if walk.missing else 0
+def runs_left(grid: Mapping[str, Sequence[Any]], walk: Walk, runs: Sequence[Run]) -> tuple[int, int]:
+    """Runs that a walk still needs, with these made: if the neighbours of where it stands are worse, and at most.
+    None once it has ended."""
+    if not walk.missing:
+        return 0, 0
+    least = most_runs({name: values[:3] for name, values in grid.items()})
+    made, now = len(runs), len(walk.missing)
+    return max(least - made, now), max(most_runs(grid) - made, now)
 
 
 @dataclass(frozen=True)
@@ -115,9 +120,9 @@ class Sweep:
         return [*(self.relative.chain if self.relative else []), self]
 
     @property
-    def most_left(self) -> int:
-        """Runs that it may still need, without the longer ones."""
-        return most_left(self.grid, self.walk, self.runs)
+    def runs_left(self) -> tuple[int, int]:
+        """The least and the most that it still needs, without the longer ones."""
+        return runs_left(self.grid, self.walk, self.runs)
 
     def describe(self, tuning: Tuning, scale: str) -> dict[str, Any]:
         """What the results keep of it."""
@@ -144,8 +149,8 @@ class Settling:
     first: Job
 
     @property
-    def most_left(self) -> int:
-        return most_left(self.grid, self.walk, self.runs)
+    def runs_left(self) -> tuple[int, int]:
+        return runs_left(self.grid, self.walk, self.runs)
 
 
 def _told(runs: list[Run]) -> list[list[Any]]:
