@@ -96,14 +96,14 @@ def compile_parts(peer: str, groups: tuple[tuple[int, ...], ...], rows: int, len
         free()
 
 
-def on_a_cpu(models: case.Models, rows: int, length: int) -> dict[str, Provider]:
+def on_a_cpu(models: case.Models, rows: int, length: int, tuned: str) -> dict[str, Provider]:
     """The same names, without kernels and Inductor."""
     peers = {"hf layers compiled": partial(case.compiled_layers, **COMPILER)}
     for name, options in {"": {}, " remake": {"remake": True}}.items():
         plain = partial(case.accelerate, implementation="plain", **options)
         peers |= {f"altup{name}": plain, f"altup recorded{name}": partial(plain, record=True)}
     return {
-        name: Provider(name, partial(models._step, rows, length, "all", prepare))
+        name: Provider(name, partial(models._step, rows, length, tuned, prepare))
         for name, prepare in peers.items()
     }
 
@@ -111,12 +111,12 @@ def on_a_cpu(models: case.Models, rows: int, length: int) -> dict[str, Provider]
 class Race:
     """Providers of a step: each is prepared and then has its turns."""
 
-    def __init__(self, size: str, rows: int, length: int, sheet: Sheet | None) -> None:
+    def __init__(self, size: str, rows: int, length: int, tuned: str, sheet: Sheet | None) -> None:
         self.models = case.Models(SETUP, size)
-        self.problem, self.sheet = self.models.step(rows, length, "all"), sheet
+        self.problem, self.sheet = self.models.step(rows, length, tuned), sheet
         self.providers = {provider.name: provider for provider in self.problem.providers}
         if not ON_GPU:
-            self.providers |= on_a_cpu(self.models, rows, length)
+            self.providers |= on_a_cpu(self.models, rows, length, tuned)
         self.watches: dict[str, Stopwatch] = {}
         self.clock: dict[str, list[float]] = {}
 
@@ -185,6 +185,7 @@ def main() -> None:
     parser.add_argument("--peer", choices=("hf", "flex"), default="hf", help="what `compile` compiles")
     parser.add_argument("--part", type=int, choices=range(len(PARTS)), help="of `compile`; both by default")
     parser.add_argument("--size", choices=tuple(case.SHAPES), default="E2B")
+    parser.add_argument("--tuned", choices=tuple(case.TUNED), default="all", help="which weights")
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--length", type=int, default=2048 if ON_GPU else 12)
     parser.add_argument("--rounds", type=int, default=6)
@@ -196,7 +197,8 @@ def main() -> None:
             compile_parts(given.peer, sum(parts, ()), given.rows, given.length)
             return
         machine = Machine.here(DEVICE, SETUP.dtype)
-        race = Race(given.size, given.rows, given.length, Sheet(given.out, machine) if given.out else None)
+        sheet = Sheet(given.out, machine) if given.out else None
+        race = Race(given.size, given.rows, given.length, given.tuned, sheet)
         for name in given.providers:
             race.prepare(name)
             if given.what == "profile":
