@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -98,9 +97,9 @@ def compile_parts(peer: str, groups: tuple[tuple[int, ...], ...], rows: int, len
 
 def on_a_cpu(models: case.Models, rows: int, length: int, tuned: str) -> dict[str, Provider]:
     """The same names, without kernels and Inductor."""
-    peers = {"hf layers compiled": partial(case.compiled_layers, **COMPILER)}
-    for name, options in {"": {}, " remake": {"remake": True}}.items():
-        plain = partial(case.accelerate, implementation="plain", **options)
+    peers: dict[str, case.Prepare] = {"hf layers compiled": partial(case.compiled_layers, **COMPILER)}
+    for name, remake in {"": False, " remake": True}.items():
+        plain: Any = partial(case.accelerate, implementation="plain", remake=remake)
         peers |= {f"altup{name}": plain, f"altup recorded{name}": partial(plain, record=True)}
     return {
         name: Provider(name, partial(models._step, rows, length, tuned, prepare))
@@ -211,4 +210,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
