@@ -118,13 +118,6 @@ def test_the_kernel_that_multiplies_by_a_number_rounds_once(poisoned):
         assert torch.equal(op.times_number(x, number, to), (x * number).to(to))
 
 
-@runs_kernel
-def test_gradients_by_that_kernel(poisoned, monkeypatch):
-    monkeypatch.setattr(op, "TIMES_BY_KERNEL", True)
-    compare(*problem())
-    compare(*problem(dtype=torch.float16))
-
-
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of four tokens, so that 21 tokens make six, the last of one token."""

@@ -17,7 +17,6 @@ SameState = TypeVar("SameState", Tensor, tuple[Tensor, ...])
 
 TWIN_NOISE = 0.1  # of coefficients, which lets equal blocks part
 LOWERINGS = ("concat", "sum", "mean")
-SPLITS_GRADIENTS = False  # whether blocks' gradients are cut apart where they are made; not timed on a GPU yet
 
 
 def active_blocks(num_blocks: int, num_layers: int, selection: str | Sequence[int]) -> tuple[int, ...]:
@@ -237,7 +236,7 @@ class AltUp(nn.Module):
                 return state.movedim(0, -2).flatten(-2)
             if len(state) == 1:
                 return state[0]
-            return _SideBySide.apply(*state) if SPLITS_GRADIENTS else torch.cat(tuple(state), dim=-1)
+            return _SideBySide.apply(*state) if torch.compiler.is_compiling() else torch.cat(tuple(state), dim=-1)
         if self.lowering == "sum" and len(state) == 2:
             return state[0] + state[1]  # one kernel for two: nothing is stacked
         x = _stacked(state)

@@ -16,7 +16,6 @@ from torch import Tensor, library
 from altup.kernels.launch import can_launch, on_its_device
 
 CHUNK_BYTES = 512 * 2**20
-TIMES_BY_KERNEL = False  # whether the loss's factor is multiplied in by a kernel of ours; not timed on a GPU yet
 WHOLE_TILES = 128  # tokens; the matrix units work on such numbers of rows
 
 
@@ -122,15 +121,16 @@ def _scale_gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | N
     if grad is None:
         return (None,) * 7
     hidden_grad, weight_grad = ctx.wanted
-    times = times_number if TIMES_BY_KERNEL and can_launch(d_weight.device) else _times
     return (
-        times(d_hidden, grad[0], d_hidden.dtype) if hidden_grad else None,
-        times(d_weight, grad[0], ctx.weight_dtype) if weight_grad else None,
+        _times(d_hidden, grad[0], d_hidden.dtype) if hidden_grad else None,
+        _times(d_weight, grad[0], ctx.weight_dtype) if weight_grad else None,
         *[None] * 5,
     )
 
 
 def _times(x: Tensor, number: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.dtype == torch.bfloat16 and can_launch(x.device):
+        return times_number(x, number, dtype)
     return (x * number).to(dtype)
 
 
