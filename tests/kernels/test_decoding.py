@@ -46,6 +46,14 @@ def test_linear_maps_with_norm_gate_and_addition(rows, dtype, n, k, poisoned):
 
 
 @runs_kernel
+@pytest.mark.parametrize("dtype", HALF)
+def test_maps_of_many_rows_may_be_cublas(dtype, poisoned, monkeypatch):
+    monkeypatch.setattr(decoding, "CUBLAS_ROWS", 2)
+    monkeypatch.setattr("altup.kernels.decoding.maps.launch", None)
+    test_linear_maps_with_norm_gate_and_addition(3, dtype, 24, 40, poisoned)
+
+
+@runs_kernel
 def test_the_sum_keeps_the_residuals_dtype():
     """Under autocast weights are bf16, and what runs through the model may be float32."""
     torch.manual_seed(0)

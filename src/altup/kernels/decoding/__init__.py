@@ -11,9 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from altup.kernels.decoding.reference import attend_reference, linear_reference
+from altup.kernels.geglu import geglu
 from altup.kernels.launch import can_launch
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ DTYPES = (torch.bfloat16, torch.float32)  # in float16 the rows before their nor
 # Up to so many rows kernels begin before the one before them has ended, on Hopper and later. One row's step took
 # 0.26 ms instead of 0.29 on an H200 (0.24 since the cache is fetched early); with more rows the gain is not known.
 EARLY_ROWS = 1
+# From so many rows on, maps are cuBLAS's, with norm and gate as kernels beside them. Off: no GPU has timed it.
+CUBLAS_ROWS = 2**31
 
 
 def can_decode(device: torch.device, dtype: torch.dtype, rows: int, d_kv: int, num_blocks: int = 1) -> bool:
@@ -65,8 +69,26 @@ def linear(
     """
     from altup.kernels.decoding.maps import launch
 
+    if isinstance(x, Tensor) and len(x) >= CUBLAS_ROWS and _are_alike(x, weight, norm, residual):
+        return _by_cublas(x, weight, norm, eps, gated, residual)
     rows = x if isinstance(x, Tensor) else x.mixed[0]
     return launch(x, weight, norm, eps, gated, residual, _begins_early(rows))[0]
+
+
+def _are_alike(*tensors: Tensor | None) -> bool:
+    return len({tensor.dtype for tensor in tensors if tensor is not None}) == 1
+
+
+def _by_cublas(
+    x: Tensor, weight: Tensor, norm: Tensor | None, eps: float, gated: bool, residual: Tensor | None
+) -> Tensor:
+    if norm is not None:
+        x = F.rms_norm(x, norm.shape, norm, eps)
+    if residual is not None and not gated:
+        return torch.addmm(residual, x, weight.t())
+    y = F.linear(x, weight)
+    y = geglu(y, training=False) if gated else y
+    return y if residual is None else residual + y
 
 
 def linear_and_update(
