@@ -239,6 +239,28 @@ def test_settings_are_settled_in_longer_runs(
     assert list((tmp_path / "report-plots").glob("*settled-tuning-lr.svg"))
 
 
+def test_runs_that_were_made_before_the_choice_are_told(
+    done: tuple[StudyRun, StudyOutcome], tmp_path: Path
+) -> None:
+    """A sweep goes on and chooses another value, whose runs are not made yet: the table names both values."""
+    shutil.copytree(done[0].results, tmp_path / "results")
+    path = next(
+        p
+        for p in (tmp_path / "results" / "sweeps").glob("*.json")
+        if "dense" in json.loads(p.read_text())["model"]
+    )
+    sweep = json.loads(path.read_text())
+    other = {**sweep["chosen"], "lr": 0.03}
+    sweep |= {"key": "later", "chosen": other, "runs": [*sweep["runs"], [other, 1.0, "k"]]}
+    path.with_stem("later").write_text(json.dumps(sweep))
+    (tmp_path / "two.yaml").write_text(TEXT)
+    report = StudyReport([tmp_path / "results"], names=[str(tmp_path / "two.yaml")])
+    text = text_sweeps(report.sweeps(report.studies[0]))
+    assert "0.03 (the runs: 0.0" in text
+    assert text.count("the runs: 0.0") == 1  # AltUp's are those that its sweep chose
+    assert "still to be made" in text
+
+
 def test_what_was_far_behind_in_short_runs_is_not_settled(tuned: Scale, data: Path) -> None:
     """Along one setting 0.1, 0.3, 1, 3 had 2.0, 1.0, 1.04, 1.2: settled with 0.05 are 0.3 and 1 alone."""
     assert tuned.tune is not None

@@ -20,6 +20,7 @@ from altup.studies.plots import study_plots
 from altup.studies.results import (
     Record,
     Result,
+    count_runs,
     drop_other_settings,
     read_record,
     read_results,
@@ -78,8 +79,17 @@ class StudyReport:
         return self._records[key]
 
     def sweeps(self, study: Study) -> dict[tuple[str, str], Record]:
-        """(label, size) → the sweep that chose the model's settings."""
-        return sweeps_of(study, self.stats, self.record, lambda key: read_sweep(self.folders, key))
+        """(label, size) → the sweep that chose the model's settings. Where it has gone on since the runs, and now
+        chooses others, it is the later one, with what the runs have under `ran`."""
+        found = sweeps_of(study, self.stats, self.record, lambda key: read_sweep(self.folders, key))
+        return {place: self._gone_on(sweep) for place, sweep in found.items()}
+
+    def _gone_on(self, sweep: Record) -> Record:
+        same = [s for s in self._sweeps if (s["model"], s["scale"]) == (sweep["model"], sweep["scale"])]
+        last = max(same, key=lambda s: (count_runs(s), s["key"] == sweep["key"]), default=sweep)
+        if not last["chosen"] or last["chosen"] == sweep["chosen"]:
+            return sweep
+        return {**last, "ran": sweep["chosen"]}
 
     @cached_property
     def begun(self) -> dict[tuple[str, str], Record]:

@@ -14,6 +14,7 @@ from altup.studies.statistics import Statistics
 from altup.studies.study import Study
 from altup.studies.tuning import edges_of
 
+_RAN = " (the runs: …): they were made before the value beside it was chosen; those with it are still to be made."
 _FROM = " (from, as): it began with what was chosen for that model, or took it as it is."
 Sweeps = Callable[[str], Record | None]  # a sweep's key → what the results keep of it
 NAMES = {
@@ -51,13 +52,23 @@ def _show(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
+def _mark(sweep: Record, name: str) -> str:
+    """What is to be said of a value: the sweep goes on; the runs have another, chosen before; or it is an edge."""
+    if not sweep["chosen"]:
+        return "so far"
+    ran = sweep.get("ran", sweep["chosen"])
+    if name in ran and ran[name] != sweep["chosen"].get(name):
+        return f"the runs: {_show(ran[name])}"
+    return "edge" if name in edges_of(sweep) else ""
+
+
 def _chosen(sweep: Record, name: str) -> str:
-    """The value with a mark where it lies at the edge of the grid; of a sweep that goes on the best so far."""
+    """The value with its mark; of a sweep that goes on the best so far."""
     found = sweep["chosen"] or _best_run(sweep)[0]
     if name not in found:
         return "–"
-    mark = " so far" if not sweep["chosen"] else " (edge)" if name in edges_of(sweep) else ""
-    return _show(found[name]) + mark
+    mark = _mark(sweep, name)
+    return f"{_show(found[name])} ({mark})" if mark else _show(found[name])
 
 
 def _best(sweep: Record) -> float | None:
@@ -90,6 +101,7 @@ def introduce_sweeps(sweeps: Mapping[Any, Record]) -> str:
         "their loss on another part of the held-out text than the one reported."
         + _tell_settled(sweeps)
         + (_FROM if any("from" in sweep for sweep in sweeps.values()) else "")
+        + (_RAN if any("ran" in sweep for sweep in sweeps.values()) else "")
         + (" (edge): the best value is the last of the grid, and a better one may lie beyond it." if edge else "")
     )
 
@@ -134,7 +146,8 @@ def sweep_table(sweeps: Mapping[tuple[str, str], Record]) -> DataTable:
         for name in settings:
             value = (sweep["chosen"] or _best_run(sweep)[0]).get(name)
             number = float(value) if isinstance(value, int | float) else None
-            below = "edge of the grid" if name in edges_of(sweep) else "" if sweep["chosen"] else "so far"
+            below = _mark(sweep, name) if value is not None else ""
+            below = "edge of the grid" if below == "edge" else below
             cells.append(Cell("–" if value is None else _show(value), below, number))
         cells.append(Cell("–" if best is None else f"{best:.3f}", value=best))
         rows.append([*cells, Cell(_runs(sweep), value=count_runs(sweep))])
