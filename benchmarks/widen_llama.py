@@ -267,6 +267,7 @@ FIELDS = (
     "ratio",
     "step_gib",
     "loss",
+    "layers",
 )
 
 
@@ -302,6 +303,7 @@ def main() -> None:
                 built = dtype
             parameters = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
             rows = measure(case, models, options)
+            rows = [row | {"layers": models["dense"].config.num_hidden_layers} for row in rows]
             finish(case, dtype, rows, parameters, device)
         except Exception as error:
             print(f"{case}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -136,9 +136,11 @@ _CALL = nn.Module.__call__
 
 def is_bare(layer: WidenedLayer) -> bool:
     """Whether nothing hangs on a layer and its update, so that calling them does no more than call `forward`."""
-    its, of_update = layer.__dict__, layer._modules["altup"].__dict__
+    update: Any = layer._modules["altup"]
+    its, of_update = layer.__dict__, update.__dict__
     return not (
-        its["_forward_hooks"]
+        type(update) is not AltUpUpdate  # as PEFT wraps what it trains, and FSDP what it shards
+        or its["_forward_hooks"]
         or its["_forward_pre_hooks"]
         or of_update["_forward_hooks"]
         or of_update["_forward_pre_hooks"]
