@@ -56,7 +56,7 @@ def _mark(sweep: Record, name: str) -> str:
     """What is to be said of a value: the sweep goes on; the runs have another, chosen before; or it is an edge."""
     if not sweep["chosen"]:
         return "so far"
-    ran = sweep.get("ran", sweep["chosen"])
+    ran: dict[str, Any] = sweep.get("ran") or sweep["chosen"]
     if name in ran and ran[name] != sweep["chosen"].get(name):
         return f"the runs: {_show(ran[name])}"
     return "edge" if name in edges_of(sweep) else ""
