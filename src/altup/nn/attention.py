@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # off until a whole step was timed (benchmarks/fp8.py --peaks).
 NOTES_PEAKS = False
 # Whether gradients are written side by side also with dropout, padding and packing. The kernels are right on a
-# GPU; off until a step was timed.
+# GPU; off until a step was timed beside the other way.
 JOINS_MORE = False
 
 
