@@ -41,8 +41,7 @@ RECOMPILE_LIMIT = 64
 # under autocast, as in `altup pretrain` (`joins_in`).
 JOINS = (torch.bfloat16, torch.float32)
 ROUNDS_NORMS = False  # whether a norm that only maps in fp8 read is written in 8 bits; not timed on a GPU yet
-# Whether also an addition with dropout and the norm behind it. Right on a GPU; a step was not timed beside the other
-# way.
+# Whether also an addition with dropout and the norm behind it. Right on a GPU; not timed beside the other way.
 FUSES_DROPOUT = False
 COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
 
