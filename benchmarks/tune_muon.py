@@ -14,7 +14,6 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-import muon_products
 import torch
 from torch import Tensor, nn
 from tune_altup_update import use_interpreter
@@ -27,12 +26,8 @@ from altup.training.optimizers import blocks_of, build_optimizer
 
 WIDTH, HEADS, HIDDEN, LAYERS, PIECES = (64, 4, 128, 1, 320) if INTERPRETED else (768, 12, 2048, 12, 32128)
 RATE = 0.01
-# Tiles, warps, stages and steps of the kernel for symmetric products, and of the other one.
+# Tiles, warps, stages and steps of the kernel for symmetric products.
 CONFIGURATIONS = [(128, 4, 3, 64), (128, 8, 3, 64), (128, 4, 4, 64), (128, 8, 4, 64), (128, 4, 4, 32)]
-OTHERS = [
-    ((128, 128), 4, 3, 64), ((128, 256), 8, 3, 64), ((128, 256), 8, 4, 64), ((128, 128), 8, 3, 64),
-    ((64, 128), 4, 4, 64),
-]  # fmt: skip
 
 
 def build() -> nn.Sequential:
@@ -94,7 +89,7 @@ def time_update(muon_by: str) -> None:
 
 
 def time_products() -> None:
-    """The kernels for symmetric products in several configurations, beside cuBLAS's full products."""
+    """The kernel for symmetric products in several configurations, beside cuBLAS's full products."""
     n, m, k = (2, 128, 256) if INTERPRETED else (48, WIDTH, HIDDEN)
     dtype = torch.float32 if INTERPRETED else torch.float16
     x = torch.randn(n, m, k, device=DEVICE).to(dtype) / k**0.5
@@ -103,33 +98,16 @@ def time_products() -> None:
     full = [milliseconds(lambda: torch.bmm(square, square)), milliseconds(lambda: torch.bmm(square, x))]
     print(f"cuBLAS: {', '.join(full)}")
     options = {"alpha": 0.1, "beta": 0.2, "gamma": 0.3}
-    rivals: tuple[tuple[Any, list[Any]], ...] = ((gram, CONFIGURATIONS), (muon_products, OTHERS))
-    for module, configurations in rivals:
-        chosen = module.TILE, module.WARPS, module.STAGES, module.STEP
-        for module.TILE, module.WARPS, module.STAGES, module.STEP in configurations:
-            found = module.symmetric_product(square, square, **options)
-            problems = ((square, options), (x, {}), (tall, {"tall": True}))
-            times = [
-                milliseconds(partial(module.symmetric_product, given, given, **more)) for given, more in problems
-            ]
-            print(
-                f"{module.__name__} tile {module.TILE} warps {module.WARPS} stages {module.STAGES} step "
-                f"{module.STEP}: {', '.join(times)}, error {distance(found, want):.1e}, symmetric "
-                f"{torch.equal(found, found.mT)}", flush=True,
-            )  # fmt: skip
-        module.TILE, module.WARPS, module.STAGES, module.STEP = chosen
-
-
-def time_others() -> None:
-    """The update by matrix with the other kernel."""
-    own = gram.symmetric_product
-    gram.symmetric_product = muon_products.symmetric_product
-    try:
-        for muon_products.TILE, muon_products.WARPS, muon_products.STAGES, muon_products.STEP in OTHERS[:2]:
-            print(f"with tiles {muon_products.TILE} of the other kernel ", end="")
-            time_update("matrix")
-    finally:
-        gram.symmetric_product = own
+    chosen = gram.TILE, gram.WARPS, gram.STAGES, gram.STEP
+    for gram.TILE, gram.WARPS, gram.STAGES, gram.STEP in CONFIGURATIONS:
+        found = gram.symmetric_product(square, square, **options)
+        problems = ((square, options), (x, {}), (tall, {"tall": True}))
+        times = [milliseconds(partial(gram.symmetric_product, given, given, **more)) for given, more in problems]
+        print(
+            f"tile {gram.TILE} warps {gram.WARPS} stages {gram.STAGES} step {gram.STEP}: {', '.join(times)}, "
+            f"error {distance(found, want):.1e}, symmetric {torch.equal(found, found.mT)}", flush=True,
+        )  # fmt: skip
+    gram.TILE, gram.WARPS, gram.STAGES, gram.STEP = chosen
 
 
 if __name__ == "__main__":
@@ -138,4 +116,3 @@ if __name__ == "__main__":
     for rule in ("matrix", "head", "block"):
         time_update(rule)
     time_products()
-    time_others()

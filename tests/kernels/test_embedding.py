@@ -59,6 +59,13 @@ def test_one_place_and_one_word(poisoned):
 
 
 @runs_kernel
+def test_a_word_that_is_none_shows(poisoned):
+    table = torch.randn(5, 8, device=DEVICE, requires_grad=True)
+    rows = embedding(torch.tensor([4, 5, -1, 0], device=DEVICE), table, "triton")
+    assert rows.isnan().any(1).tolist() == [False, True, True, False]
+
+
+@runs_kernel
 @pytest.mark.parametrize("words", [7, 100])
 def test_rounded_rows_are_those_rounded_later(words, poisoned):
     """To the last bit, and so is the table's gradient, which stays in float32."""
@@ -111,7 +118,7 @@ def test_rows_stay_in_registers_and_are_read_sixteen_bytes_at_a_time(hopper):
         kernels.few_kernel, {k: v for k, v in (types | constants).items() if k != "in_order"}, num_warps=4
     )
     constants = {"D": 1536, "ROWS": kernels.MANY_ROWS, "COLUMNS": kernels.MANY_COLUMNS, "FEW": kernels.FEW}
-    many = hopper.build(kernels.many_kernel, types | constants, num_warps=4)
+    many = hopper.build(kernels.part_kernel, types | {"parts": "*fp32"} | constants, num_warps=4)
     for compiled in (few, many):
         assert not hopper.spills(compiled)
         assert compiled.asm["ptx"].count("ld.global.v4.b32") >= 4

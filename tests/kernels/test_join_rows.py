@@ -7,6 +7,7 @@ import torch
 from torch import library
 
 from altup.kernels.join_rows import join_rows
+from tests.kernels.interpreter import DEVICE, runs_kernel
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -19,6 +20,13 @@ def test_it_is_a_concatenation_with_its_gradients(dtype):
     assert [gradient.dtype for gradient in gradients] == [torch.float32] * 3
     assert torch.equal(torch.cat(gradients), upstream.float())
     library.opcheck(join_rows, (parts, dtype))
+
+
+@runs_kernel
+@pytest.mark.parametrize("shape", [(3, 8), (40, 64)])
+def test_a_kernel_joins_parts_alike(shape, poisoned):
+    parts = [torch.randn(shape, device=DEVICE) for _ in range(3)]
+    assert torch.equal(join_rows(parts, torch.bfloat16), torch.cat(parts).bfloat16())
 
 
 def test_compiled_code_joins_once():

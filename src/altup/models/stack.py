@@ -114,7 +114,8 @@ class LayerStack:
         device = embeddings.device.type
         if torch.is_autocast_enabled(device):
             embeddings = embeddings.to(torch.get_autocast_dtype(device))
-        return self.rule.lift(self.drop(embeddings)).unbind(0)
+        # Autocast computes sums, as the rule `Sum` has one, in float32.
+        return self.rule.lift(self.drop(embeddings)).to(embeddings.dtype).unbind(0)
 
     def drop(self, x: Tensor) -> Tensor:
         """Dropout outside of the layers, where `shared_blocks` blocks that lie side by side lose the same."""
@@ -295,8 +296,7 @@ def compile_layers(
     for module in model.modules():
         if isinstance(module, LayerStack):
             module.hands_on = joins and module.can_hand_on()
-            seen = joins and all(weight.dtype == torch.bfloat16 for weight in maps)  # on a GPU
-            module.hands_norms = seen and module.can_hand_norms()
+            module.hands_norms = joins and module.can_hand_norms()
         if isinstance(module, PreNormLayer):
             norms = [part for part in module.children() if isinstance(part, RMSNorm)]
             module.fuses_norms = joins and all(_is_plain_norm(norm) for norm in norms)

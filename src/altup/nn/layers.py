@@ -14,8 +14,6 @@ from altup.kernels.fp8 import Low, fits_fp8, fp8_feed_forward
 from altup.kernels.geglu import geglu
 from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_unhooked, joined_linear
 
-ROUNDS_ROWS = False  # whether rows of a table are rounded as they are looked up; not timed on a GPU yet
-
 
 class RMSNorm(nn.Module):
     """x / √(mean(x²) + ε) · weight over the last dimension, computed in float32."""
@@ -127,5 +125,5 @@ def embed(table: nn.Module, ids: Tensor, rounds: bool = False) -> Tensor:
     if not plain:
         return table(ids)
     kind = ids.device.type
-    rounds = rounds and ROUNDS_ROWS and ids.is_cuda and torch.is_autocast_enabled(kind)
+    rounds = rounds and ids.is_cuda and torch.is_autocast_enabled(kind)
     return embedding(ids, table.weight, dtype=torch.get_autocast_dtype(kind) if rounds else None)

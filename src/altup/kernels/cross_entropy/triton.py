@@ -18,7 +18,8 @@ from altup.kernels.cross_entropy.reference import IGNORED
 
 # Columns that a program works on at a time and its warps; benchmarks/tune_cross_entropy.py compares them.
 BLOCK, WARPS = 8192, 16
-SHORT_BLOCK, SHORT_WARPS = 4096, 16  # fewer warps for a vocabulary of one such block are to be timed
+# The same up to so many columns: of rows that are one block, and of some that would leave much of a block empty.
+SHORT = {4096: (4096, 4), 6144: (1024, 2)}
 LOWEST = tl.constexpr(-3.4e38)
 
 
@@ -88,16 +89,16 @@ def loss_and_gradient_(
     labels: Tensor,
     z_loss: float,
     gradient: bool,
-    block: int = BLOCK,
+    block: int | None = None,
     warps: int | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
     """Sums [3] of loss, nll and correct over the rows of `logits` [n, V], which become their own gradient."""
     rows, V = logits.shape
     sums = torch.empty(3, rows, dtype=torch.float32, device=logits.device)
-    block = min(block, triton.next_power_of_2(V))
-    if warps is None:
-        warps = SHORT_WARPS if block <= SHORT_BLOCK else WARPS
+    chosen = next((launch for most, launch in SHORT.items() if most >= V), (BLOCK, WARPS))
+    block = min(block or chosen[0], triton.next_power_of_2(V))
+    warps = warps or chosen[1]
     with torch.cuda.device_of(logits):
         _rows[(rows,)](
             logits, labels.contiguous(), sums, z_loss, softcap, rows, logits.stride(0),

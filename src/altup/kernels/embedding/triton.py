@@ -15,7 +15,6 @@ from torch import Tensor
 FEW = 32  # the most places of a word that the first kernel takes
 ROWS, WARPS = 4, 4  # rows that it reads at a time
 MANY_ROWS, MANY_COLUMNS = 32, 128  # tile of the second
-PARTS = False  # whether many places are cut into parts; not seen on a GPU yet
 LOOKED_UP = 2048  # numbers of a program that looks rows up
 
 
@@ -28,9 +27,6 @@ def add_rows(table: Tensor, grad: Tensor, in_order: Tensor, places: Tensor, star
     columns = triton.cdiv(d, MANY_COLUMNS)
     grid = triton.cdiv(len(places), FEW), columns
     tile = {"D": d, "ROWS": MANY_ROWS, "COLUMNS": MANY_COLUMNS, "FEW": FEW}
-    if not PARTS:
-        many_kernel[grid](table, grad, in_order, places, starts, **tile, num_warps=4)
-        return
     parts = grad.new_empty(grid[0], d, dtype=torch.float32)
     part_kernel[grid](parts, grad, in_order, places, starts, **tile, num_warps=4)
     join_kernel[grid](table, parts, in_order, starts, **tile, num_warps=4)
@@ -80,23 +76,6 @@ def few_kernel(
     if end - start <= FEW:
         column = tl.arange(0, BLOCK)
         total = _sum_of_places(grad, places, start, end, column, D, ROWS, BLOCK)
-        tl.store(table + word * D + column, total.to(table.dtype.element_ty), mask=column < D)
-
-
-@triton.jit
-def many_kernel(
-    table, grad, in_order, places, starts,
-    D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FEW: tl.constexpr,
-):  # fmt: skip
-    """The row of the word at the sorted place FEW·n, if it has more than FEW places and this is the first such
-    place of it: every such word has one."""
-    here = tl.program_id(0) * FEW
-    word = tl.load(in_order + here).to(tl.int64)
-    start = tl.load(starts + word)
-    end = tl.load(starts + word + 1)
-    if (end - start > FEW) & (here - start < FEW):
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        total = _sum_of_places(grad, places, start, end, column, D, ROWS, COLUMNS)
         tl.store(table + word * D + column, total.to(table.dtype.element_ty), mask=column < D)
 
 

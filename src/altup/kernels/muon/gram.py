@@ -28,9 +28,6 @@ WARPS, STAGES = 4, 3
 # With fewer programs than this, of a large tile each, a GPU is not full: tiles are then small.
 FEW_PROGRAMS = 240
 SMALL_TILE, SMALL_WARPS = 64, 4
-# Programs of the matrices that go through the iterations together, so that what one product writes is still in
-# the cache when the next one reads it. 0, all of a stack, until a GPU has timed it.
-GROUP_PROGRAMS = 0
 
 
 @triton.jit
@@ -124,30 +121,15 @@ def iterate_gram(*stacks: Tensor) -> list[Tensor]:
     Stacks of several shapes are taken together: the shorter sides of all matrices are as long, and so are their
     Gram matrices.
     """
-    tiles = triton.cdiv(min(stacks[0].shape[1:]), TILE)
-    most = GROUP_PROGRAMS // (tiles * (tiles + 1) // 2)
-    if not most or sum(map(len, stacks)) <= most:
-        return _iterate(list(stacks))
-    results = [torch.empty_like(x) for x in stacks]
-    for x, result in zip(stacks, results, strict=True):
-        for part, out in zip(x.split(most), result.split(most), strict=True):
-            _iterate([part], [out])
-    return results
-
-
-def _iterate(x: list[Tensor], out: list[Tensor] | None = None) -> list[Tensor]:
     a, b, c = NEWTON_SCHULZ
+    x = list(stacks)
     grams, factor = _grams(x), None
     for iteration in range(1, ITERATIONS + 1):
         polynomial = symmetric_product(grams, grams, alpha=c, beta=b, gamma=a)
         factor = polynomial if factor is None else symmetric_product(factor, polynomial)
         if iteration in (RESTART, ITERATIONS):
             parts = factor.split([len(one) for one in x])
-            into = out if out and iteration == ITERATIONS else map(torch.empty_like, x)
-            x = [
-                torch.bmm(p, f, out=o) if _is_tall(p) else torch.bmm(f, p, out=o)
-                for p, f, o in zip(x, parts, into, strict=True)
-            ]
+            x = [torch.bmm(p, f) if _is_tall(p) else torch.bmm(f, p) for p, f in zip(x, parts, strict=True)]
             factor = None
             grams = _grams(x) if iteration < ITERATIONS else grams
         else:
