@@ -201,8 +201,8 @@ def gradients(task: AttentionCall, d_out: Tensor, out: Tensor, lse: Tensor, one:
     if one:
         d_bias = backward(task, d_out, out, lse, bias_grad, dq, dk, dv)
     else:
-        delta, strips = queries_backward(task, d_out, out, lse, bias_grad, dq)
-        keys_backward(task, d_out, lse, delta, dk, dv)
+        pairs, strips = queries_backward(task, d_out, out, lse, bias_grad, dq)
+        keys_backward(task, d_out, pairs, dk, dv)
         d_bias = None if strips is None else distance_sums(task, strips)
     return [dq, dk, dv, *([] if d_bias is None else [d_bias])]
 
@@ -225,11 +225,11 @@ def works(case: Case) -> dict[str, Callable[[], object]]:
     out, lse = forward(task)
     dq, dk, dv = (launch.empty_heads(x) for x in (task.q, task.k, task.v))
     bias_grad = task.by_distance is not None
-    delta, strips = queries_backward(task, d_out, out, lse, bias_grad, dq)
+    pairs, strips = queries_backward(task, d_out, out, lse, bias_grad, dq)
     return {
         "forward": lambda: forward(task),
         "queries": lambda: queries_backward(task, d_out, out, lse, bias_grad, dq),
-        "keys": lambda: keys_backward(task, d_out, lse, delta, dk, dv),
+        "keys": lambda: keys_backward(task, d_out, pairs, dk, dv),
         "sums": lambda: None if strips is None else distance_sums(task, strips),
         "backward": lambda: backward(task, d_out, out, lse, bias_grad, dq, dk, dv),
     }

@@ -24,12 +24,14 @@ from altup.kernels.attention.tiles import (
     from_fragments,
     hide,
     load_numbers,
+    load_pairs,
     load_rows,
     load_segments,
     meeting_tiles,
     note_peak,
     random_bits,
     stack,
+    store_pairs,
     store_rows,
     to_fragments,
 )
@@ -65,7 +67,7 @@ def backward(
         dq,
         dk,
         dv,
-        lse.new_empty(programs, tiles * config.queries, 2),
+        lse.new_empty(programs, Q, 2),
         sums,
         strips,
         peaks,
@@ -162,7 +164,7 @@ def backward_kernel(
     strip_size = near_tiles * BM + 32
     unscale = 1 / scale
     exponent = scale * LOG2E
-    pairs += tl.program_id(0).to(tl.int64) * tiles * (2 * BM)
+    pairs += tl.program_id(0).to(tl.int64) * queries * 2
     if not AT_ONCE:
         fragments = tl.arange(0, D // 8)[:, None] * (BM * 8) + tl.arange(0, BM * 8)[None, :]
         sums += tl.program_id(0).to(tl.int64) * tiles * (BM * D)
@@ -194,7 +196,7 @@ def backward_kernel(
             do_block = load_rows(do_rows, i, d_out_row, queries, D, EVEN)
             mean = tl.sum(o_block.to(tl.float32) * do_block.to(tl.float32), 1)
             base = load_numbers(bases, i, queries, float("inf"), EVEN)
-            tl.store(pairs + i[:, None] * 2 + tl.arange(0, 2)[None, :], tl.join(base, mean))
+            store_pairs(pairs, i, queries, base, mean)
             if (SEGMENTS or ATOMIC) and not AT_ONCE:
                 tl.store(sums + tile * (BM * D) + fragments, tl.zeros([D // 8, BM * 8], tl.float32))
         tl.debug_barrier()
@@ -234,7 +236,7 @@ def backward_kernel(
                 i = i0 + tl.arange(0, BM)
                 q_block = load_rows(q_rows, i, q_row, queries, D, EVEN)
                 do_block = load_rows(do_rows, i, d_out_row, queries, D, EVEN)
-                base, mean = tl.split(tl.load(pairs + i[:, None] * 2 + tl.arange(0, 2)[None, :]))
+                base, mean = load_pairs(pairs, i, queries, EVEN)
                 i_segment = load_segments(query_segment, i, queries, SEGMENTS)[None, :]
                 if not LATE:
                     acc_q = tl.zeros([BM, D], tl.float32)

@@ -12,7 +12,7 @@ from altup.kernels.attention.tiles import (
     bias_row,
     bias_tile,
     hide,
-    load_numbers,
+    load_pairs,
     load_rows,
     load_segments,
     meeting_tiles,
@@ -24,7 +24,7 @@ from altup.kernels.dropout.triton import stream_keys
 
 
 def keys_backward(
-    problem: AttentionCall, d_out: Tensor, lse: Tensor, delta: Tensor, dk: Tensor, dv: Tensor,
+    problem: AttentionCall, d_out: Tensor, pairs: Tensor, dk: Tensor, dv: Tensor,
     peaks: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Writes dk and dv, and their largest numbers to `peaks`."""
@@ -32,8 +32,7 @@ def keys_backward(
     config = problem.cut(KEYS_OF_FEW if problem.has_few_queries else KEYS)
     keys_kernel[(triton.cdiv(k.shape[2], config.keys) * problem.sequences,)](
         *problem.tensors(),
-        lse,
-        delta,
+        pairs,
         d_out,
         dk,
         dv,
@@ -48,7 +47,7 @@ def keys_backward(
 
 @triton.jit(do_not_specialize=["heads", "drop_below"])
 def keys_kernel(
-    q, k, v, bias, query_segments, key_segments, seed, lse, delta, d_out, dk, dv, peaks,
+    q, k, v, bias, query_segments, key_segments, seed, pairs, d_out, dk, dv, peaks,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     d_out_batch, d_out_head, d_out_row, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     heads, queries, keys, scale, drop_below, keep_scale,
@@ -68,8 +67,7 @@ def keys_kernel(
     d_out += batch * d_out_batch + head * d_out_head
     dk += batch * dk_batch + head * dk_head
     dv += batch * dv_batch + head * dv_head
-    lse += stream.to(tl.int64) * queries
-    delta += stream.to(tl.int64) * queries
+    pairs += stream.to(tl.int64) * queries * 2
     j = j0 + tl.arange(0, BN)
     k_block = load_rows(k, j, k_row, keys, D, EVEN)
     v_block = load_rows(v, j, v_row, keys, D, EVEN)
@@ -100,8 +98,7 @@ def keys_kernel(
         i = i0 + tl.arange(0, BM)
         q_block = load_rows(q, i, q_row, queries, D, EVEN)
         do_block = load_rows(d_out, i, d_out_row, queries, D, EVEN)
-        base = load_numbers(lse, i, queries, float("inf"), EVEN)
-        mean = load_numbers(delta, i, queries, 0.0, EVEN)
+        base, mean = load_pairs(pairs, i, queries, EVEN)
         if BIAS:
             x = bias_tile(row * unscale, BM, BN, True)
             row = bias_row(bias, queries + j0 - i0 - 2 * BM, distances, LENGTH)  # prefetch the next tile

@@ -97,8 +97,8 @@ def _write_gradients(
     if launch.ONE_KERNEL:
         d_bias = backward(problem, d_out, out, lse, bias_grad, dq, dk, dv, peaks)
         return lse.new_empty(0) if d_bias is None else d_bias
-    delta, strips = queries_backward(problem, d_out, out, lse, bias_grad, dq, peaks)
-    keys_backward(problem, d_out, lse, delta, dk, dv, peaks)
+    pairs, strips = queries_backward(problem, d_out, out, lse, bias_grad, dq, peaks)
+    keys_backward(problem, d_out, pairs, dk, dv, peaks)
     return lse.new_empty(0) if strips is None else distance_sums(problem, strips)
 
 

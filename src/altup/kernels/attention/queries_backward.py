@@ -6,7 +6,6 @@ are written for each strip of 16 queries of each sequence and head, and the stri
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -25,6 +24,7 @@ from altup.kernels.attention.tiles import (
     note_peak,
     random_bits,
     stack,
+    store_pairs,
     store_rows,
 )
 from altup.kernels.dropout.triton import stream_keys
@@ -34,13 +34,13 @@ def queries_backward(
     problem: AttentionCall, d_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool, dq: Tensor,
     peaks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Writes dq, and its largest numbers to `peaks`; gives the row sums of d_out ∘ out, which the other kernel
-    reads, and the strips."""
+    """Writes dq, and its largest numbers to `peaks`; gives the strips, and what the other kernel reads: of each
+    row the logarithm and the sum of d_out ∘ out."""
     q = problem.q
     config = problem.cut(QUERIES)
     blocks = triton.cdiv(q.shape[2], config.queries)
     beyond, near, edges = _near_tiles(problem, config)
-    delta = torch.empty_like(lse)
+    pairs = lse.new_empty(*lse.shape, 2)
     strips = None
     if bias_grad:
         strips = lse.new_empty(*q.shape[:2], blocks * config.queries // 16, near * config.keys + 32)
@@ -50,7 +50,7 @@ def queries_backward(
         lse,
         d_out,
         dq,
-        delta,
+        pairs,
         strips,
         peaks,
         *strides(q, problem.k, problem.v, out, d_out, dq),
@@ -63,7 +63,7 @@ def queries_backward(
         EDGES=edges,
         **problem.constants(config),
     )
-    return delta, strips
+    return pairs, strips
 
 
 def distance_sums(problem: AttentionCall, strips: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def _first_near(i0, beyond, last, BN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["heads", "drop_below", "beyond", "near_tiles"])
 def queries_kernel(
-    q, k, v, bias, query_segments, key_segments, seed, out, lse, d_out, dq, delta, strips, peaks,
+    q, k, v, bias, query_segments, key_segments, seed, out, lse, d_out, dq, pairs, strips, peaks,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
     d_out_batch, d_out_head, d_out_row, dq_batch, dq_head, dq_row,
     heads, queries, keys, scale, drop_below, keep_scale, beyond, near_tiles,
@@ -120,14 +120,14 @@ def queries_kernel(
     d_out += batch * d_out_batch + head * d_out_head
     dq += batch * dq_batch + head * dq_head
     lse += stream.to(tl.int64) * queries
-    delta += stream.to(tl.int64) * queries
+    pairs += stream.to(tl.int64) * queries * 2
     i = i0 + tl.arange(0, BM)
     q_block = load_rows(q, i, q_row, queries, D, EVEN)
     do_block = load_rows(d_out, i, d_out_row, queries, D, EVEN)
     o_block = load_rows(out, i, out_row, queries, D, EVEN)
     base = load_numbers(lse, i, queries, float("inf"), EVEN)
     mean = tl.sum(o_block.to(tl.float32) * do_block.to(tl.float32), 1)
-    tl.store(delta + i, mean, mask=i < queries)
+    store_pairs(pairs, i, queries, base, mean)
     last = tl.cdiv(keys, BN)
     if CAUSAL:
         last = tl.minimum(last, tl.cdiv(i0 + BM, BN))

@@ -36,6 +36,24 @@ def load_numbers(x, rows, count, other, EVEN: tl.constexpr):
 
 
 @triton.jit
+def load_pairs(x, rows, count, EVEN: tl.constexpr):
+    """What `store_pairs` wrote for each row; ∞ and 0 from `count` on. Two numbers at a time are read by as many
+    threads as there are numbers; one at a time, every thread would read all that it needs."""
+    places = x + rows[:, None] * 2 + tl.arange(0, 2)[None, :]
+    if EVEN:
+        return tl.split(tl.load(places))
+    else:
+        a, b = tl.split(tl.load(places, mask=rows[:, None] < count, other=0.0))
+        return tl.where(rows < count, a, float("inf")), b
+
+
+@triton.jit
+def store_pairs(x, rows, count, a, b):
+    """Two numbers for each row, side by side."""
+    tl.store(x + rows[:, None] * 2 + tl.arange(0, 2)[None, :], tl.join(a, b), mask=rows[:, None] < count)
+
+
+@triton.jit
 def load_segments(segments, rows, count, SEGMENTS: tl.constexpr):
     """The segment of each row; without segments all are one."""
     if SEGMENTS:
