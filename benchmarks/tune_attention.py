@@ -24,7 +24,6 @@ import triton
 from torch import Tensor
 
 from altup.kernels.attention import attention, attention_reference, keep_mask, launch
-from altup.kernels.attention.backward import backward
 from altup.kernels.attention.forward import forward
 from altup.kernels.attention.keys_backward import keys_backward
 from altup.kernels.attention.launch import AttentionCall, TileConfig
@@ -47,7 +46,6 @@ TABLES: Tables = {
     "forward": launch.FORWARD,
     "queries": launch.QUERIES,
     "keys": launch.KEYS,
-    "backward": launch.BACKWARD,
 }
 
 
@@ -69,7 +67,6 @@ if INTERPRETED:
     EDGES = ENCODER._replace(name="encoder, edges", beyond=8)
     DECODER = Case("decoder", 1, 1, 24, 16, causal=True)
     FORWARD = QUERIES = KEYS = [TileConfig(16, 16, 4, 2), TileConfig(32, 16, 4, 2)]
-    BACKWARD = [*KEYS, TileConfig(16, 16, 4, 2, blocks=2, per_sm=1)]
     DECODER_SWEEP = FORWARD[:1]
 else:
     ENCODER = Case("encoder", 64, 12, 512)
@@ -106,14 +103,6 @@ else:
         TileConfig(32, 128, 8, 3),
         TileConfig(16, 128, 8, 2),
     ]
-    BACKWARD = [
-        TileConfig(64, 64, 4, 2, per_sm=2),
-        TileConfig(64, 64, 4, 3, per_sm=2),
-        TileConfig(64, 64, 4, 2),
-        TileConfig(64, 128, 8, 2, per_sm=1),
-        TileConfig(64, 128, 8, 2),
-        TileConfig(64, 64, 4, 2, blocks=2, per_sm=2),
-    ]
     DECODER_SWEEP = [
         TileConfig(128, 64, 8, 2),
         TileConfig(64, 64, 4, 2),
@@ -122,12 +111,11 @@ else:
     ]
 SWEEPS = {
     ENCODER: {"forward": FORWARD, "queries": QUERIES, "keys": KEYS},
-    EDGES: {"queries": QUERIES, "backward": BACKWARD},
+    EDGES: {"queries": QUERIES},
     DECODER: {
         "forward": DECODER_SWEEP,
         "queries": DECODER_SWEEP[:2],
         "keys": [*DECODER_SWEEP[1:2], *KEYS[3:6]],
-        "backward": BACKWARD,
     },
 }
 OTHERS = [
@@ -194,24 +182,19 @@ def fold(case: Case, d_bias: Tensor) -> Tensor:
     return torch.cat([d_bias[:, distance.abs() < case.beyond], *(p.sum(1, keepdim=True) for p in parts)], 1)
 
 
-def gradients(task: AttentionCall, d_out: Tensor, out: Tensor, lse: Tensor, one: bool) -> list[Tensor]:
-    """By one backward kernel or by two."""
+def gradients(task: AttentionCall, d_out: Tensor, out: Tensor, lse: Tensor) -> list[Tensor]:
     dq, dk, dv = (launch.empty_heads(x) for x in (task.q, task.k, task.v))
     bias_grad = task.by_distance is not None
-    if one:
-        d_bias = backward(task, d_out, out, lse, bias_grad, dq, dk, dv)
-    else:
-        pairs, strips = queries_backward(task, d_out, out, lse, bias_grad, dq)
-        keys_backward(task, d_out, pairs, dk, dv)
-        d_bias = None if strips is None else distance_sums(task, strips)
-    return [dq, dk, dv, *([] if d_bias is None else [d_bias])]
+    pairs, strips = queries_backward(task, d_out, out, lse, bias_grad, dq)
+    keys_backward(task, d_out, pairs, dk, dv)
+    return [dq, dk, dv, *([] if strips is None else [distance_sums(task, strips)])]
 
 
-def disagreement(case: Case, one: bool = False) -> float:
+def disagreement(case: Case) -> float:
     """The largest relative error of the result and the gradients, with the tables as they are."""
     task, d_out = problem(case, 2)
     out, lse = forward(task)
-    got = [out, *gradients(task, d_out, out, lse, one)]
+    got = [out, *gradients(task, d_out, out, lse)]
     want = exact(case)
     if case.keys is None:
         got[4:], want = [fold(case, got[4])], [*want[:4], fold(case, want[4])]
@@ -220,7 +203,7 @@ def disagreement(case: Case, one: bool = False) -> float:
 
 
 def works(case: Case) -> dict[str, Callable[[], object]]:
-    """Each kernel at full size, the sum that follows, and the whole backward pass by one kernel."""
+    """Each kernel at full size, and the sum that follows."""
     task, d_out = problem(case, case.batch)
     out, lse = forward(task)
     dq, dk, dv = (launch.empty_heads(x) for x in (task.q, task.k, task.v))
@@ -231,7 +214,6 @@ def works(case: Case) -> dict[str, Callable[[], object]]:
         "queries": lambda: queries_backward(task, d_out, out, lse, bias_grad, dq),
         "keys": lambda: keys_backward(task, d_out, pairs, dk, dv),
         "sums": lambda: None if strips is None else distance_sums(task, strips),
-        "backward": lambda: backward(task, d_out, out, lse, bias_grad, dq, dk, dv),
     }
 
 
@@ -257,7 +239,7 @@ def sweep(chosen: dict[tuple[Case, str], TileConfig]) -> None:
         before = TABLES[kernel][case.width]
         put(kernel, case, config)
         try:
-            error = disagreement(case, kernel == "backward")
+            error = disagreement(case)
             time_ms = milliseconds(works(case)[kernel]) if error < TOLERANCE else float("inf")
         except triton.TritonError as fault:
             error, time_ms = float("nan"), float("inf")
@@ -271,7 +253,7 @@ def sweep(chosen: dict[tuple[Case, str], TileConfig]) -> None:
 
 def total(case: Case) -> None:
     """The whole of a case, through the public function, beside flash attention without a bias."""
-    parts = {name: milliseconds(work) for name, work in works(case).items() if name != "backward"}
+    parts = {name: milliseconds(work) for name, work in works(case).items()}
     (q, k, v, by_distance), d_out, segments = inputs(case, case.batch)
     by_distance.requires_grad_()
     options: dict[str, Any] = {"causal": case.causal, "query_segments": segments, "key_segments": segments}

@@ -186,7 +186,7 @@ def tiles(monkeypatch):
     """Set the queries and keys of a tile in every kernel."""
 
     def cut(queries: int, keys: int) -> None:
-        for table in (launch.FORWARD, launch.QUERIES, launch.KEYS, launch.KEYS_OF_FEW, launch.BACKWARD):
+        for table in (launch.FORWARD, launch.QUERIES, launch.KEYS, launch.KEYS_OF_FEW):
             for width, config in table.items():
                 monkeypatch.setitem(table, width, config._replace(queries=queries, keys=keys))
 

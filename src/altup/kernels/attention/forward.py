@@ -46,7 +46,8 @@ def forward_kernel(
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
     heads, queries, keys, scale, drop_below, keep_scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
-    SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr, SQUARES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Scores are kept in units of `scale`, so that the bias can be what the product of q and k is added to."""
     blocks = tl.cdiv(queries, BM)
@@ -88,7 +89,7 @@ def forward_kernel(
         k_block = load_rows(k, j, k_row, keys, D, EVEN)
         v_block = load_rows(v, j, v_row, keys, D, EVEN)
         if BIAS:
-            x = bias_tile(row * unscale, BM, BN, False)
+            x = bias_tile(row * unscale, BM, BN, False, SQUARES)
             row = bias_row(bias, queries - i0 - BM + j0 + BN, distances, LENGTH)  # prefetch the next tile
             x = tl.dot(q_block, tl.trans(k_block), x, input_precision=PRECISION)
         else:

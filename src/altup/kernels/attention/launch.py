@@ -12,19 +12,14 @@ from altup.kernels.dropout.reference import drop_below, keep_scale
 
 class TileConfig(NamedTuple):
     """How a kernel is cut: the queries and keys of a tile, a program's warps, the stages of its pipeline, and the
-    registers that a thread may use: with fewer, more programs run at once. For the one backward kernel, how many
-    blocks of keys a program holds at a time, and how many programs of a multiprocessor share the work: with none
-    there is a program for each sequence and head."""
+    registers that a thread may use: with fewer, more programs run at once."""
 
     queries: int
     keys: int
     warps: int
     stages: int
     registers: int | None = None
-    blocks: int = 1
-    per_sm: int = 0
-    atomic: bool = False
-    late: bool = False
+    squares: bool = False
 
 
 # By the width of a head, so that registers suffice. benchmarks/tune_attention.py times these and others.
@@ -46,13 +41,6 @@ KEYS = {
     64: TileConfig(64, 64, 4, 3),
     128: TileConfig(64, 64, 8, 2),
 }
-BACKWARD = {
-    16: TileConfig(64, 64, 4, 2, blocks=4),
-    32: TileConfig(64, 64, 4, 2, blocks=4),
-    64: TileConfig(64, 64, 4, 2, blocks=2, per_sm=2),
-    128: TileConfig(64, 64, 8, 2, per_sm=1),
-}
-ONE_KERNEL = False  # whether the backward pass is one kernel
 # For few queries, as a decoder reads its encoder's output: a program makes a few steps and ends. In bfloat16,
 # without bias, causal mask, segments and dropout an H200 gave the same bits.
 FEW_QUERIES = 128
@@ -118,7 +106,8 @@ class AttentionCall(NamedTuple):
             "CAUSAL": self.causal,
             "SEGMENTS": self.query_segments is not None,
             "DROPOUT": self.seed is not None,
-            "EVEN": Q % config.queries == 0 and K % (config.keys * config.blocks) == 0,
+            "EVEN": Q % config.queries == 0 and K % config.keys == 0,
+            "SQUARES": config.squares,
             "PRECISION": "ieee" if self.q.dtype == torch.float32 else "tf32",
             "num_warps": config.warps,
             "num_stages": config.stages,

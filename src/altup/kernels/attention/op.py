@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from altup.kernels.attention import launch
 from altup.kernels.attention.launch import AttentionCall, empty_heads
 from altup.kernels.attention.slots import empty_slot, slot
 from altup.kernels.launch import on_its_device
@@ -88,15 +87,11 @@ def _write_gradients(
     peaks: Tensor | None = None,
 ) -> Tensor:
     """The gradient of by_distance, or nothing."""
-    from altup.kernels.attention.backward import backward
     from altup.kernels.attention.keys_backward import keys_backward
     from altup.kernels.attention.queries_backward import distance_sums, queries_backward
 
     if d_out.stride(-1) != 1:
         d_out = d_out.contiguous()
-    if launch.ONE_KERNEL:
-        d_bias = backward(problem, d_out, out, lse, bias_grad, dq, dk, dv, peaks)
-        return lse.new_empty(0) if d_bias is None else d_bias
     pairs, strips = queries_backward(problem, d_out, out, lse, bias_grad, dq, peaks)
     keys_backward(problem, d_out, pairs, dk, dv, peaks)
     return lse.new_empty(0) if strips is None else distance_sums(problem, strips)

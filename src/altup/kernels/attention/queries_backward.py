@@ -104,7 +104,8 @@ def queries_kernel(
     heads, queries, keys, scale, drop_below, keep_scale, beyond, near_tiles,
     SLOTS: tl.constexpr, BIAS_GRAD: tl.constexpr, EDGES: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, SQUARES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A strip holds sums along diagonals, tile after tile from the first near one on, the first being the diagonal
     that starts 16 keys before that tile; and in its last two places what lies beyond the edges, left and right."""
@@ -175,7 +176,7 @@ def queries_kernel(
         k_block = load_rows(k, j, k_row, keys, D, EVEN)
         v_block = load_rows(v, j, v_row, keys, D, EVEN)
         if BIAS:
-            x = bias_tile(row * unscale, BM, BN, False)
+            x = bias_tile(row * unscale, BM, BN, False, SQUARES)
             row = bias_row(bias, queries - i0 - BM + j0 + BN, distances, LENGTH)  # prefetch the next tile
             x = tl.dot(q_block, tl.trans(k_block), x, input_precision=PRECISION)
         else:

@@ -13,7 +13,6 @@ from altup.kernels.dropout.triton import stream_words, upper_halves
 
 LOG2E = tl.constexpr(1.4426950408889634)
 SCANNED = tl.constexpr(1024)  # segments read at a time
-BY_SQUARES = tl.constexpr(False)  # whether equal biases of a tile are looked up once
 
 
 @triton.jit
@@ -97,21 +96,6 @@ def store_rows(x, rows, stride, count, value, D: tl.constexpr):
 
 
 @triton.jit
-def to_fragments(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A product's result [ROWS, COLUMNS] in the order of the registers that hold it, [COLUMNS/8, ROWS · 8]: stored
-    and loaded so, it moves between no threads."""
-    x = tl.permute(tl.reshape(x, [ROWS // 16, 2, 8, COLUMNS // 8, 4, 2]), 3, 0, 2, 4, 1, 5)
-    return tl.reshape(x, [COLUMNS // 8, ROWS * 8])
-
-
-@triton.jit
-def from_fragments(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """What `to_fragments` gave back as [ROWS, COLUMNS]."""
-    x = tl.permute(tl.reshape(x, [COLUMNS // 8, ROWS // 16, 8, 4, 2, 2]), 1, 4, 2, 0, 3, 5)
-    return tl.reshape(x, [ROWS, COLUMNS])
-
-
-@triton.jit
 def note_peak(peaks, value, SLOTS: tl.constexpr):
     """The largest |value| into a slot of the program's, if it is larger than what is there. Sizes are compared as
     integers, which order NaN above all numbers, so the order of programs does not matter."""
@@ -138,11 +122,11 @@ def _side_by_side(pieces, G: tl.constexpr, FIRST: tl.constexpr, N: tl.constexpr)
 
 
 @triton.jit
-def bias_tile(row, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIRST: tl.constexpr):
+def bias_tile(row, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIRST: tl.constexpr, SQUARES: tl.constexpr):
     """Lays a row of biases, from the tile's least distance on, out along the tile's diagonals."""
     ROWS: tl.constexpr = KEYS if KEYS_FIRST else QUERIES
     COLUMNS: tl.constexpr = QUERIES if KEYS_FIRST else KEYS
-    if BY_SQUARES:
+    if SQUARES:
         places = _square_places(QUERIES - 1, ROWS, COLUMNS, KEYS_FIRST)
     else:
         r = tl.arange(0, ROWS)[:, None]
