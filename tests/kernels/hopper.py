@@ -14,7 +14,9 @@ NUMBERS = ("i32", "i64", "fp32")
 
 
 def is_type(value) -> bool:
-    return isinstance(value, tuple) or (isinstance(value, str) and (value.startswith("*") or value in NUMBERS))
+    return isinstance(value, tuple) or (
+        isinstance(value, str) and (value.startswith(("*", "tensordesc")) or value in NUMBERS)
+    )
 
 
 class Hopper:

@@ -726,7 +726,7 @@ NEEDED_BY = {
 }
 TYPES = (
     dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv"), "*bf16")
-    | dict.fromkeys(("lse", "delta", "bias", "strips"), "*fp32")
+    | dict.fromkeys(("lse", "pairs", "bias", "strips"), "*fp32")
     | {"seed": "*i64", "query_segments": "*i32", "key_segments": "*i32", "scale": "fp32", "keep_scale": "fp32"}
 )
 
@@ -743,10 +743,24 @@ def kernel_and_configs(name):
 
 def build(hopper, kernel, config, width, flags, capability=90, **fixed):
     """Compile for bfloat16; flags are named, and all others are off."""
-    constants = {"D": width, "BM": config.queries, "BN": config.keys, "PRECISION": "tf32"}
+    constants = {
+        "D": width,
+        "BM": config.queries,
+        "BN": config.keys,
+        "PRECISION": "tf32",
+        "SQUARES": config.squares,
+    }
     constants |= {flag: flag in flags for flag in FLAGS} | {"SLOTS": 0, "peaks": None} | fixed
     absent = {name: None for name, flag in NEEDED_BY.items() if not constants[flag]}
     given = {name: TYPES.get(name, "i32") for name in kernel.arg_names} | absent
+    for name, rows in {
+        "q_tiles": config.queries,
+        "do_tiles": config.queries,
+        "k_tiles": config.keys,
+        "v_tiles": config.keys,
+    }.items():
+        if name in given:
+            given[name] = f"tensordesc<bf16[1,1,{rows},{width}]>" if config.engine else None
     arguments = given | {name: value for name, value in constants.items() if name in given}
     steps = [name for name in given if name.endswith(("_batch", "_head", "_row"))]
     return hopper.build(

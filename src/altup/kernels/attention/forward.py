@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.attention.launch import FORWARD, AttentionCall, empty_heads, strides
+from altup.kernels.attention.launch import FORWARD, AttentionCall, descriptors, empty_heads, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
     bias_row,
@@ -15,6 +15,7 @@ from altup.kernels.attention.tiles import (
     hide,
     load_rows,
     load_segments,
+    load_tile,
     meeting_tiles,
     random_bits,
     store_rows,
@@ -29,6 +30,7 @@ def forward(problem: AttentionCall) -> tuple[Tensor, Tensor]:
     out = empty_heads(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     forward_kernel[(triton.cdiv(q.shape[2], config.queries) * problem.sequences,)](
+        *descriptors(config, config.keys, problem.k, problem.v),
         *problem.tensors(),
         out,
         lse,
@@ -42,7 +44,7 @@ def forward(problem: AttentionCall) -> tuple[Tensor, Tensor]:
 
 @triton.jit(do_not_specialize=["heads", "drop_below"])
 def forward_kernel(
-    q, k, v, bias, query_segments, key_segments, seed, out, lse,
+    k_tiles, v_tiles, q, k, v, bias, query_segments, key_segments, seed, out, lse,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
     heads, queries, keys, scale, drop_below, keep_scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
@@ -53,7 +55,8 @@ def forward_kernel(
     blocks = tl.cdiv(queries, BM)
     stream = tl.program_id(0) // blocks
     i0 = tl.program_id(0) % blocks * BM
-    batch = (stream // heads).to(tl.int64)
+    sequence = stream // heads
+    batch = sequence.to(tl.int64)
     head = stream % heads
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head * k_head
@@ -86,8 +89,8 @@ def forward_kernel(
     for tile in range(first, last):
         j0 = tile * BN
         j = j0 + tl.arange(0, BN)
-        k_block = load_rows(k, j, k_row, keys, D, EVEN)
-        v_block = load_rows(v, j, v_row, keys, D, EVEN)
+        k_block = load_tile(k, k_tiles, sequence, head, j0, k_row, keys, BN, D, EVEN)
+        v_block = load_tile(v, v_tiles, sequence, head, j0, v_row, keys, BN, D, EVEN)
         if BIAS:
             x = bias_tile(row * unscale, BM, BN, False, SQUARES)
             row = bias_row(bias, queries - i0 - BM + j0 + BN, distances, LENGTH)  # prefetch the next tile

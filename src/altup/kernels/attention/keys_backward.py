@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.attention.launch import KEYS, KEYS_OF_FEW, AttentionCall, strides
+from altup.kernels.attention.launch import KEYS, KEYS_OF_FEW, AttentionCall, descriptors, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
     bias_row,
@@ -15,6 +15,7 @@ from altup.kernels.attention.tiles import (
     load_pairs,
     load_rows,
     load_segments,
+    load_tile,
     meeting_tiles,
     note_peak,
     random_bits,
@@ -31,6 +32,7 @@ def keys_backward(
     q, k, v = problem.q, problem.k, problem.v
     config = problem.cut(KEYS_OF_FEW if problem.has_few_queries else KEYS)
     keys_kernel[(triton.cdiv(k.shape[2], config.keys) * problem.sequences,)](
+        *descriptors(config, config.queries, q, d_out),
         *problem.tensors(),
         pairs,
         d_out,
@@ -47,7 +49,7 @@ def keys_backward(
 
 @triton.jit(do_not_specialize=["heads", "drop_below"])
 def keys_kernel(
-    q, k, v, bias, query_segments, key_segments, seed, pairs, d_out, dk, dv, peaks,
+    q_tiles, do_tiles, q, k, v, bias, query_segments, key_segments, seed, pairs, d_out, dk, dv, peaks,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     d_out_batch, d_out_head, d_out_row, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     heads, queries, keys, scale, drop_below, keep_scale,
@@ -60,7 +62,8 @@ def keys_kernel(
     blocks = tl.cdiv(keys, BN)
     stream = tl.program_id(0) // blocks
     j0 = tl.program_id(0) % blocks * BN
-    batch = (stream // heads).to(tl.int64)
+    sequence = stream // heads
+    batch = sequence.to(tl.int64)
     head = stream % heads
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head * k_head
@@ -97,8 +100,8 @@ def keys_kernel(
     for tile in range(first, last):
         i0 = tile * BM
         i = i0 + tl.arange(0, BM)
-        q_block = load_rows(q, i, q_row, queries, D, EVEN)
-        do_block = load_rows(d_out, i, d_out_row, queries, D, EVEN)
+        q_block = load_tile(q, q_tiles, sequence, head, i0, q_row, queries, BM, D, EVEN)
+        do_block = load_tile(d_out, do_tiles, sequence, head, i0, d_out_row, queries, BM, D, EVEN)
         base, mean = load_pairs(pairs, i, queries, EVEN)
         if BIAS:
             x = bias_tile(row * unscale, BM, BN, True, SQUARES)

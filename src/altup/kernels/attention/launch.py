@@ -20,6 +20,7 @@ class TileConfig(NamedTuple):
     stages: int
     registers: int | None = None
     squares: bool = False
+    engine: bool = False
 
 
 # By the width of a head, so that registers suffice. benchmarks/tune_attention.py times these and others.
@@ -117,6 +118,15 @@ class AttentionCall(NamedTuple):
 
 def _fit(tile: int, count: int) -> int:
     return min(tile, max(16, 1 << (count - 1).bit_length()))
+
+
+def descriptors(config: TileConfig, rows: int, *tensors: Tensor) -> list[Any]:
+    """Of tensors [B, H, N, D], for tiles of `rows`; None each if the kernel does without."""
+    if not config.engine:
+        return [None] * len(tensors)
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return [TensorDescriptor.from_tensor(x, [1, 1, rows, x.shape[3]]) for x in tensors]
 
 
 def strides(*tensors: Tensor) -> list[int]:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.attention.launch import QUERIES, AttentionCall, TileConfig, strides
+from altup.kernels.attention.launch import QUERIES, AttentionCall, TileConfig, descriptors, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
     bias_row,
@@ -20,6 +20,7 @@ from altup.kernels.attention.tiles import (
     load_numbers,
     load_rows,
     load_segments,
+    load_tile,
     meeting_tiles,
     note_peak,
     random_bits,
@@ -45,6 +46,7 @@ def queries_backward(
     if bias_grad:
         strips = lse.new_empty(*q.shape[:2], blocks * config.queries // 16, near * config.keys + 32)
     queries_kernel[(blocks * problem.sequences,)](
+        *descriptors(config, config.keys, problem.k, problem.v),
         *problem.tensors(),
         out,
         lse,
@@ -98,7 +100,7 @@ def _first_near(i0, beyond, last, BN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["heads", "drop_below", "beyond", "near_tiles"])
 def queries_kernel(
-    q, k, v, bias, query_segments, key_segments, seed, out, lse, d_out, dq, pairs, strips, peaks,
+    k_tiles, v_tiles, q, k, v, bias, query_segments, key_segments, seed, out, lse, d_out, dq, pairs, strips, peaks,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
     d_out_batch, d_out_head, d_out_row, dq_batch, dq_head, dq_row,
     heads, queries, keys, scale, drop_below, keep_scale, beyond, near_tiles,
@@ -112,7 +114,8 @@ def queries_kernel(
     blocks = tl.cdiv(queries, BM)
     stream = tl.program_id(0) // blocks
     i0 = tl.program_id(0) % blocks * BM
-    batch = (stream // heads).to(tl.int64)
+    sequence = stream // heads
+    batch = sequence.to(tl.int64)
     head = stream % heads
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head * k_head
@@ -173,8 +176,8 @@ def queries_kernel(
     for tile in range(first, last):
         j0 = tile * BN
         j = j0 + tl.arange(0, BN)
-        k_block = load_rows(k, j, k_row, keys, D, EVEN)
-        v_block = load_rows(v, j, v_row, keys, D, EVEN)
+        k_block = load_tile(k, k_tiles, sequence, head, j0, k_row, keys, BN, D, EVEN)
+        v_block = load_tile(v, v_tiles, sequence, head, j0, v_row, keys, BN, D, EVEN)
         if BIAS:
             x = bias_tile(row * unscale, BM, BN, False, SQUARES)
             row = bias_row(bias, queries - i0 - BM + j0 + BN, distances, LENGTH)  # prefetch the next tile

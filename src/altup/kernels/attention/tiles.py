@@ -26,6 +26,18 @@ def load_rows(x, rows, stride, count, D: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
+def load_tile(
+    x, descriptor, batch, head, start, stride, count, N: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr
+):
+    """N rows of x from `start` on, [N, D], zero from `count` on; by the copy engine where there is a descriptor of
+    the whole tensor."""
+    if descriptor is None:
+        return load_rows(x, start + tl.arange(0, N), stride, count, D, EVEN)
+    else:
+        return tl.reshape(descriptor.load([batch, head, start, 0]), [N, D])
+
+
+@triton.jit
 def load_numbers(x, rows, count, other, EVEN: tl.constexpr):
     """One number for each row, `other` from `count` on."""
     if EVEN:
