@@ -41,12 +41,7 @@ if INTERPRETED:
 WORKERS = 12  # compile at the same time
 SEED = 12345
 
-Tables = dict[str, dict[int, TileConfig]]
-TABLES: Tables = {
-    "forward": launch.FORWARD,
-    "queries": launch.QUERIES,
-    "keys": launch.KEYS,
-}
+KERNELS = ("forward", "queries", "keys")
 
 
 class Case(NamedTuple):
@@ -66,57 +61,55 @@ if INTERPRETED:
     ENCODER = Case("encoder", 1, 1, 40, 16)
     EDGES = ENCODER._replace(name="encoder, edges", beyond=8)
     DECODER = Case("decoder", 1, 1, 24, 16, causal=True)
-    FORWARD = QUERIES = KEYS = [TileConfig(16, 16, 4, 2), TileConfig(32, 16, 4, 2)]
-    DECODER_SWEEP = FORWARD[:1]
+    CROSS = Case("cross", 1, 1, 24, 16, keys=40)
+    SLIM, SLIM_DECODER, SLIM_CROSS = EDGES, DECODER, CROSS
+    FORWARD = QUERIES = KEYS = FEW = [TileConfig(16, 16, 4, 2), TileConfig(32, 16, 4, 2)]
 else:
     ENCODER = Case("encoder", 64, 12, 512)
     EDGES = ENCODER._replace(name="encoder, edges", beyond=91)
     DECODER = Case("decoder", 64, 12, 114, causal=True, beyond=91)
+    CROSS = Case("cross", 64, 12, 114, keys=512)
+    SLIM = Case("slim encoder", 256, 8, 256, 32, beyond=91)
+    SLIM_DECODER = Case("slim decoder", 256, 8, 91, 32, causal=True, beyond=91)
+    SLIM_CROSS = Case("slim cross", 256, 8, 91, 32, keys=256)
     FORWARD = [
-        TileConfig(128, 64, 8, 3),
-        TileConfig(128, 64, 8, 2),
-        TileConfig(128, 64, 4, 2),
         TileConfig(128, 64, 4, 3),
-        TileConfig(64, 64, 4, 2),
-        TileConfig(64, 64, 4, 3),
-        TileConfig(64, 128, 4, 2),
-        TileConfig(128, 128, 8, 2),
-        TileConfig(128, 32, 4, 3),
+        TileConfig(128, 64, 4, 3, engine=True),
+        TileConfig(128, 64, 4, 3, 168),
+        TileConfig(128, 64, 4, 3, 168, engine=True),
+        TileConfig(128, 64, 4, 3, 128, engine=True),
+        TileConfig(64, 128, 4, 2, engine=True),
+        TileConfig(64, 64, 4, 3, engine=True),
+        TileConfig(64, 64, 4, 2, 96),
     ]
     QUERIES = [
         TileConfig(64, 64, 4, 2),
         TileConfig(64, 64, 4, 3),
-        TileConfig(64, 64, 4, 2, 128),
-        TileConfig(128, 64, 8, 2),
-        TileConfig(128, 64, 8, 2, 128),
-        TileConfig(64, 32, 4, 3),
-        TileConfig(64, 128, 4, 2),
-        TileConfig(128, 128, 8, 2),
+        TileConfig(64, 64, 4, 3, engine=True),
+        TileConfig(64, 64, 4, 2, 128, engine=True),
     ]
     KEYS = [
-        TileConfig(64, 64, 4, 2),
         TileConfig(64, 64, 4, 3),
-        TileConfig(64, 64, 4, 2, 168),
-        TileConfig(64, 128, 8, 2),
-        TileConfig(32, 64, 4, 2),
-        TileConfig(32, 128, 8, 2),
-        TileConfig(32, 128, 8, 3),
-        TileConfig(16, 128, 8, 2),
+        TileConfig(64, 64, 4, 3, engine=True),
+        TileConfig(64, 64, 4, 3, 168),
+        TileConfig(64, 64, 4, 3, 168, engine=True),
+        TileConfig(64, 64, 4, 2, 128, engine=True),
+        TileConfig(32, 64, 4, 3, 128),
     ]
-    DECODER_SWEEP = [
-        TileConfig(128, 64, 8, 2),
+    FEW = [
         TileConfig(64, 64, 4, 2),
-        TileConfig(128, 128, 8, 2),
-        TileConfig(64, 128, 4, 2),
+        TileConfig(64, 64, 4, 2, 168),
+        TileConfig(64, 64, 4, 3, 168),
+        TileConfig(32, 64, 4, 2),
+        TileConfig(32, 64, 4, 3, 128),
     ]
 SWEEPS = {
-    ENCODER: {"forward": FORWARD, "queries": QUERIES, "keys": KEYS},
-    EDGES: {"queries": QUERIES},
-    DECODER: {
-        "forward": DECODER_SWEEP,
-        "queries": DECODER_SWEEP[:2],
-        "keys": [*DECODER_SWEEP[1:2], *KEYS[3:6]],
-    },
+    EDGES: {"forward": FORWARD, "queries": QUERIES, "keys": KEYS},
+    DECODER: {"keys": FEW},
+    CROSS: {"keys": FEW},
+    SLIM: {"forward": FORWARD, "queries": QUERIES, "keys": KEYS},
+    SLIM_DECODER: {"keys": FEW},
+    SLIM_CROSS: {"keys": FEW},
 }
 OTHERS = [
     EDGES._replace(name="large's encoder, edges", batch=1 if INTERPRETED else 32, heads=2 if INTERPRETED else 16),
@@ -228,15 +221,22 @@ def jobs() -> Iterator[tuple[Case, str, TileConfig]]:
                 yield case, kernel, config
 
 
+def table(kernel: str, case: Case) -> dict[int, TileConfig]:
+    """Where the kernel looks its configuration up."""
+    few = case.tokens <= launch.FEW_QUERIES and not INTERPRETED
+    keys = launch.KEYS_OF_FEW if few else launch.KEYS
+    return {"forward": launch.FORWARD, "queries": launch.QUERIES, "keys": keys}[kernel]
+
+
 def put(kernel: str, case: Case, config: TileConfig) -> None:
-    TABLES[kernel][case.width] = config
+    table(kernel, case)[case.width] = config
 
 
 def sweep(chosen: dict[tuple[Case, str], TileConfig]) -> None:
     """Times every configuration that is right and notes the quickest of each kernel."""
     best: dict[tuple[Case, str], float] = {}
     for case, kernel, config in jobs():
-        before = TABLES[kernel][case.width]
+        before = table(kernel, case)[case.width]
         put(kernel, case, config)
         try:
             error = disagreement(case)
@@ -304,9 +304,11 @@ def main() -> None:
         print(f"compiled in {time.monotonic() - start:.0f} s, {failed} of {WORKERS} workers failed", flush=True)
     chosen: dict[tuple[Case, str], TileConfig] = {}
     sweep(chosen)
-    for case in (ENCODER, EDGES, DECODER, *OTHERS):
-        for kernel in TABLES:
-            put(kernel, case, chosen.get((case, kernel)) or chosen.get((EDGES, kernel)) or chosen[ENCODER, kernel])
+    for case in (ENCODER, EDGES, DECODER, SLIM, *OTHERS):
+        for kernel in KERNELS:
+            config = chosen.get((case, kernel))
+            if config is not None:
+                put(kernel, case, config)
         total(case)
     for (case, kernel), config in chosen.items():
         print(f"{case.name}: {kernel} {config}")

@@ -304,6 +304,27 @@ def test_shapes_of_tiles(queries, keys, poisoned, tiles):
 
 
 @runs_kernel
+@pytest.mark.parametrize("options", fewer([{"causal": True}], [{}, {"causal": True}, {"dropout": 0.3}]))
+def test_copy_engine(options, poisoned, tiles, monkeypatch):
+    """It loads tiles, also beyond the last row; rows that it cannot count in 16 bytes are loaded without it."""
+    tiles(16, 16)
+    monkeypatch.setattr(launch, "FEW_QUERIES", 0)
+    monkeypatch.setattr(launch, "TUNED", DTYPES)
+    for table in (launch.FORWARD, launch.QUERIES, launch.KEYS):
+        monkeypatch.setitem(table, 16, table[16]._replace(engine=True))
+    inputs = problem(2, 1, 40, dtype=DTYPES[0])
+    call = launch.AttentionCall(*inputs, None, None, None, False, 0.0, 1.0, None)
+    for table in (launch.FORWARD, launch.QUERIES, launch.KEYS):
+        assert None not in launch.descriptors(call.cut(table), 16, *inputs[:3])
+    compare(inputs, **options)
+    shifted = [
+        torch.randn(2, 40, 17, device=DEVICE).to(DTYPES[0])[:, None, :, 1:].requires_grad_() for _ in range(3)
+    ]
+    assert launch.descriptors(call.cut(launch.KEYS), 16, shifted[0]) == [None]
+    compare([*shifted, inputs[3]], **options)
+
+
+@runs_kernel
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("Q", "K"), fewer([(32, 32), (20, 36), (37, 20)], [(48, 48), (37, 37), (30, 50), (50, 30)])
@@ -731,6 +752,9 @@ TYPES = (
 )
 
 
+TILES = ("q_tiles", "do_tiles", "k_tiles", "v_tiles")  # descriptors
+
+
 def kernel_and_configs(name):
     from altup.kernels.attention import forward, keys_backward, queries_backward
 
@@ -743,22 +767,13 @@ def kernel_and_configs(name):
 
 def build(hopper, kernel, config, width, flags, capability=90, **fixed):
     """Compile for bfloat16; flags are named, and all others are off."""
-    constants = {
-        "D": width,
-        "BM": config.queries,
-        "BN": config.keys,
-        "PRECISION": "tf32",
-        "SQUARES": config.squares,
-    }
+    if capability < 90 or (config.registers and "DROPOUT" in flags):  # as it is launched
+        config = config._replace(registers=None, engine=False)
+    constants = {"D": width, "BM": config.queries, "BN": config.keys, "PRECISION": "tf32"}
     constants |= {flag: flag in flags for flag in FLAGS} | {"SLOTS": 0, "peaks": None} | fixed
     absent = {name: None for name, flag in NEEDED_BY.items() if not constants[flag]}
     given = {name: TYPES.get(name, "i32") for name in kernel.arg_names} | absent
-    for name, rows in {
-        "q_tiles": config.queries,
-        "do_tiles": config.queries,
-        "k_tiles": config.keys,
-        "v_tiles": config.keys,
-    }.items():
+    for name, rows in zip(TILES, (config.queries, config.queries, config.keys, config.keys), strict=True):
         if name in given:
             given[name] = f"tensordesc<bf16[1,1,{rows},{width}]>" if config.engine else None
     arguments = given | {name: value for name, value in constants.items() if name in given}
@@ -781,7 +796,8 @@ def test_pretraining_stays_in_registers(name, flags, hopper):
     compiled = build(hopper, kernel, configs[64], 64, flags)
     assert hopper.stack_bytes(compiled) <= 64
     assert "wgmma" in compiled.asm["ptx"]
-    assert "serialized" not in hopper.remarks(compiled)
+    # Products that wait for each other, three programs at a time, were timed against two whose products overlap.
+    assert name == "forward" or "serialized" not in hopper.remarks(compiled)
     inside = compiled.asm["ttgir"].split("scf.for")[1].split("scf.yield")[0]
     moved = re.findall(r"convert_layout .* : tensor<(\d+)x(\d+)xf32.*#mma", inside)
     assert not [shape for shape in moved if shape == (str(configs[64].queries), str(configs[64].keys))]

@@ -48,7 +48,7 @@ def forward_kernel(
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
     heads, queries, keys, scale, drop_below, keep_scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
-    SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr, SQUARES: tl.constexpr,
+    SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Scores are kept in units of `scale`, so that the bias can be what the product of q and k is added to."""
@@ -92,7 +92,7 @@ def forward_kernel(
         k_block = load_tile(k, k_tiles, sequence, head, j0, k_row, keys, BN, D, EVEN)
         v_block = load_tile(v, v_tiles, sequence, head, j0, v_row, keys, BN, D, EVEN)
         if BIAS:
-            x = bias_tile(row * unscale, BM, BN, False, SQUARES)
+            x = bias_tile(row * unscale, BM, BN, False)
             row = bias_row(bias, queries - i0 - BM + j0 + BN, distances, LENGTH)  # prefetch the next tile
             x = tl.dot(q_block, tl.trans(k_block), x, input_precision=PRECISION)
         else:

@@ -55,7 +55,6 @@ def keys_kernel(
     heads, queries, keys, scale, drop_below, keep_scale,
     SLOTS: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr,
     CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr,
-    SQUARES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Tiles are keys × queries, so that weights and dS are where the products with dO and Q read them."""
@@ -104,7 +103,7 @@ def keys_kernel(
         do_block = load_tile(d_out, do_tiles, sequence, head, i0, d_out_row, queries, BM, D, EVEN)
         base, mean = load_pairs(pairs, i, queries, EVEN)
         if BIAS:
-            x = bias_tile(row * unscale, BM, BN, True, SQUARES)
+            x = bias_tile(row * unscale, BM, BN, True)
             row = bias_row(bias, queries + j0 - i0 - 2 * BM, distances, LENGTH)  # prefetch the next tile
             x = tl.dot(k_block, tl.trans(q_block), x, input_precision=PRECISION)
         else:

@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from altup.kernels.dropout.reference import drop_below, keep_scale
+from altup.kernels.launch import interprets_triton
 
 
 class TileConfig(NamedTuple):
-    """How a kernel is cut: the queries and keys of a tile, a program's warps, the stages of its pipeline, and the
-    registers that a thread may use: with fewer, more programs run at once."""
+    """How a kernel is cut: the queries and keys of a tile, a program's warps, the stages of its pipeline, the
+    registers that a thread may use (with fewer, more programs run at once), and whether the copy engine that GPUs
+    have since Hopper loads the tiles, which spares registers for addresses."""
 
     queries: int
     keys: int
     warps: int
     stages: int
     registers: int | None = None
-    squares: bool = False
     engine: bool = False
 
 
 # By the width of a head, so that registers suffice. benchmarks/tune_attention.py times these and others.
 FORWARD = {
     16: TileConfig(128, 64, 4, 3),
-    32: TileConfig(128, 64, 4, 3),
-    64: TileConfig(128, 64, 4, 3),
+    32: TileConfig(128, 64, 4, 3, 128, engine=True),
+    64: TileConfig(128, 64, 4, 3, 168, engine=True),
     128: TileConfig(128, 64, 8, 2),
 }
 QUERIES = {
     16: TileConfig(64, 64, 4, 2),
-    32: TileConfig(64, 64, 4, 2),
-    64: TileConfig(64, 64, 4, 3),
+    32: TileConfig(64, 64, 4, 3),
+    64: TileConfig(64, 64, 4, 3, engine=True),
     128: TileConfig(64, 64, 4, 2),
 }
 KEYS = {
     16: TileConfig(64, 64, 4, 2),
-    32: TileConfig(64, 64, 4, 2),
-    64: TileConfig(64, 64, 4, 3),
+    32: TileConfig(64, 64, 4, 3, 168),
+    64: TileConfig(64, 64, 4, 3, 168, engine=True),
     128: TileConfig(64, 64, 8, 2),
 }
-# For few queries, as a decoder reads its encoder's output: a program makes a few steps and ends. In bfloat16,
-# without bias, causal mask, segments and dropout an H200 gave the same bits.
+TUNED = (torch.bfloat16,)  # in which limits on registers and the copy engine were timed
+# For few queries, as a decoder has: a program makes a few steps and ends.
 FEW_QUERIES = 128
-KEYS_OF_FEW = {**KEYS, 64: TileConfig(32, 64, 4, 2)}
+KEYS_OF_FEW = {**KEYS, 32: TileConfig(32, 64, 4, 3, 128), 64: TileConfig(32, 64, 4, 3, 128)}
 WIDTHS = tuple(FORWARD)
 PEAKS = 64  # slots for the largest numbers of gradients
 
@@ -76,19 +78,25 @@ class AttentionCall(NamedTuple):
         return self.q.shape[0] * self.q.shape[1]
 
     def cut(self, configs: dict[int, TileConfig]) -> TileConfig:
-        """The kernel's configuration, with tiles no larger than the work, and then few warps for them."""
+        """The kernel's configuration, with tiles no larger than the work, and then few warps for them.
+
+        Limits on registers are for Hopper; with dropout, which needs more, they are too tight.
+        Telling the copy engine of a tensor takes the host about 10 µs, too long for few queries.
+        """
         config = configs[self.q.shape[3]]
         _, Q, K = self.sizes
         queries, keys = _fit(config.queries, Q), _fit(config.keys, K)
-        if (queries, keys) == (config.queries, config.keys):
-            return config
-        return config._replace(queries=queries, keys=keys, warps=4, registers=None)
+        if (queries, keys) != (config.queries, config.keys):
+            return TileConfig(queries, keys, 4, config.stages)
+        tuned = self.q.dtype in TUNED and _has_copy_engine(self.q.device)
+        if not tuned or (config.registers and self.seed is not None):
+            return config._replace(registers=None, engine=False)
+        return config._replace(engine=config.engine and Q > FEW_QUERIES)
 
     @property
     def has_few_queries(self) -> bool:
-        plain = self.by_distance is None and self.query_segments is None and self.seed is None
-        seen = self.q.dtype == torch.bfloat16 and not self.causal
-        return plain and seen and self.q.shape[2] <= FEW_QUERIES
+        plain = self.query_segments is None and self.seed is None
+        return plain and self.q.dtype in TUNED and self.q.shape[2] <= FEW_QUERIES
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.q, self.k, self.v, self.by_distance, self.query_segments, self.key_segments, self.seed
@@ -108,7 +116,6 @@ class AttentionCall(NamedTuple):
             "SEGMENTS": self.query_segments is not None,
             "DROPOUT": self.seed is not None,
             "EVEN": Q % config.queries == 0 and K % config.keys == 0,
-            "SQUARES": config.squares,
             "PRECISION": "ieee" if self.q.dtype == torch.float32 else "tf32",
             "num_warps": config.warps,
             "num_stages": config.stages,
@@ -120,9 +127,17 @@ def _fit(tile: int, count: int) -> int:
     return min(tile, max(16, 1 << (count - 1).bit_length()))
 
 
+@functools.cache
+def _has_copy_engine(device: torch.device) -> bool:
+    return interprets_triton() or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def descriptors(config: TileConfig, rows: int, *tensors: Tensor) -> list[Any]:
-    """Of tensors [B, H, N, D], for tiles of `rows`; None each if the kernel does without."""
-    if not config.engine:
+    """What the copy engine needs to know of tensors [B, H, N, D] to load `rows` rows at a time; None each where it
+    does not load. It counts in 16 bytes."""
+    counted = (step * x.element_size() for x in tensors for step in x.stride()[:3])
+    fits = all(size % 16 == 0 for size in counted) and all(x.data_ptr() % 16 == 0 for x in tensors)
+    if not config.engine or not fits:
         return [None] * len(tensors)
     from triton.tools.tensor_descriptor import TensorDescriptor
 

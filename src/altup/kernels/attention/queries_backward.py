@@ -106,7 +106,7 @@ def queries_kernel(
     heads, queries, keys, scale, drop_below, keep_scale, beyond, near_tiles,
     SLOTS: tl.constexpr, BIAS_GRAD: tl.constexpr, EDGES: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr,
-    EVEN: tl.constexpr, SQUARES: tl.constexpr,
+    EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A strip holds sums along diagonals, tile after tile from the first near one on, the first being the diagonal
@@ -179,7 +179,7 @@ def queries_kernel(
         k_block = load_tile(k, k_tiles, sequence, head, j0, k_row, keys, BN, D, EVEN)
         v_block = load_tile(v, v_tiles, sequence, head, j0, v_row, keys, BN, D, EVEN)
         if BIAS:
-            x = bias_tile(row * unscale, BM, BN, False, SQUARES)
+            x = bias_tile(row * unscale, BM, BN, False)
             row = bias_row(bias, queries - i0 - BM + j0 + BN, distances, LENGTH)  # prefetch the next tile
             x = tl.dot(q_block, tl.trans(k_block), x, input_precision=PRECISION)
         else:
