@@ -80,8 +80,8 @@ class AttentionCall(NamedTuple):
     def cut(self, configs: dict[int, TileConfig]) -> TileConfig:
         """The kernel's configuration, with tiles no larger than the work, and then few warps for them.
 
-        Limits on registers are for Hopper; with dropout, which needs more, they are too tight.
-        Telling the copy engine of a tensor takes the host about 10 µs, too long for few queries.
+        Limits on registers are for Hopper, and too tight for dropout and for packed causal rows. Telling the copy
+        engine of a tensor takes the host about 10 µs, too long for few queries; limits were timed with it.
         """
         config = configs[self.q.shape[3]]
         _, Q, K = self.sizes
@@ -89,9 +89,10 @@ class AttentionCall(NamedTuple):
         if (queries, keys) != (config.queries, config.keys):
             return TileConfig(queries, keys, 4, config.stages)
         tuned = self.q.dtype in TUNED and _has_copy_engine(self.q.device)
-        if not tuned or (config.registers and self.seed is not None):
+        tight = self.seed is not None or (self.causal and self.query_segments is not None)
+        if not tuned or (config.registers and tight) or (config.engine and Q <= FEW_QUERIES):
             return config._replace(registers=None, engine=False)
-        return config._replace(engine=config.engine and Q > FEW_QUERIES)
+        return config
 
     @property
     def has_few_queries(self) -> bool:
