@@ -149,7 +149,8 @@ class LayerStack:
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         if self.hands_on and self.training and not output_hidden_states and self._is_undisturbed():
             return self._hand_on(state[0], inputs), None
-        if self.hands_norms and self.training and not output_hidden_states and self._is_undisturbed():
+        hands_norms = self.hands_norms and self.training and joins_in(state[0])
+        if hands_norms and not output_hidden_states and self._is_undisturbed():
             return self._hand_norms(state, inputs), None
         hidden = []
         for index, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
