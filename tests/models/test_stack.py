@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from altup.models.stack import PreNormLayer, compile_layers, left_uncompiled
 from altup.nn.linear import join_maps
@@ -217,3 +218,21 @@ def test_compiled_code_agrees(method):
     want = gradients("t5", method, None)
     for name, got in gradients("t5", method, "inductor").items():
         torch.testing.assert_close(got, want[name], rtol=1e-3, atol=1e-5)
+
+
+def test_the_state_of_sum_is_rounded_as_autocast_rounds():
+    """CUDA's autocast, which needs no GPU to be asked, computes sums in float32."""
+    encoder = tiny_t5("sum").encoder
+    width = encoder.embed_tokens.embedding_dim
+    dtype = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        with FakeTensorMode():
+            embeddings = torch.empty(2, 3, width, device="cuda", dtype=torch.bfloat16)
+            assert embeddings.sum(0).dtype == torch.float32
+            (block,) = encoder.lift(embeddings)
+    finally:
+        torch.set_autocast_dtype("cuda", dtype)
+        torch.set_autocast_enabled("cuda", False)
+    assert block.dtype == torch.bfloat16
