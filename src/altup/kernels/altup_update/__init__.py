@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 State = Tensor | Sequence[Tensor]
+CHAINS = False  # whether chains are begun; a GPU has compared them for equal blocks only
 
 FUSED_BLOCKS = 8  # the most that kernels take
 
@@ -75,7 +76,7 @@ def begin_chain(x: Sequence[Tensor], y: Tensor, update: Any, active: int) -> Lin
     `update` holds P and g. None unless this runs on a GPU without gradients, and `altup_update` has taken arrays
     of this kind before.
     """
-    if not y.is_cuda or needs_operator(y):
+    if not CHAINS or not y.is_cuda or needs_operator(y):
         return None
     return kernels().begin_chain(x, y, update, active)
 

@@ -67,8 +67,9 @@ class WidenedLayer(nn.Module):
     has_plain_call: bool  # whether the class that it is mixed into has no `__call__` of its own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and type(args[0]) is Blocks and args[0].link is not None and is_bare(self):
-            return self._follow(args[0].link, kwargs)
+        link = args[0].link if len(args) == 1 and type(args[0]) is Blocks else None
+        if link is not None and is_bare(self) and not torch.is_grad_enabled():  # which may begin between layers
+            return self._follow(link, kwargs)
         place = self.place
         if not args:  # by its name, or by an older one, which its class still takes
             args = (kwargs.pop(place.argument if place.argument in kwargs else next(iter(kwargs))),)
