@@ -38,6 +38,7 @@ if INTERPRETED:
     from tests.kernels.interpreter import repair
 
     repair()
+launch.ENGINE = True
 WORKERS = 12  # compile at the same time
 SEED = 12345
 

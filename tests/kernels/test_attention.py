@@ -22,6 +22,7 @@ from altup.kernels.attention import (
     launch,
 )
 from altup.kernels.attention.op import attend, attend_backward, attend_joined, attend_joined_backward
+from altup.kernels.cuda_graph import record, warm_up
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, INTERPRETED, fewer, needs_gpu, runs_kernel
 
 B, H, Q, K, D = 2, 3, 5, 7, 4
@@ -308,6 +309,7 @@ def test_shapes_of_tiles(queries, keys, poisoned, tiles):
 def test_copy_engine(options, poisoned, tiles, monkeypatch):
     """It loads tiles, also beyond the last row; rows that it cannot count in 16 bytes are loaded without it."""
     tiles(16, 16)
+    monkeypatch.setattr(launch, "ENGINE", True)
     monkeypatch.setattr(launch, "FEW_QUERIES", 0)
     monkeypatch.setattr(launch, "TUNED", DTYPES)
     for table in (launch.FORWARD, launch.QUERIES, launch.KEYS):
@@ -657,6 +659,27 @@ def test_what_the_kernels_refuse(change, words):
     options = {"q": q, "k": k, "v": v, "by_distance": by_distance} | change(q, k, v, by_distance)
     with pytest.raises(UserError, match=words):
         attention(**options, implementation="triton")
+
+
+@needs_gpu
+def test_copy_engine_in_a_graph(monkeypatch):
+    """Descriptors are recorded with the kernels: a replay reads what lies in the tensors then."""
+    monkeypatch.setattr(launch, "ENGINE", True)
+    inputs = problem(4, 4, 512, D=64, dtype=torch.bfloat16)
+    upstream = torch.randn(4, 4, 512, 64, device=DEVICE).bfloat16()
+
+    def run():
+        out = kernels(*inputs)
+        return out.detach(), *torch.autograd.grad(out, inputs, upstream)
+
+    warm_up(run, torch.device(DEVICE))
+    replay = record(run)
+    with torch.no_grad():
+        for x in inputs:
+            x.copy_(torch.randn_like(x))
+    recorded = [x.clone() for x in replay()]
+    for got, launched in zip(recorded, run(), strict=True):
+        assert torch.equal(got, launched)
 
 
 @needs_gpu

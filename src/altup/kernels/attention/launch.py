@@ -44,6 +44,7 @@ KEYS = {
     64: TileConfig(64, 64, 4, 3, 168, engine=True),
     128: TileConfig(64, 64, 8, 2),
 }
+ENGINE = False  # whether the copy engine loads at all; not before a GPU has recorded a step with it
 TUNED = (torch.bfloat16,)  # in which limits on registers and the copy engine were timed
 # For few queries, as a decoder has: a program makes a few steps and ends.
 FEW_QUERIES = 128
@@ -88,7 +89,7 @@ class AttentionCall(NamedTuple):
         queries, keys = _fit(config.queries, Q), _fit(config.keys, K)
         if (queries, keys) != (config.queries, config.keys):
             return TileConfig(queries, keys, 4, config.stages)
-        tuned = self.q.dtype in TUNED and _has_copy_engine(self.q.device)
+        tuned = self.q.dtype in TUNED and _has_copy_engine(self.q.device) and (ENGINE or not config.engine)
         tight = self.seed is not None or (self.causal and self.query_segments is not None)
         if not tuned or (config.registers and tight) or (config.engine and Q <= FEW_QUERIES):
             return config._replace(registers=None, engine=False)
