@@ -239,3 +239,16 @@ def test_blocks_put_side_by_side_by_compiled_code_get_gradients_that_need_no_cop
 def test_a_layer_that_returns_something_else_is_refused(rule, output):
     with pytest.raises(ValueError, match="residual, update"):
         rule(torch.randn(rule.num_blocks, 1, 3, 4), output, 0)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_compiled_blocks_lie_side_by_side(trains):
+    torch._dynamo.reset()
+    rule, state = AltUp(num_blocks=2, num_layers=1), torch.randn(2, 3, 4, 5)
+    blocks = [block.clone().requires_grad_(trains) for block in state]
+    got = torch.compile(lambda *given: rule.lower(given), backend="aot_eager", fullgraph=True)(*blocks)
+    assert torch.equal(got, torch.cat(list(state), dim=-1))
+    if trains:
+        upstream = torch.randn_like(got)
+        gradients = torch.autograd.grad(got, blocks, upstream)
+        assert all(map(torch.equal, gradients, upstream.chunk(2, dim=-1)))

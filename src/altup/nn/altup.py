@@ -236,7 +236,10 @@ class AltUp(nn.Module):
                 return state.movedim(0, -2).flatten(-2)
             if len(state) == 1:
                 return state[0]
-            return _SideBySide.apply(*state) if torch.compiler.is_compiling() else torch.cat(tuple(state), dim=-1)
+            trains = torch.is_grad_enabled() and any(block.requires_grad for block in state)
+            # Without a gradient Dynamo takes the first block for the function's context.
+            apart = trains and torch.compiler.is_compiling()
+            return _SideBySide.apply(*state) if apart else torch.cat(tuple(state), dim=-1)
         if self.lowering == "sum" and len(state) == 2:
             return state[0] + state[1]  # one kernel for two: nothing is stacked
         x = _stacked(state)
