@@ -9,12 +9,13 @@ import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from altup.bench.cases import CASES, problems, rule, step
+from altup.bench.cases import CASES, gemma3n, problems, rule, step
 from altup.bench.cases.floors import extra_shapes, product_shapes
 from altup.bench.problem import Problem, Provider, Setup
 from altup.bench.runner import Runner
@@ -208,3 +209,16 @@ def test_a_peer_computes_attention_as_its_name_says(monkeypatch):
         models.hugging_face(attention)
         parts = [m for m in seen[-1].modules() if type(m).__name__ == "T5Attention"]
         assert {part.config._attn_implementation for part in parts} == {attention}
+
+
+def test_flex_masks_of_gemma3n_are_windows() -> None:
+    """The peer with FlexAttention is given its masks once: those of a token that sees the window before it."""
+    config = gemma3n.text_config(**gemma3n.QUICK)
+    config._attn_implementation = "flex_attention"
+    masks = gemma3n.block_masks(SimpleNamespace(config=config, device=SETUP.device), torch.Size((2, 20)))
+    places = torch.arange(20)
+    back = places[:, None] - places
+    zero = torch.tensor(0)
+    for kind, window in {"full_attention": 20, "sliding_attention": config.sliding_window}.items():
+        seen = masks[kind].mask_mod(zero, zero, places[:, None], places)
+        torch.testing.assert_close(seen, (back >= 0) & (back < window))

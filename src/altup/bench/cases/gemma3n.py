@@ -38,6 +38,7 @@ SHALLOW = {
 TUNED = {"all": "full fine-tuning", "lora": "lora"}
 BATCHES = ((1, 4, 2048), (16, 1, 8192))  # texts that are decoded; rows and tokens of a step
 RANK = 16  # of the adapters
+FLEX: dict[str, Any] = {}  # kernel options of FlexAttention; empty: those that PyTorch takes by itself
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # bf16 rounds every activation: gradients of Hugging Face's own code are off by hundredths too.
 TOLERANCES = {"loss": 2e-2, "gradient": 0.1, "": 5e-2}
@@ -98,10 +99,43 @@ def compiled_layers(model: Any, **options: Any) -> Any:
     return model
 
 
-def flexible(model: Any) -> Any:
+def flexible(model: Any, **options: Any) -> Any:
     """With FlexAttention, which skips what lies outside of a window."""
+    compiled_layers(model, **options)
+    return with_flex(model)
+
+
+def with_flex(model: Any) -> Callable[..., Any]:
+    """How a model is called with FlexAttention: its masks are made once a shape, not in every step."""
     model.set_attn_implementation("flex_attention")
-    return compiled_layers(model)
+    masks = cache(partial(block_masks, model))
+
+    def run(input_ids: Tensor, labels: Tensor) -> Any:
+        return model(
+            input_ids=input_ids,
+            labels=labels,
+            attention_mask=masks(input_ids.shape),
+            kernel_options=dict(FLEX) or None,
+        )
+
+    return run
+
+
+def block_masks(model: Any, shape: torch.Size) -> dict[str, Any]:
+    """As the model makes them itself of tokens alone, by kind of attention."""
+    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+    given = {
+        "config": model.config,
+        "inputs_embeds": torch.empty(*shape, 1, device=model.device),
+        "attention_mask": None,
+        "past_key_values": None,
+    }
+    with torch.compiler.set_stance("force_eager"):  # once: not worth compiling
+        return {
+            "full_attention": create_causal_mask(**given),
+            "sliding_attention": create_sliding_window_causal_mask(**given),
+        }
 
 
 def is_recorded(model: Any) -> bool:
