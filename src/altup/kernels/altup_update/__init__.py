@@ -20,7 +20,7 @@ from altup.kernels.altup_update.reference import altup_update_reference
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
 if TYPE_CHECKING:
-    from altup.kernels.altup_update.relaunch import Link
+    from altup.kernels.altup_update.relaunch import Updated
 
 __all__ = [
     "FUSED_BLOCKS",
@@ -69,14 +69,14 @@ def altup_update(
     return _plain(x, y, P, g, active, residual)
 
 
-def begin_chain(x: Sequence[Tensor], y: Tensor, update: Any, active: int) -> Link | None:
+def begin_chain(x: Sequence[Tensor], y: Tensor, update: Any, active: int) -> Updated | None:
     """`altup_update` for text that is generated, which waits for the host in every layer: its result begins a
     `Chain`, which updates it further with less work than calls of `altup_update` are.
 
     `update` holds P and g. None unless this runs on a GPU without gradients, and `altup_update` has taken arrays
     of this kind before.
     """
-    if not CHAINS or not y.is_cuda or needs_operator(y):
+    if not CHAINS or not runs_triton(y.device) or needs_operator(y):
         return None
     return kernels().begin_chain(x, y, update, active)
 
