@@ -19,7 +19,7 @@ from tests.models.widening.families import VOCABULARY, build
 
 pytest.importorskip("triton")
 
-from altup.kernels.altup_update import relaunch  # noqa: E402
+from altup.kernels.altup_update import relaunch
 
 UPDATE = sys.modules["altup.kernels.altup_update"]
 KINDS = [("recycled", 2), ("recycled", 4), ("altup", 2), ("altup", 3), ("sameup", 2)]
