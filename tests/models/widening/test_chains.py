@@ -49,7 +49,6 @@ def device(request, monkeypatch):
     """Room for two layers only, so that more has to be made."""
     monkeypatch.setattr(UPDATE, "CHAINS", False)
     monkeypatch.setattr(relaunch, "ROOM_LAYERS", 2)
-    monkeypatch.setattr(relaunch, "COMPILED", relaunch.COMPILED)
     if request.param == "cpu":
         monkeypatch.setattr(relaunch, "stream_of", lambda device: 0)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
