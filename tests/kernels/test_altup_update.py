@@ -3,6 +3,7 @@ and every gradient, against the definition in float64 on the same rounded inputs
 
 from __future__ import annotations
 
+import copy
 import sys
 
 import pytest
@@ -466,20 +467,26 @@ def test_a_chain_of_updates_is_what_they_are_one_by_one(monkeypatch):
     blocks = x.unbind(0)
     assert begin_chain(blocks, y.double(), module, 1) is None
     want = altup_update(blocks, y, P, g, 1)
-    link = begin_chain(blocks, y, module, 1)
-    held = [link]
+    got, (chain, addresses) = begin_chain(blocks, y, module, 1)
+    held = [*got]
     for i in range(40):
-        assert all(torch.equal(a, b) for a, b in zip(link.blocks(), want, strict=True))
-        want, link = altup_update(want, y, P, g, i % 2), link.chain.follow(link.addresses, y, module, i % 2)
-        held.append(link)
-    assert len({block.data_ptr() for link in held for block in link.blocks()}) == 2 * len(held)
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        assert addresses == tuple(block.data_ptr() for block in got)
+        want = altup_update(want, y, P, g, i % 2)
+        got, (chain, addresses) = chain.follow(addresses, y, module, i % 2)
+        held += got
+    assert len({block.data_ptr() for block in held}) == len(held)
     odd = torch.randn(3, 1, 65, device=DEVICE, dtype=torch.bfloat16)[..., 1:]
     for other in (odd, y.float(), y[:2]):
-        assert link.chain.follow(link.addresses, other, module, 1) is None
+        assert chain.follow(addresses, other, module, 1) is None
         assert begin_chain(blocks, other, module, 1) is None
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert chain.follow(addresses, y, module, 1) is None
     with torch.enable_grad():
         assert begin_chain(blocks, y, module, 1) is None
-    assert begin_chain(blocks, y, module.double(), 1) is None
+    assert begin_chain(blocks, y, copy.deepcopy(module).double(), 1) is None
+    assert begin_chain(blocks, y, module.cpu(), 1) is None
+    assert chain.follow(addresses, y, module, 1) is None
 
 
 @needs_gpu

@@ -20,7 +20,7 @@ from altup.kernels.altup_update.reference import altup_update_reference
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
 if TYPE_CHECKING:
-    from altup.kernels.altup_update.relaunch import Link
+    from altup.kernels.altup_update.relaunch import Updated
 
 __all__ = [
     "FUSED_BLOCKS",
@@ -33,6 +33,7 @@ __all__ = [
 
 State = Tensor | Sequence[Tensor]
 CHAINS = False  # whether chains are begun; a GPU has compared them for equal blocks only
+BY_COMPILER = False  # whether `torch.compile` is given the plain sums where nothing is trained; not seen on a GPU
 
 FUSED_BLOCKS = 8  # the most that kernels take
 
@@ -61,7 +62,8 @@ def altup_update(
     fits = len(x) <= FUSED_BLOCKS and parts[0].dtype in FUSED_DTYPES and y.dtype in FUSED_DTYPES
     if implementation == "triton":
         check_triton(fits, parts[0], y)
-    if implementation == "triton" or (implementation == "auto" and fits and runs_triton(y.device)):
+    fuses = implementation == "auto" and fits and runs_triton(y.device) and not _is_fused_by_the_compiler()
+    if fuses or implementation == "triton":
         if P.dtype != torch.float32 or g.dtype != torch.float32:
             P, g = P.float(), g.float()
         new = (update if needs_operator(y) else launch)(list(parts), y, residual, P, g, active)
@@ -69,16 +71,22 @@ def altup_update(
     return _plain(x, y, P, g, active, residual)
 
 
-def begin_chain(x: Sequence[Tensor], y: Tensor, update: Any, active: int) -> Link | None:
+def begin_chain(x: Sequence[Tensor], y: Tensor, update: Any, active: int) -> Updated | None:
     """`altup_update` for text that is generated, which waits for the host in every layer: its result begins a
     `Chain`, which updates it further with less work than calls of `altup_update` are.
 
     `update` holds P and g. None unless this runs on a GPU without gradients, and `altup_update` has taken arrays
     of this kind before.
     """
-    if not CHAINS or not y.is_cuda or needs_operator(y):
+    if not CHAINS or not runs_triton(y.device) or needs_operator(y):
         return None
     return kernels().begin_chain(x, y, update, active)
+
+
+def _is_fused_by_the_compiler() -> bool:
+    """Without gradients the update is a sum like any other, which `torch.compile` does together with the norm
+    behind it. What it makes of the gradients is slower than the kernels."""
+    return BY_COMPILER and torch.compiler.is_compiling() and not torch.is_grad_enabled()
 
 
 def _plain(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None) -> State:

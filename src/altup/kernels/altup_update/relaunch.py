@@ -8,12 +8,13 @@ from no others: contiguous, from multiples of 16 bytes on, and on the current de
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
-from torch import Tensor
+from torch import Tensor, nn
 
+stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # which PyTorch without CUDA does not have
 # By kind of arrays: what launches the kernel, and its block size.
 COMPILED: dict[tuple[Any, ...], tuple[Callable[..., None], int]] = {}
 MOST_KINDS = 1024
@@ -44,7 +45,7 @@ def launcher(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
     there, hooks_at, device = compiled.run, triton.knobs.runtime, torch.cuda.current_device()
     if there.global_scratch_size or there.profile_scratch_size:
         return ordinary
-    run, stream_of = there.launch, torch._C._cuda_getCurrentRawStream
+    run = there.launch
     no_memory, no_hooks = (None, None), (None, None, None)
     modes = there.launch_cooperative_grid, there.launch_pdl
     how = (compiled.function, *modes, *no_memory, compiled.packed_metadata, *no_hooks)
@@ -59,21 +60,12 @@ def launcher(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
     return launch
 
 
-class Link(NamedTuple):
-    """K blocks that a chain has made: room[slot : slot + K], and their addresses."""
-
-    chain: Chain
-    room: Tensor
-    slot: int
-    addresses: tuple[int, ...]
-
-    def blocks(self) -> tuple[Tensor, ...]:
-        return self.room.narrow(0, self.slot, self.chain.count).unbind(0)
-
-
 class Chain:
-    """Updates of one pass, each of the blocks that the one before it has made. What they share is looked at once,
-    and there is room for several layers' blocks, which become tensors when they are asked for."""
+    """Updates of one pass, each of the blocks that the one before it has made. What they share is looked at once.
+
+    There is room for several layers' blocks: tensors made together take the host a tenth of what one takes that is
+    made between a layer's other work.
+    """
 
     __slots__ = (
         "block",
@@ -88,6 +80,7 @@ class Chain:
         "shape",
         "slot",
         "step",
+        "stream",
     )
 
     def __init__(self, kind: tuple[Any, ...], xs: Sequence[Tensor], y: Tensor) -> None:
@@ -95,49 +88,61 @@ class Chain:
         self.n, self.count, self.device = kind[0], len(xs), y.get_device()
         self.shape, self.dtype, self.of_y = y.shape, xs[0].dtype, y.dtype
         self.step = self.n * self.dtype.itemsize
+        self.stream = stream_of(self.device)
         self._make_room(y)
 
     def _make_room(self, y: Tensor) -> None:
         slots = self.count * (ROOM_LAYERS if self.n <= ROOM_SIZE else 1)
-        self.room = y.new_empty(slots, *self.shape, dtype=self.dtype)
-        self.first, self.slot = self.room.data_ptr(), slots
+        room = y.new_empty(slots, *self.shape, dtype=self.dtype)
+        self.room, self.first, self.slot = room.unbind(0), room.data_ptr(), 0
 
-    def follow(self, addresses: tuple[int, ...], y: Tensor, update: Any, active: int) -> Link | None:
+    def follow(self, addresses: tuple[int, ...], y: Tensor, update: Any, active: int) -> Updated | None:
         """The blocks at `addresses`, updated with a layer's output y and the P and g that `update` holds; None if
         these are of another kind than the first."""
-        coefficients = update._parameters
+        coefficients, device = update._parameters, self.device
         P, g = coefficients["P"], coefficients["g"]
         at_y, at_P, at_g = y.data_ptr(), P.data_ptr(), g.data_ptr()
         if (
             (at_y | at_P | at_g) & 15
             or y.dtype is not self.of_y
             or y.shape != self.shape
-            or y.get_device() != self.device
             or not y.is_contiguous()
+            or y.get_device() != device
             or P.dtype is not torch.float32
+            or g.dtype is not torch.float32
             or not P.is_contiguous()
+            or P.get_device() != device
+            or g.get_device() != device
+            or type(P) is not nn.Parameter  # but of a class that may keep its numbers elsewhere
+            or stream_of(device) != self.stream  # to which the room belongs
+            or torch.is_grad_enabled()
         ):
             return None
-        if not self.slot:
+        count, step, slot = self.count, self.step, self.slot
+        if slot == len(self.room):
             self._make_room(y)
-        slot = self.slot = self.slot - self.count
-        at = self.first + slot * self.step
-        new = (at, at + self.step) if self.count == 2 else tuple([at + i * self.step for i in range(self.count)])
-        self.launch(new, addresses, at_y, None, at_P, at_g, active, self.n, self.count, self.block)
-        return Link(self, self.room, slot, new)
+            slot = 0
+        self.slot = slot + count
+        at = self.first + slot * step
+        new = (at, at + step) if count == 2 else tuple([at + i * step for i in range(count)])
+        self.launch(new, addresses, at_y, None, at_P, at_g, active, self.n, count, self.block)
+        return self.room[slot : slot + count], (self, new)
 
 
-def begin_chain(xs: Sequence[Tensor], y: Tensor, update: Any, active: int, config: Any) -> Link | None:
-    """The new blocks, as the first link of a chain; None where the kernel was not launched for such arrays before,
+# A chain, and the addresses of the blocks that it has made last; and those blocks with it.
+Link = tuple[Chain, tuple[int, ...]]
+Updated = tuple[Sequence[Tensor], Link]
+
+
+def begin_chain(xs: Sequence[Tensor], y: Tensor, update: Any, active: int, config: Any) -> Updated | None:
+    """The new blocks, with which a chain begins; None where the kernel was not launched for such arrays before,
     or where arrays do not fit."""
     K, shape, P, g = len(xs), y.shape, update.P, update.g
     xs = [x.contiguous() for x in xs]  # of rows that were split, as AltUp's first ones are
     kind = kind_of(xs, y, None, config)
-    if kind not in COMPILED or P.shape != (K, K) or g.shape != (K,) or g.dtype != torch.float32:
+    if kind not in COMPILED or P.shape != (K, K) or g.shape != (K,) or not 0 <= active < K:
         return None
-    if not 0 <= active < K or any(x.shape != shape or x.dtype != xs[0].dtype for x in xs):
+    if any(x.shape != shape or x.dtype != xs[0].dtype for x in xs):
         return None
-    addresses = addresses_of((*xs, y, P, g))
-    if addresses is None:
-        return None
-    return Chain(kind, xs, y).follow(tuple(addresses[:K]), y, update, active)
+    addresses = addresses_of((*xs, y))
+    return None if addresses is None else Chain(kind, xs, y).follow(tuple(addresses[:K]), y, update, active)

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.altup_update import relaunch
-from altup.kernels.altup_update.relaunch import COMPILED, MOST_KINDS, Link, addresses_of, kind_of, launcher
+from altup.kernels.altup_update.relaunch import COMPILED, MOST_KINDS, Updated, addresses_of, kind_of, launcher
 from altup.kernels.launch import Config, flat, multiprocessors, vector_width
 
 # By K; the backward kernel holds K² + K sums, so a larger K leaves room for fewer programs. As many as fit at once
@@ -203,7 +203,7 @@ def forward(
             COMPILED[kind] = launcher(compiled, grid), block
 
 
-def begin_chain(xs: Sequence[Tensor], y: Tensor, update: Any, active: int) -> Link | None:
+def begin_chain(xs: Sequence[Tensor], y: Tensor, update: Any, active: int) -> Updated | None:
     """See `relaunch.begin_chain`."""
     return relaunch.begin_chain(xs, y, update, active, FORWARD.get(len(xs)))
 

@@ -27,24 +27,18 @@ class Blocks:
     list or tuple: a model that takes tuples apart leaves it whole.
     """
 
-    __slots__ = ("_blocks", "link")
+    __slots__ = ("blocks", "link")
 
-    def __init__(self, blocks: Iterable[Tensor] | None, link: Link | None = None) -> None:
-        self._blocks = None if blocks is None else list(blocks)
-        self.link = link  # instead of blocks, where text is generated
-
-    @property
-    def blocks(self) -> list[Tensor]:
-        if self._blocks is None:
-            self._blocks = list(self.link.blocks())  # type: ignore[union-attr]
-        return self._blocks
+    def __init__(self, blocks: Iterable[Tensor], link: Link | None = None) -> None:
+        self.blocks = list(blocks)
+        self.link = link  # where text is generated: the chain of updates that has made them, and their addresses
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return _each(func, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_blocks", "link"):
+        if name.startswith("__") or name in ("blocks", "link"):
             raise AttributeError(name)
         own = getattr(self.blocks[0], name)
         if not callable(own):

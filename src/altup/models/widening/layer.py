@@ -69,7 +69,7 @@ class WidenedLayer(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         link = args[0].link if len(args) == 1 and type(args[0]) is Blocks else None
         if link is not None and is_bare(self) and not torch.is_grad_enabled():  # which may begin between layers
-            return self._follow(link, kwargs)
+            return self._follow(args[0].blocks, link, kwargs)
         place = self.place
         if not args:  # by its name, or by an older one, which its class still takes
             args = (kwargs.pop(place.argument if place.argument in kwargs else next(iter(kwargs))),)
@@ -101,25 +101,25 @@ class WidenedLayer(nn.Module):
         update = self.altup
         outputs = super().forward(blocks[update.active], *others, **kwargs)
         computed, *more = outputs if isinstance(outputs, tuple) else (outputs,)
-        link = begin_chain(blocks, computed, update, update.active)
-        return Blocks(update.forward(blocks, computed)) if link is None else Blocks(None, link), *more
+        new = begin_chain(blocks, computed, update, update.active)
+        return Blocks(update.forward(blocks, computed)) if new is None else Blocks(*new), *more
 
-    def _follow(self, link: Link, kwargs: dict[str, Any]) -> Any:
+    def _follow(self, blocks: Sequence[Tensor], link: Link, kwargs: dict[str, Any]) -> Any:
         """A call of a layer further along such a chain; the host has little time for it."""
-        chain, room, slot, addresses = link
         place, active = self.place, self.place.active
         if Blocks in map(type, kwargs.values()):
             _take_own_block(kwargs, active)
-        outputs = super().forward(room.select(0, slot + active), **kwargs)
-        computed = outputs[0] if type(outputs) is tuple else outputs
+        outputs = super().forward(blocks[active], **kwargs)
+        computed = outputs[0] if isinstance(outputs, tuple) else outputs
+        chain, addresses = link
         update: Any = self._modules["altup"]
-        next_link = chain.follow(addresses, computed, update, active)
-        new: Any = Blocks(None, next_link) if next_link else Blocks(update.forward(link.blocks(), computed))
+        updated = chain.follow(addresses, computed, update, active)
+        new: Any = Blocks(update.forward(blocks, computed)) if updated is None else Blocks(*updated)
         if place.last:
             new = place.lower(new.blocks)
         if not place.returns_tuple:
             return new
-        return (new, *outputs[1:]) if type(outputs) is tuple else (new,)
+        return (new, *outputs[1:]) if isinstance(outputs, tuple) else (new,)
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
         return _blank, (original_class(self, WidenedLayer),), self.__getstate__()
@@ -140,7 +140,8 @@ def is_bare(layer: WidenedLayer) -> bool:
     update: Any = layer._modules["altup"]
     its, of_update = layer.__dict__, update.__dict__
     return not (
-        type(update) is not AltUpUpdate  # as PEFT wraps what it trains, and FSDP what it shards
+        not layer.has_plain_call
+        or type(update) is not AltUpUpdate  # as PEFT wraps what it trains, and FSDP what it shards
         or its["_forward_hooks"]
         or its["_forward_pre_hooks"]
         or of_update["_forward_hooks"]
@@ -156,7 +157,6 @@ def is_plain(layer: WidenedLayer) -> bool:
     """Whether nothing else takes part in the calls of this pass: no gradients, tracer or hook of all modules."""
     return not (
         torch.is_grad_enabled()
-        or not layer.has_plain_call
         or nn.Module.__call__ is not _CALL
         or torch._C._get_tracing_state()
         or _has_any_global_hook()
