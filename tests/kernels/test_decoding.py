@@ -20,6 +20,11 @@ def random(*shape, dtype=torch.float32, scale=1.0):
     return (scale * torch.randn(*shape, device=DEVICE)).to(dtype)
 
 
+def in_parts(x):
+    """As a product in two parts gives it."""
+    return torch.stack([0.25 * x.float(), 0.75 * x.float()])
+
+
 def agrees(got, want, dtype):
     error = (got.double() - want).norm() / want.norm()
     assert error < TOLERANCE[dtype], float(error)
@@ -151,8 +156,8 @@ def test_attention_over_a_growing_cache(rows, dtype, poisoned):
                     (keys, values), past[-1].view(rows, 3, heads, d).unbind(1)[1:], strict=True
                 ):
                     cache[:, :, len(past) - 1] = part
-        qkv = past[-1] if now % 2 else (past[-1][None].float() * torch.tensor([0.25, 0.75]).view(2, 1, 1).to(DEVICE))
-        got = decoding.attend_to_cache(qkv, keys, values, place, bias)  # of parts too
+        qkv = past[-1] if now % 2 else in_parts(past[-1])
+        got = decoding.attend_to_cache(qkv, keys, values, place, bias)
         q, k, v = torch.stack(past, dim=2).double().view(rows, 3, heads, d, now + 1).transpose(3, 4).unbind(1)
         want = decoding.attend_reference(q[:, :, -1].flatten(1), k, v, bias[:, : now + 1].flip(1).double())
         agrees(got, want, dtype)
@@ -181,8 +186,7 @@ def test_attention_over_a_memory(rows, dtype, tokens, poisoned):
         got = decoding.attend_to_memory(q, keys, values, mask)
         if isinstance(got, torch.Tensor):
             agrees(got, want, dtype)
-            parts = q[None].float() * torch.tensor([0.25, 0.75]).view(2, 1, 1).to(DEVICE)
-            agrees(decoding.attend_to_memory(parts, keys, values, mask), want, dtype)
+            agrees(decoding.attend_to_memory(in_parts(q), keys, values, mask), want, dtype)
         agrees(decoding.linear(got, out), want @ out.double().t(), dtype)  # which joins the parts of one row
     assert isinstance(got, torch.Tensor) == (rows > 1 or tokens <= 64)
 
@@ -272,7 +276,9 @@ def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
     split = {"FETCHED": 0, "out": "*fp32", "tops": "*fp32", "sums": "*fp32", "SPLIT": True, "SINGLE": True}
     built.append(hopper.build(attention.cache_kernel, {**cache, **sizes}, num_warps=4))
     built.append(
-        hopper.build(attention.memory_kernel, {**cache, **sizes, "SPLIT": False, "SINGLE": False, "FETCHED": 0}, num_warps=4)
+        hopper.build(
+            attention.memory_kernel, {**cache, **sizes, "SPLIT": False, "SINGLE": False, "FETCHED": 0}, num_warps=4
+        )
     )
     built.append(hopper.build(attention.memory_kernel, {**cache, **sizes, **split}, num_warps=4))
     tiles = {**common, "out": "*fp32", "batch": "i32", "span": "i32", "BLOCK_B": 64}

@@ -149,8 +149,8 @@ def update_and_norm(
 def attend_to_cache(qkv: Tensor, keys: Tensor, values: Tensor, place: Tensor, bias: Tensor) -> Tensor:
     """Put the new keys and values to their place, and attend to all up to it.
 
-    qkv: [rows, 3·heads·d], or parts of it; keys, values: [rows, heads, places, d]; place: [rows], the number of the new token;
-    bias: [heads, places], float32, by how many tokens a key lies back → [rows, heads·d].
+    qkv: [rows, 3·heads·d], or parts of it; keys, values: [rows, heads, places, d]; place: [rows], the number of
+    the new token; bias: [heads, places], float32, by how many tokens a key lies back → [rows, heads·d].
     """
     from altup.kernels.decoding.attention import over_cache
 
@@ -180,9 +180,9 @@ def choose(
     eos: Tensor | None,
     pad: int,
 ) -> None:
-    """The token with the largest logit, norm(hidden)·headᵀ or hidden·headᵀ, goes to `latest` [rows, 1] and behind `place` [rows]
-    into `tokens` [rows, limit], `pad` where a row has `ended` [rows]; `place` moves on, and a token of `eos` ends
-    a row."""
+    """The token with the largest logit, norm(hidden)·headᵀ or hidden·headᵀ, goes to `latest` [rows, 1] and behind
+    `place` [rows] into `tokens` [rows, limit], `pad` where a row has `ended` [rows]; `place` moves on, and a token
+    of `eos` ends a row."""
     from altup.kernels.decoding import choice
     from altup.kernels.decoding.maps import launch
 

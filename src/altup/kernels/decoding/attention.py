@@ -21,11 +21,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 BLOCK = 64  # keys that a program reads at once
 PROGRAMS = 96  # where there are fewer rows and heads, keys are split
-MANY_BLOCK, STAGES, WARPS = (
-    64,
-    1,
-    4,
-)  # of more rows than one: keys at once, in how many iterations' loads, and warps
+# Of more rows than one. Over the memory: keys at once, the iterations whose keys are loaded together, and warps.
+MANY_BLOCK, STAGES, WARPS = 64, 1, 4
+CACHE_BLOCK, CACHE_WARPS = 64, 4  # over the cache: keys at once, and warps
 FETCHED = 128  # lines of a cache's keys, and of its values, that are fetched before the query is there
 MEMORY_FETCHED = 0  # and of a memory's, of more rows than one
 LINE = tl.constexpr(128)  # bytes
@@ -210,6 +208,7 @@ def over_cache(
 ) -> Tensor:
     rows, heads, places, d = keys.shape
     parts = 1 if qkv.dim() == 2 else len(qkv)
+    block, warps = (BLOCK, 4) if rows == 1 else (CACHE_BLOCK, CACHE_WARPS)
     out = keys.new_empty(rows, heads * d)
     with torch.cuda.device_of(qkv):
         cache_kernel[(rows, heads)](
@@ -222,10 +221,10 @@ def over_cache(
             heads,
             places,
             D=d,
-            BLOCK=BLOCK,
+            BLOCK=block,
             PARTS=parts,
             FETCHED=FETCHED,
-            num_warps=4,
+            num_warps=warps,
             **programmed(programmatic),
         )
     return out

@@ -1,8 +1,8 @@
 """Triton kernels of a step with many rows, around products by cuBLAS or by tiles that share the sum over inputs.
 
-64 rows of 768 numbers are 98 kB, which every program of a map would read whole. So a product is cut along its inputs
-too, and what comes behind it adds up the parts: attention, the gate, or the addition to x with the next norm.
-A product by cuBLAS is one part.
+64 rows of 768 numbers are 98 kB, which every program of a map would read whole. So a product is cut along its
+inputs too, and what comes behind it adds up the parts: attention, the gate, or the addition to x with the next
+norm. A product by cuBLAS is one part.
 """
 
 # Inside a kernel a tuple grows by concatenation; Triton has neither unpacking nor comprehensions over ranges.
@@ -82,9 +82,7 @@ def product_kernel(
 
 
 @triton.jit
-def gate_kernel(
-    out, parts, batch, n, SPLITS: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr
-):
+def gate_kernel(out, parts, batch, n, SPLITS: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr):
     """parts: [SPLITS, batch, 2n], of which the first n are the gate's → [batch, n]."""
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -166,7 +164,8 @@ def product(x: Tensor, weight: Tensor, programmatic: bool) -> Tensor:
     with torch.cuda.device_of(x):
         product_kernel[grid](
             out, x, weight, batch, n, k, tile.span, BLOCK_B=block_b, BLOCK_N=tile.columns, BLOCK_K=tile.depth,
-            SINGLE=tile.span == tile.depth, num_warps=tile.warps, num_stages=tile.stages, **programmed(programmatic),
+            SINGLE=tile.span == tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+            **programmed(programmatic),
         )  # fmt: skip
     return out
 

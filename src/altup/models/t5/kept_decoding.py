@@ -1,11 +1,11 @@
 """Greedy decoding that an accelerated T5 keeps from call to call: a step with few kernels, recorded once.
 
-A layer is eight kernels of our own (`kernels/decoding`), for up to 32 rows (one of AltUp's). For more rows it may be
-products with kernels between them, which is off until a GPU has run it. Where neither can
-run, or choose worse tokens than plain code in a trial, the plain step is compiled. In either, products that read
-the same input are one: queries, keys and values, and both maps into the feed-forward. What such a step needs
-beside its inputs is made by a second graph at the beginning of each call: the joined weights, in the dtype that is
-computed in, and the keys and values of cross-attention.
+A layer is eight kernels of our own (`kernels/decoding`), for up to 32 rows (one of AltUp's). For more rows it may
+be products with kernels between them, which is off until a GPU has run it. Where neither can run, or chooses worse
+tokens than plain code in a trial, the plain step is compiled. In all of them products that read the same input are
+one: queries, keys and values, and both maps into the feed-forward. What such a step needs beside its inputs is made
+by a second graph at the beginning of each call: the joined weights, in the dtype that is computed in, and the keys
+and values of cross-attention.
 """
 
 from __future__ import annotations
@@ -350,6 +350,7 @@ class KeptDecoding:
         active = [*rule.active, 0] if widened else [0] * (len(self.layers) + 1)
         hidden = None if self.hidden is None else self.hidden.flatten(1)
         norms = [layer.first_norm for layer in self.layers]
+        normed: Any  # of the block that comes next
         _, normed = add_and_norm(blocks[active[0]], None, norms[0].weight, norms[0].eps, self.dtype)
         for index, layer in enumerate(self.layers):
             x, parts = layer.between_products(blocks[active[index]], normed, self.place, self.near, hidden)
