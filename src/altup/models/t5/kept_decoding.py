@@ -3,9 +3,9 @@
 A layer is eight kernels of our own (`kernels/decoding`), for up to 32 rows (one of AltUp's). For more rows it may
 be products with kernels between them, which is off until a GPU has run it. Where neither can run, or chooses worse
 tokens than plain code in a trial, the plain step is compiled. In all of them products that read the same input are
-one: queries, keys and values, and both maps into the feed-forward. What such a step needs beside its inputs is made
-by a second graph at the beginning of each call: the joined weights, in the dtype that is computed in, and the keys
-and values of cross-attention.
+one: queries, keys and values, and both maps into the feed-forward. What such a step needs beside its inputs is
+made by a second graph at the beginning of each call: the joined weights, in the dtype that is computed in, and the
+keys and values of cross-attention.
 """
 
 from __future__ import annotations
