@@ -3,8 +3,9 @@
     python benchmarks/tune_decoding.py --rows 1 64
     TRITON_INTERPRET=1 python benchmarks/tune_decoding.py    # toy sizes, checked and not timed
 
-512 random vectors a row to attend to; 100 tokens, the median of three runs. Before a step is timed its tokens are
-compared with those of plain code; where they are worse, it says so.
+512 random vectors a row to attend to, with a mask and without cuDNN's attention, as `generate` has it; 100 tokens,
+the median of three runs. Before a step is timed its tokens are compared with those of plain code; where they are
+worse, it says so.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tuning import DEVICE, INTERPRETED
 import altup
 from altup.kernels import decoding
 from altup.kernels.decoding import attention, maps
+from altup.models.recorded_decoding import repeatable_attention
 from altup.models.t5 import kept_decoding
 from altup.models.t5.kept_decoding import KeptDecoding, Prompts
 
@@ -26,13 +28,16 @@ STEPS, INPUTS = (3, 70) if INTERPRETED else (100, 512)
 Changes = dict[Any, Any]  # (module, name) → value
 EARLY, TILE = (decoding, "EARLY_ROWS"), (maps, "TILE")
 BLOCK, PROGRAMS, FETCHED = ((attention, name) for name in ("BLOCK", "PROGRAMS", "FETCHED"))
+BETWEEN = (decoding, "MANY_ROWS")  # products, and kernels between them
+KEYS, STAGES = (attention, "MANY_BLOCK"), (attention, "STAGES")
 ROWS, COLUMNS, DEPTH = ((maps, name) for name in ("ROWS", "COLUMNS", "DEPTH"))
 ONE_ROW: list[Changes] = [
     {}, {EARLY: 0}, {FETCHED: 0}, {TILE: 4096}, {TILE: 4096, EARLY: 0}, {TILE: 8192}, {PROGRAMS: 48}, {BLOCK: 128},
     {BLOCK: 32, PROGRAMS: 192},
 ]  # fmt: skip
 MANY_ROWS: list[Changes] = [
-    {}, {EARLY: 64}, {ROWS: 64, DEPTH: 128}, {ROWS: 16}, {COLUMNS: 32}, {DEPTH: 128}, {BLOCK: 128}, {BLOCK: 32},
+    {}, {EARLY: 64}, {BETWEEN: 2}, {BETWEEN: 2, STAGES: 4, KEYS: 32}, {BETWEEN: 2, EARLY: 64},
+    {ROWS: 64, DEPTH: 128}, {ROWS: 16}, {COLUMNS: 32}, {DEPTH: 128}, {BLOCK: 128}, {BLOCK: 32},
 ]  # fmt: skip
 
 
@@ -76,6 +81,7 @@ def milliseconds(made: KeptDecoding) -> str:
 
 
 @torch.inference_mode()
+@repeatable_attention()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1] if INTERPRETED else [1, 64])
@@ -84,7 +90,8 @@ def main() -> None:
     for rows in options.rows:
         memory = torch.randn(rows, INPUTS, model.config.d_model, device=DEVICE, dtype=model.dtype)
         start = torch.zeros(rows, 1, dtype=torch.long, device=DEVICE)
-        prompts = Prompts(start, STEPS + 8, None, 0, memory, None)
+        mask = torch.ones(rows, INPUTS, dtype=torch.long, device=DEVICE)
+        prompts = Prompts(start, STEPS + 8, None, 0, memory, mask)
         for changes in ONE_ROW if rows == 1 else MANY_ROWS:
             name = ", ".join(f"{name}={value}" for (_, name), value in changes.items()) or "as it is"
             made = prepare(model, prompts, changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from altup.kernels import altup_update_reference, decoding
 from altup.models.t5.generation import decode_greedily
@@ -17,6 +18,11 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 def random(*shape, dtype=torch.float32, scale=1.0):
     return (scale * torch.randn(*shape, device=DEVICE)).to(dtype)
+
+
+def in_parts(x):
+    """As a product in two parts gives it."""
+    return torch.stack([0.25 * x.float(), 0.75 * x.float()])
 
 
 def agrees(got, want, dtype):
@@ -45,12 +51,62 @@ def test_linear_maps_with_norm_gate_and_addition(rows, dtype, n, k, poisoned):
         agrees(got, want, dtype)
 
 
+TILES = fewer([None, (16, 16, 16), (16, 32, 16)], [None, (16, 16, 16), (32, 256, 256), (64, 256, 128)])
+
+
 @runs_kernel
 @pytest.mark.parametrize("dtype", HALF)
-def test_maps_of_many_rows_may_be_cublas(dtype, poisoned, monkeypatch):
-    monkeypatch.setattr(decoding, "CUBLAS_ROWS", 2)
-    monkeypatch.setattr("altup.kernels.decoding.maps.launch", None)
-    test_linear_maps_with_norm_gate_and_addition(3, dtype, 24, 40, poisoned)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("rows", fewer([3], [3, 64, 100]))
+def test_products_in_parts(rows, tile, dtype, poisoned, monkeypatch):
+    """By cuBLAS, which gives one part, and by tiles that share the sum over inputs."""
+    from altup.kernels.decoding import many_rows
+
+    torch.manual_seed(0)
+    n, k = fewer((24, 40), (2304, 768))
+    if tile is not None:
+        monkeypatch.setitem(many_rows.TILES, (n, k), many_rows.Tile(*tile))
+    x, weight = random(rows, k, dtype=dtype), random(n, k, dtype=dtype, scale=k**-0.5)
+    parts = decoding.product(x, weight)
+    assert parts.shape == (1 if tile is None else -(-k // tile[1]), rows, n)
+    agrees(parts.double().sum(dim=0), x.double() @ weight.double().t(), dtype)
+    gate, linear = parts.double().sum(dim=0).chunk(2, dim=1)
+    got = decoding.gate(parts, dtype)
+    assert got.dtype == dtype
+    agrees(got, F.gelu(gate, approximate="tanh") * linear, dtype)
+
+
+@runs_kernel
+@pytest.mark.parametrize(("wide", "dtype"), [(torch.float32, torch.float32), (torch.float32, torch.bfloat16)])
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_parts_are_added_and_normed(number, wide, dtype, poisoned):
+    torch.manual_seed(0)
+    rows, n = 3, 40
+    x, parts, norm = random(rows, n, dtype=wide, scale=9), random(number, rows, n), random(n, dtype=dtype)
+    got, normed = decoding.add_and_norm(x, parts if number else None, norm, 1e-6, dtype)
+    assert (got.dtype, normed.dtype) == (wide, dtype)
+    want = x.double() + parts.double().sum(dim=0)
+    agrees(got, want, wide)
+    agrees(normed, decoding.linear_reference(want, torch.eye(n).to(want), norm.double(), 1e-6), dtype)
+
+
+@runs_kernel
+@pytest.mark.parametrize("K", [2, 4])
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_parts_are_added_updated_and_normed(K, has_norm, poisoned):
+    torch.manual_seed(0)
+    rows, n = 3, 40
+    x, parts, norm = random(rows, n), random(2, rows, n), random(n)
+    state, P, g = [random(rows, n) for _ in range(K)], random(K, K), random(K)
+    options = {"following": 1, "norm": norm if has_norm else None, "eps": 1e-6, "dtype": torch.float32}
+    got, normed = decoding.update_and_norm(x, parts, tuple(state), P, g, K - 1, **options)
+    y = x.double() + parts.double().sum(dim=0)
+    want = altup_update_reference(torch.stack(state).double(), y, P.double(), g.double(), K - 1)
+    agrees(torch.stack(got), want, torch.float32)
+    assert (normed is not None) == has_norm
+    if normed is not None:
+        exact = decoding.linear_reference(want[1], torch.eye(n).to(want), norm.double(), 1e-6)
+        agrees(normed, exact, torch.float32)
 
 
 @runs_kernel
@@ -100,7 +156,8 @@ def test_attention_over_a_growing_cache(rows, dtype, poisoned):
                     (keys, values), past[-1].view(rows, 3, heads, d).unbind(1)[1:], strict=True
                 ):
                     cache[:, :, len(past) - 1] = part
-        got = decoding.attend_to_cache(past[-1], keys, values, place, bias)
+        qkv = past[-1] if now % 2 else in_parts(past[-1])
+        got = decoding.attend_to_cache(qkv, keys, values, place, bias)
         q, k, v = torch.stack(past, dim=2).double().view(rows, 3, heads, d, now + 1).transpose(3, 4).unbind(1)
         want = decoding.attend_reference(q[:, :, -1].flatten(1), k, v, bias[:, : now + 1].flip(1).double())
         agrees(got, want, dtype)
@@ -129,6 +186,7 @@ def test_attention_over_a_memory(rows, dtype, tokens, poisoned):
         got = decoding.attend_to_memory(q, keys, values, mask)
         if isinstance(got, torch.Tensor):
             agrees(got, want, dtype)
+            agrees(decoding.attend_to_memory(in_parts(q), keys, values, mask), want, dtype)
         agrees(decoding.linear(got, out), want @ out.double().t(), dtype)  # which joins the parts of one row
     assert isinstance(got, torch.Tensor) == (rows > 1 or tokens <= 64)
 
@@ -169,7 +227,7 @@ TWO = {"outs": ("*bf16",) * 2, "state": ("*bf16",) * 2, "P": "*fp32", "g": "*fp3
 
 @pytest.mark.parametrize("programmatic", [False, True])
 def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
-    from altup.kernels.decoding import attention, choice, maps
+    from altup.kernels.decoding import attention, choice, many_rows, maps
 
     common = {
         **BASE,
@@ -214,13 +272,30 @@ def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
     cache = dict.fromkeys(("out", "qkv", "keys", "values", "q", "added"), "*bf16")
     sizes = {"heads": "i32", "places": "i32", "tokens": "i32", "span": "i32", "D": 64, "BLOCK": attention.BLOCK}
     sizes |= {"place": "*i64", "bias": "*fp32", "PROGRAMMATIC": programmatic, "tops": None, "sums": None}
-    sizes |= {"FETCHED": attention.FETCHED, "STAGES": 4}
-    split = {"out": "*fp32", "tops": "*fp32", "sums": "*fp32", "SPLIT": True, "SINGLE": True}
+    sizes |= {"FETCHED": attention.FETCHED, "STAGES": 4, "PARTS": 1}
+    split = {"FETCHED": 0, "out": "*fp32", "tops": "*fp32", "sums": "*fp32", "SPLIT": True, "SINGLE": True}
     built.append(hopper.build(attention.cache_kernel, {**cache, **sizes}, num_warps=4))
     built.append(
-        hopper.build(attention.memory_kernel, {**cache, **sizes, "SPLIT": False, "SINGLE": False}, num_warps=4)
+        hopper.build(
+            attention.memory_kernel, {**cache, **sizes, "SPLIT": False, "SINGLE": False, "FETCHED": 0}, num_warps=4
+        )
     )
     built.append(hopper.build(attention.memory_kernel, {**cache, **sizes, **split}, num_warps=4))
+    tiles = {**common, "out": "*fp32", "batch": "i32", "span": "i32", "BLOCK_B": 64}
+    built += [
+        hopper.build(
+            many_rows.product_kernel, {**tiles, **more}, divisible=("batch", "n", "k", "span"), num_warps=4
+        )
+        for more in (
+            {"BLOCK_N": 32, "BLOCK_K": 256, "SINGLE": True},
+            {"BLOCK_N": 64, "BLOCK_K": 128, "SINGLE": False},
+        )
+    ]
+    between = {**common, "batch": "i32", "parts": "*fp32", "normed": "*bf16", "SPLITS": 3, "BLOCK": 1024}
+    between |= {"ACTIVE": 0, "NEXT": 1, "outs": ("*bf16",)}
+    built.append(hopper.build(many_rows.gate_kernel, between, num_warps=4))
+    built.append(hopper.build(many_rows.add_kernel, between, num_warps=4))
+    built.append(hopper.build(many_rows.add_kernel, {**between, **TWO}, num_warps=4))
     places = {"tokens": "*i64", "latest": "*i64", "place": "*i64", "ended": "*u8", "eos": "*i64", "tops": "*fp32"}
     numbers = {"found": "*i32", "tiles": "i32", "limit": "i32", "pad": "i32", "ENDS": 1, "BLOCK": choice.BLOCK}
     arguments = {**places, **numbers, "PROGRAMMATIC": programmatic}
@@ -237,6 +312,14 @@ def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
 @pytest.mark.parametrize("method", ["dense", "altup"])
 def test_kernels_that_begin_early_decode_the_same_tokens(method, monkeypatch):
     monkeypatch.setattr(decoding, "EARLY_ROWS", 64)
+    decodes_the_tokens_of_its_plain_code(method)
+
+
+@runs_kernel
+@pytest.mark.parametrize("method", fewer(["dense", "altup"], ["dense", "altup", "recycled", "sum"]))
+def test_many_rows_are_decoded_between_products(method, monkeypatch):
+    monkeypatch.setattr(decoding, "MANY_ROWS", 2)
+    monkeypatch.setattr("altup.models.t5.kept_decoding.KeptDecoding._fused_step", None)
     decodes_the_tokens_of_its_plain_code(method)
 
 

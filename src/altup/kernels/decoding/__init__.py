@@ -11,25 +11,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from altup.kernels.decoding.reference import attend_reference, linear_reference
-from altup.kernels.geglu import geglu
 from altup.kernels.launch import can_launch
 
 if TYPE_CHECKING:
     from altup.kernels.decoding.attention import Parts
 
 __all__ = [
+    "add_and_norm",
     "attend_reference",
     "attend_to_cache",
     "attend_to_memory",
     "can_decode",
+    "can_decode_many",
     "choose",
+    "gate",
     "linear",
     "linear_and_update",
     "linear_reference",
+    "product",
+    "update_and_norm",
 ]
 
 # Of a model with one block: with 64 rows a step of plain code takes 1.20 ms on an H200, one of these kernels 1.41.
@@ -39,15 +42,24 @@ DTYPES = (torch.bfloat16, torch.float32)  # in float16 the rows before their nor
 # Up to so many rows kernels begin before the one before them has ended, on Hopper and later. One row's step took
 # 0.26 ms instead of 0.29 on an H200 (0.24 since the cache is fetched early); with more rows the gain is not known.
 EARLY_ROWS = 1
-# From so many rows on, maps are cuBLAS's, with norm and gate as kernels beside them. Off: no GPU has timed it.
-CUBLAS_ROWS = 2**31
+# From so many rows on, norms, gate and additions are kernels between the products (`many_rows.py`), for up to
+# MOST_ROWS_BETWEEN rows. Off: no GPU has run it.
+MANY_ROWS, MOST_ROWS_BETWEEN = 2**31, 1024
 
 
 def can_decode(device: torch.device, dtype: torch.dtype, rows: int, d_kv: int, num_blocks: int = 1) -> bool:
     """Whether the kernels below take so many rows of a model that computes in `dtype`."""
-    power_of_2 = d_kv & (d_kv - 1) == 0
     most = MOST_ROWS if num_blocks == 1 else MOST_ROWS_OF_BLOCKS
-    return rows <= most and dtype in DTYPES and power_of_2 and d_kv <= 256 and can_launch(device)
+    return rows <= most and _can_attend(device, dtype, d_kv)
+
+
+def can_decode_many(device: torch.device, dtype: torch.dtype, rows: int, d_kv: int) -> bool:
+    """Whether that many rows are decoded by products and the kernels between them."""
+    return MANY_ROWS <= rows <= MOST_ROWS_BETWEEN and _can_attend(device, dtype, d_kv)
+
+
+def _can_attend(device: torch.device, dtype: torch.dtype, d_kv: int) -> bool:
+    return dtype in DTYPES and d_kv & (d_kv - 1) == 0 and d_kv <= 256 and can_launch(device)
 
 
 def _begins_early(x: Tensor) -> bool:
@@ -69,26 +81,8 @@ def linear(
     """
     from altup.kernels.decoding.maps import launch
 
-    if isinstance(x, Tensor) and len(x) >= CUBLAS_ROWS and _are_alike(x, weight, norm, residual):
-        return _by_cublas(x, weight, norm, eps, gated, residual)
     rows = x if isinstance(x, Tensor) else x.mixed[0]
     return launch(x, weight, norm, eps, gated, residual, _begins_early(rows))[0]
-
-
-def _are_alike(*tensors: Tensor | None) -> bool:
-    return len({tensor.dtype for tensor in tensors if tensor is not None}) == 1
-
-
-def _by_cublas(
-    x: Tensor, weight: Tensor, norm: Tensor | None, eps: float, gated: bool, residual: Tensor | None
-) -> Tensor:
-    if norm is not None:
-        x = F.rms_norm(x, norm.shape, norm, eps)
-    if residual is not None and not gated:
-        return torch.addmm(residual, x, weight.t())
-    y = F.linear(x, weight)
-    y = geglu(y, training=False) if gated else y
-    return y if residual is None else residual + y
 
 
 def linear_and_update(
@@ -107,31 +101,76 @@ def linear_and_update(
     return launch(x, weight, None, 0.0, False, residual, _begins_early(x), update=update)[0]
 
 
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x·weightᵀ as parts that are to be added, [parts, rows, n]; x: [rows, k], weight: [n, k]."""
+    from altup.kernels.decoding import many_rows
+
+    return many_rows.product(x, weight, _begins_early(x))
+
+
+def gate(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """gelu(y₁…n) ⊙ yₙ₊₁…₂ₙ of y = Σ parts, [parts, rows, 2n] → [rows, n] in `dtype`."""
+    from altup.kernels.decoding import many_rows
+
+    return many_rows.gate(parts, dtype, _begins_early(parts[0]))
+
+
+def add_and_norm(
+    x: Tensor, parts: Tensor | None, norm: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """x + Σ parts, and its norm in `dtype`; x: [rows, n], parts: [parts, rows, n]."""
+    from altup.kernels.decoding import many_rows
+
+    (out,), normed = many_rows.add(x, parts, norm, eps, dtype, _begins_early(x))
+    return out, normed  # type: ignore[return-value]
+
+
+def update_and_norm(
+    x: Tensor,
+    parts: Tensor,
+    state: tuple[Tensor, ...],
+    P: Tensor,
+    g: Tensor,
+    active: int,
+    *,
+    following: int,
+    norm: Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    """AltUp's update of K blocks [rows, n] with x + Σ parts, `altup_update`, and the norm of block `following`."""
+    from altup.kernels.decoding import many_rows
+    from altup.kernels.decoding.maps import Update
+
+    update = Update(state, P, g, active)
+    return many_rows.add(x, parts, norm, eps, dtype, _begins_early(x), update, following)
+
+
 def attend_to_cache(qkv: Tensor, keys: Tensor, values: Tensor, place: Tensor, bias: Tensor) -> Tensor:
     """Put the new keys and values to their place, and attend to all up to it.
 
-    qkv: [rows, 3·heads·d]; keys, values: [rows, heads, places, d]; place: [rows], the number of the new token;
-    bias: [heads, places], float32, by how many tokens a key lies back → [rows, heads·d].
+    qkv: [rows, 3·heads·d], or parts of it; keys, values: [rows, heads, places, d]; place: [rows], the number of
+    the new token; bias: [heads, places], float32, by how many tokens a key lies back → [rows, heads·d].
     """
     from altup.kernels.decoding.attention import over_cache
 
-    return over_cache(qkv, keys, values, place, bias, _begins_early(qkv))
+    return over_cache(qkv, keys, values, place, bias, _begins_early(keys))
 
 
 def attend_to_memory(q: Tensor, keys: Tensor, values: Tensor, added: Tensor | None = None) -> Tensor | Parts:
     """`attend_reference`; of one row perhaps parts of it, which `linear` joins.
 
-    q: [rows, heads·d]; keys, values: [rows, heads, tokens, d]; added to scores: [rows, tokens].
+    q: [rows, heads·d], or parts of it; keys, values: [rows, heads, tokens, d]; added to scores: [rows, tokens].
     """
     from altup.kernels.decoding.attention import over_memory
 
-    return over_memory(q, keys, values, added, _begins_early(q))
+    return over_memory(q, keys, values, added, _begins_early(keys))
 
 
 def choose(
     hidden: Tensor,
     head: Tensor,
-    norm: Tensor,
+    norm: Tensor | None,
     eps: float,
     *,
     tokens: Tensor,
@@ -141,9 +180,9 @@ def choose(
     eos: Tensor | None,
     pad: int,
 ) -> None:
-    """The token with the largest logit, norm(hidden)·headᵀ, goes to `latest` [rows, 1] and behind `place` [rows]
-    into `tokens` [rows, limit], `pad` where a row has `ended` [rows]; `place` moves on, and a token of `eos` ends
-    a row."""
+    """The token with the largest logit, norm(hidden)·headᵀ or hidden·headᵀ, goes to `latest` [rows, 1] and behind
+    `place` [rows] into `tokens` [rows, limit], `pad` where a row has `ended` [rows]; `place` moves on, and a token
+    of `eos` ends a row."""
     from altup.kernels.decoding import choice
     from altup.kernels.decoding.maps import launch
 

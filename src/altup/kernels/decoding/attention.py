@@ -21,12 +21,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 BLOCK = 64  # keys that a program reads at once
 PROGRAMS = 96  # where there are fewer rows and heads, keys are split
-MANY_BLOCK, STAGES, WARPS = (
-    64,
-    1,
-    4,
-)  # of more rows than one: keys at once, in how many iterations' loads, and warps
+# Of more rows than one. Over the memory: keys at once, the iterations whose keys are loaded together, and warps.
+MANY_BLOCK, STAGES, WARPS = 64, 1, 4
+CACHE_BLOCK, CACHE_WARPS = 64, 4  # over the cache: keys at once, and warps
 FETCHED = 128  # lines of a cache's keys, and of its values, that are fetched before the query is there
+MEMORY_FETCHED = 0  # and of a memory's, of more rows than one
 LINE = tl.constexpr(128)  # bytes
 
 
@@ -46,6 +45,15 @@ def _fetch(x, last, LINES: tl.constexpr):
     lines = (x + tl.minimum(tl.arange(0, LINES) * of_line, last)).to(tl.uint64)
     code: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
     tl.inline_asm_elementwise(code, "=r,l", [lines], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def sum_of_parts(x, stride, mask, SPLITS: tl.constexpr):
+    """Σ x + i·stride over SPLITS parts of a product, in float32."""
+    total = tl.load(x, mask=mask, other=0.0).to(tl.float32)
+    for i in tl.static_range(1, SPLITS):
+        total += tl.load(x + i * stride, mask=mask, other=0.0).to(tl.float32)
+    return total
 
 
 @triton.jit
@@ -75,11 +83,13 @@ def cache_kernel(
     places,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
     FETCHED: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
     """The new key and value are written to `place` of the cache, and attended to from registers. `place` and what
-    is in the cache are of earlier steps, so they are read and fetched before the new ones are there."""
+    is in the cache are of earlier steps, so they are read and fetched before the new ones are there. All three of
+    qkv [PARTS, rows, 3·heads·D] are sums."""
     row, head = tl.program_id(0), tl.program_id(1)
     lanes, slots = tl.arange(0, D), tl.arange(0, BLOCK)
     now = tl.load(place + row).to(tl.int32)
@@ -91,7 +101,10 @@ def cache_kernel(
             _fetch(values + of_row, now * D, FETCHED)
         gdc_wait()
     start = qkv + row.to(tl.int64) * 3 * heads * D + head * D + lanes
-    q, k, v = tl.load(start), tl.load(start + heads * D), tl.load(start + 2 * heads * D)
+    stride, inside = tl.num_programs(0) * 3 * heads * D, lanes < D
+    q = sum_of_parts(start, stride, inside, PARTS).to(keys.dtype.element_ty)
+    k = sum_of_parts(start + heads * D, stride, inside, PARTS).to(keys.dtype.element_ty)
+    v = sum_of_parts(start + 2 * heads * D, stride, inside, PARTS).to(keys.dtype.element_ty)
     tl.store(keys + of_row + now * D + lanes, k)
     tl.store(values + of_row + now * D + lanes, v)
     wide = q.to(tl.float32)
@@ -140,9 +153,12 @@ def memory_kernel(
     SPLIT: tl.constexpr,
     SINGLE: tl.constexpr,
     STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
+    FETCHED: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
-    """`SINGLE`: a program has no more than BLOCK keys, which it reads before it waits for the query."""
+    """`SINGLE`: a program has no more than BLOCK keys, which it reads before it waits for the query, the sum of
+    q [PARTS, rows, heads·D]."""
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     lanes, slots = tl.arange(0, D), tl.arange(0, BLOCK)
     unit = row * heads + head
@@ -156,8 +172,13 @@ def memory_kernel(
         some_values = tl.load(values + at, mask=valid[:, None], other=0.0)
     if PROGRAMMATIC:
         gdc_launch_dependents()
+        if FETCHED > 0:
+            _fetch(keys + of_row, tokens * D - 1, FETCHED)
+            _fetch(values + of_row, tokens * D - 1, FETCHED)
         gdc_wait()
-    wide = tl.load(q + unit.to(tl.int64) * D + lanes).to(tl.float32)
+    stride = tl.num_programs(0) * heads * D
+    wide = sum_of_parts(q + unit.to(tl.int64) * D + lanes, stride, lanes < D, PARTS)
+    wide = wide.to(keys.dtype.element_ty).to(tl.float32)
     m = tl.full([BLOCK], LOWEST, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     mixed = tl.zeros([BLOCK, D], tl.float32)
@@ -186,7 +207,9 @@ def over_cache(
     qkv: Tensor, keys: Tensor, values: Tensor, place: Tensor, bias: Tensor, programmatic: bool
 ) -> Tensor:
     rows, heads, places, d = keys.shape
-    out = qkv.new_empty(rows, heads * d)
+    parts = 1 if qkv.dim() == 2 else len(qkv)
+    block, warps = (BLOCK, 4) if rows == 1 else (CACHE_BLOCK, CACHE_WARPS)
+    out = keys.new_empty(rows, heads * d)
     with torch.cuda.device_of(qkv):
         cache_kernel[(rows, heads)](
             out,
@@ -198,9 +221,10 @@ def over_cache(
             heads,
             places,
             D=d,
-            BLOCK=BLOCK,
+            BLOCK=block,
+            PARTS=parts,
             FETCHED=FETCHED,
-            num_warps=4,
+            num_warps=warps,
             **programmed(programmatic),
         )
     return out
@@ -213,18 +237,19 @@ def over_memory(
     block, stages, warps = (BLOCK, 1, 4) if rows == 1 else (MANY_BLOCK, STAGES, WARPS)
     splits = 1 if rows > 1 else max(1, min(PROGRAMS // heads, triton.cdiv(tokens, block)))
     span = triton.cdiv(triton.cdiv(tokens, splits), block) * block
+    parts = 1 if q.dim() == 2 else len(q)
     splits = triton.cdiv(tokens, span)
     tops = sums = None
     if splits > 1:
         out = q.new_empty(splits, rows, heads * d, dtype=torch.float32)
         tops, sums = (q.new_empty(splits, heads, dtype=torch.float32) for _ in range(2))
     else:
-        out = q.new_empty(rows, heads * d)
+        out = keys.new_empty(rows, heads * d)
     with torch.cuda.device_of(q):
         memory_kernel[(rows, heads, splits)](
             out, tops, sums, q, keys, values, added, heads, tokens, span,
-            D=d, BLOCK=block, SPLIT=splits > 1, SINGLE=span <= block, STAGES=stages, num_warps=warps,
-            **programmed(programmatic),
+            D=d, BLOCK=block, SPLIT=splits > 1, SINGLE=span <= block, STAGES=stages, PARTS=parts,
+            FETCHED=0 if rows == 1 else MEMORY_FETCHED, num_warps=warps, **programmed(programmatic),
         )  # fmt: skip
     return out if tops is None or sums is None else Parts(out, tops, sums)
 

@@ -32,6 +32,7 @@ MANY = 8192  # outputs: a head's, whose tiles are larger
 # Of the rows kernel: rows, outputs and inputs of a tile. A small map has few tiles: with 32 rows each, 64 make
 # twice as many.
 ROWS, COLUMNS, DEPTH = 32, 16, 256
+HEAD_COLUMNS, HEAD_DEPTH, HEAD_WARPS = 64, 128, 4  # and of a head
 
 
 @triton.jit
@@ -247,8 +248,8 @@ def launch(
         tiles, grid = triton.cdiv(n, block_n), (triton.cdiv(n, block_n),)
     else:
         block_b = min(64 if n > MANY else ROWS, max(16, triton.next_power_of_2(batch)))
-        block_n = 64 if n > MANY else COLUMNS
-        block_k = min(128 if n > MANY else DEPTH, max(16, triton.next_power_of_2(k)))
+        block_n = HEAD_COLUMNS if n > MANY else COLUMNS
+        block_k = min(HEAD_DEPTH if n > MANY else DEPTH, max(16, triton.next_power_of_2(k)))
         tiles, grid = triton.cdiv(n, block_n), (triton.cdiv(n, block_n), triton.cdiv(batch, block_b))
     out = found = outs = state = P = g = None
     if update is not None:
@@ -274,6 +275,6 @@ def launch(
         else:
             rows_kernel[grid](
                 *written, vector, weight, norm, residual, batch, n, k, eps,
-                BLOCK_B=block_b, BLOCK_K=block_k, num_warps=4, num_stages=3, **shared,
+                BLOCK_B=block_b, BLOCK_K=block_k, num_warps=HEAD_WARPS if n > MANY else 4, num_stages=3, **shared,
             )  # fmt: skip
     return (out if update is None else outs), found

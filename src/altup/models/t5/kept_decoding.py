@@ -1,10 +1,11 @@
 """Greedy decoding that an accelerated T5 keeps from call to call: a step with few kernels, recorded once.
 
-A layer is eight kernels of our own (`kernels/decoding`), for up to 32 rows (one of AltUp's). Where those cannot
-run, or choose worse tokens than plain code in a trial, the plain step is compiled. In either, products that read
-the same input are one: queries, keys and values, and both maps into the feed-forward. What such a step needs
-beside its inputs is made by a second graph at the beginning of each call: the joined weights, in the dtype that is
-computed in, and the keys and values of cross-attention.
+A layer is eight kernels of our own (`kernels/decoding`), for up to 32 rows (one of AltUp's). For more rows it may
+be products with kernels between them, which is off until a GPU has run it. Where neither can run, or chooses worse
+tokens than plain code in a trial, the plain step is compiled. In all of them products that read the same input are
+one: queries, keys and values, and both maps into the feed-forward. What such a step needs beside its inputs is
+made by a second graph at the beginning of each call: the joined weights, in the dtype that is computed in, and the
+keys and values of cross-attention.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ from torch import Tensor
 from altup.kernels.altup_update import FUSED_BLOCKS
 from altup.kernels.cuda_graph import record, warm_up
 from altup.kernels.decoding import (
+    add_and_norm,
     attend_to_cache,
     attend_to_memory,
     can_decode,
+    can_decode_many,
     choose,
+    gate,
     linear,
     linear_and_update,
+    product,
+    update_and_norm,
 )
 from altup.models.stack import COMPILED
-from altup.nn.altup import AltUp, AltUpUpdate
+from altup.nn.altup import AltUp, AltUpUpdate, Sum
 from altup.nn.layers import GatedFeedForward, RMSNorm
 from altup.nn.linear import is_bare, is_unhooked
 from altup.nn.positions import distance_bucket
@@ -77,6 +83,11 @@ def can_fuse(model: Any) -> bool:
     names = ("attention_norm", "cross_norm", "feed_forward_norm")
     norms = [*(getattr(layer, name) for layer in decoder.layers for name in names), decoder.final_norm]
     return is_bare(model.lm_head) and all(type(norm) is RMSNorm and is_unhooked(norm) for norm in norms)
+
+
+def is_dense(rule: Any) -> bool:
+    """Whether a layer's output is the next state."""
+    return type(rule) is Sum or (type(rule) is AltUp and rule.num_blocks == 1)
 
 
 def joins_update(rule: Any) -> bool:
@@ -155,6 +166,25 @@ class Layer:
             return x.view(shape), linear(hidden, out).view(shape)
         return linear(hidden, out, residual=x).view(shape)
 
+    def between_products(
+        self, x: Tensor, normed: Tensor, place: Tensor, near: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The same for many rows [batch, d], whose first norm is known: products, and kernels between them.
+
+        Gives x before the last addition, and parts of what is to be added.
+        """
+        layer, (joined, own_out, query, cross_out, into, out) = self._layer, self.weights
+        cross, forward, dtype = layer.cross_norm, layer.feed_forward_norm, joined.dtype
+        mixed = attend_to_cache(product(normed, joined), self.keys, self.values, place, near)
+        x, normed = add_and_norm(x, product(mixed, own_out), cross.weight, cross.eps, dtype)
+        seen = attend_to_memory(product(normed, query), self.memory_keys, self.memory_values, mask)
+        x, normed = add_and_norm(x, product(seen, cross_out), forward.weight, forward.eps, dtype)  # type: ignore[arg-type]
+        return x, product(gate(product(normed, into), dtype), out)
+
+    @property
+    def first_norm(self) -> RMSNorm:
+        return self._layer.attention_norm
+
     def _heads(self, x: Tensor) -> Tensor:
         """[batch, 1, heads·d_kv] → [batch, heads, 1, d_kv]."""
         return x.unflatten(-1, (-1, self.d_kv)).transpose(1, 2)
@@ -188,18 +218,24 @@ class KeptDecoding:
         self.begin: Callable[[], Any] = self._begin
         self.step: Callable[[], Any] = self._step
         d_kv, num_blocks = self.layers[0].d_kv, model.decoder.rule.num_blocks
-        fits = can_fuse(model) and can_decode(device, self.dtype, batch, d_kv, num_blocks)
-        self.is_fused = fits and self._kernels_work()
-        if self.is_fused:
-            self.step = self._fused_step
+        fused = None
+        if can_fuse(model):
+            rule = model.decoder.rule
+            if can_decode_many(device, self.dtype, batch, d_kv) and (is_dense(rule) or joins_update(rule)):
+                fused = self._step_of_many_rows
+            elif can_decode(device, self.dtype, batch, d_kv, num_blocks):
+                fused = self._fused_step
+        self.is_fused = fused is not None and self._kernels_work(fused)
+        if fused is not None and self.is_fused:
+            self.step = fused
         if kind == "cuda":
             self._record(device)
 
-    def _kernels_work(self) -> bool:
+    def _kernels_work(self, step: Callable[[], None]) -> bool:
         """Whether the kernels give the tokens of plain code in a trial, or nearly as likely ones."""
         try:
             with torch.compiler.set_stance("force_eager"):
-                regret = self._try_kernels()
+                regret = self._try_kernels(step)
         except Exception as error:
             log.warning("decoding is slower than it could be, because its kernels failed: %s", error)
             return False
@@ -207,12 +243,12 @@ class KeptDecoding:
             log.warning("decoding is slower than it could be, because its kernels are wrong by %.2g", regret)
         return regret <= REGRET
 
-    def _try_kernels(self) -> float:
+    def _try_kernels(self, step: Callable[[], None]) -> float:
         self._begin()
         worst = torch.zeros((), device=self.latest.device)
         for _ in range(TRIAL):
             logits = self._logits(self.latest).float()
-            self._fused_step()
+            step()
             self.ended.zero_()
             chosen = logits.gather(1, self.latest).squeeze(1)
             worst = torch.maximum(worst, ((logits.amax(dim=1) - chosen) / logits.std(dim=1)).max())
@@ -302,9 +338,41 @@ class KeptDecoding:
                 state = layer.fused(state[active], *inputs, (state, update.P, update.g, active))
             else:
                 state = decoder.rule(state, layer.fused, index, *inputs)
-        lowered, norm = decoder.rule.lower(state).flatten(0, 1), decoder.final_norm
+        norm = decoder.final_norm
+        self._choose(decoder.rule.lower(state).flatten(0, 1), norm.weight, norm.eps)
+
+    def _step_of_many_rows(self) -> None:
+        """Each layer's last addition, AltUp's update and the next layer's norm are one kernel."""
+        decoder, rule = self.model.decoder, self.model.decoder.rule
+        state = decoder.lift(self.model.encoder.embed_tokens(self.latest))
+        blocks = tuple(block.flatten(0, 1).contiguous() for block in state)
+        widened = len(blocks) > 1
+        active = [*rule.active, 0] if widened else [0] * (len(self.layers) + 1)
+        hidden = None if self.hidden is None else self.hidden.flatten(1)
+        norms = [layer.first_norm for layer in self.layers]
+        normed: Any  # of the block that comes next
+        _, normed = add_and_norm(blocks[active[0]], None, norms[0].weight, norms[0].eps, self.dtype)
+        for index, layer in enumerate(self.layers):
+            x, parts = layer.between_products(blocks[active[index]], normed, self.place, self.near, hidden)
+            is_last = index + 1 == len(self.layers)
+            norm = decoder.final_norm if is_last else norms[index + 1]
+            if widened:
+                update = rule.updates[index]
+                blocks, normed = update_and_norm(
+                    x, parts, blocks, update.P, update.g, active[index], following=active[index + 1],
+                    norm=None if is_last else norm.weight, eps=norm.eps, dtype=self.dtype,
+                )  # fmt: skip
+            else:
+                x, normed = add_and_norm(x, parts, norm.weight, norm.eps, self.dtype)
+                blocks = (x,)
+        if widened:
+            norm = decoder.final_norm
+            _, normed = add_and_norm(rule.lower(blocks).contiguous(), None, norm.weight, norm.eps, self.dtype)
+        self._choose(normed)
+
+    def _choose(self, hidden: Tensor, norm: Tensor | None = None, eps: float = 0.0) -> None:
         choose(
-            lowered, self.head, norm.weight, norm.eps, tokens=self.tokens, latest=self.latest, place=self.place,
+            hidden, self.head, norm, eps, tokens=self.tokens, latest=self.latest, place=self.place,
             ended=self.ended, eos=self.eos, pad=self.pad,
         )  # fmt: skip
 
