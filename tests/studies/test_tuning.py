@@ -378,9 +378,9 @@ def test_a_sweep_is_no_longer_than_the_run(tuned: Scale, data: Path) -> None:
 def test_runs_with_settings_that_were_given_up_do_not_count() -> None:
     """Whichever study they are told by; a run that was tuned for nothing stays."""
 
-    def result(seed: int, run: str, date: str) -> Result:
+    def result(seed: int, run: str, date: str, study: str = "s") -> Result:
         return Result(
-            "s", "Dense", "tiny", str(seed), "long", "d", "loss", 1.0, "nats", "5", run, "GPU", "v", date, "c"
+            study, "Dense", "tiny", str(seed), "long", "d", "loss", 1.0, "nats", "5", run, "GPU", "v", date, "c"
         )
 
     made = [result(1, "old1", "2026-01-01"), result(2, "old2", "2026-01-01"), result(1, "new1", "2026-01-02"),
@@ -392,6 +392,13 @@ def test_runs_with_settings_that_were_given_up_do_not_count() -> None:
         "free": {"config": {"lr": 1}},
     }
     assert [r.run for r in drop_other_settings(made, records.get)] == ["new1", "free"]
+    # Another study shows the same model, as it has one of its runs, and was not run again since.
+    both = [*made, result(1, "old1", "2026-01-01", "t"), result(4, "old4", "2026-01-01", "t")]
+    records["old4"] = records["old1"]
+    assert [r.run for r in drop_other_settings(both, records.get)] == ["new1", "free"]
+    # A study of another model, which has none of them, keeps its own settings.
+    other = [*made, result(4, "old4", "2026-01-01", "t")]
+    assert [r.run for r in drop_other_settings(other, records.get)] == ["new1", "free", "old4"]
     records["new1"]["config"]["lr"] = 8  # the same choice, of a sweep with one more setting
     assert len(drop_other_settings(made, records.get)) == 4
 

@@ -264,17 +264,29 @@ def _tuned_last(record: Record, folder: Path) -> Record:
 def drop_other_settings(results: Sequence[Result], record: Records) -> list[Result]:
     """Of each model only the runs with the tuned settings of its newest one. A sweep that goes on may choose
     others than before, and a mean must not be of both."""
-    kept = {result.run: _tuned_run(result.run, record) for result in results}
-    by_place: dict[Place, list[Result]] = {}
-    for result in sorted(results, key=lambda r: (r.date, r.run)):
-        by_place.setdefault((result.study, result.label, result.size), []).append(result)
-    dropped = set()
-    for place, found in by_place.items():
-        runs = {result.run: run for result in found if (run := kept[result.run])}
-        names = {name.partition(".")[0] for run in runs.values() for name in run["tuned"]}
-        values = {key: {name: run["config"].get(name) for name in names} for key, run in runs.items()}
-        dropped |= {(place, key) for key in runs if values[key] != list(values.values())[-1]}
-    return [r for r in results if ((r.study, r.label, r.size), r.run) not in dropped]
+    tuned = {result.run: run for result in results if (run := _tuned_run(result.run, record))}
+    dropped: set[str] = set()
+    for runs in _runs_by_model([result for result in results if result.run in tuned]):
+        names = {name.partition(".")[0] for run in runs for name in tuned[run]["tuned"]}
+        values = {run: {name: tuned[run]["config"].get(name) for name in names} for run in runs}
+        dropped |= {run for run in runs if values[run] != values[runs[-1]]}
+    return [result for result in results if result.run not in dropped]
+
+
+def _runs_by_model(results: Sequence[Result]) -> list[list[str]]:
+    """The runs of each model, the newest last. Places that share a run show the same model."""
+    models: list[tuple[set[Place], set[str]]] = []
+    for result in results:
+        places, runs = {(result.study, result.label, result.size)}, {result.run}
+        others = []
+        for model in models:
+            if places & model[0] or runs & model[1]:
+                places, runs = places | model[0], runs | model[1]
+            else:
+                others.append(model)
+        models = [*others, (places, runs)]
+    dates = {result.run: (result.date, result.run) for result in results}
+    return [sorted(runs, key=dates.__getitem__) for _, runs in models]
 
 
 def _tuned_run(key: str, record: Records) -> Record | None:
