@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import library
@@ -21,7 +22,14 @@ from altup.kernels.attention import (
     keep_mask,
     launch,
 )
-from altup.kernels.attention.op import attend, attend_backward, attend_joined, attend_joined_backward
+from altup.kernels.attention.op import (
+    attend,
+    attend_backward,
+    attend_joined,
+    attend_joined_backward,
+    keep_bits_op,
+)
+from altup.kernels.attention.reference import keep_bits_reference, unpack_bits
 from altup.kernels.cuda_graph import record, warm_up
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, INTERPRETED, fewer, needs_gpu, runs_kernel
 
@@ -131,8 +139,14 @@ def test_dropout_keeps_the_mean():
     torch.testing.assert_close(mean, exact, atol=0.15, rtol=0)
 
 
-def test_keep_mask_is_even_handed():
-    keep = keep_mask(123456789012345, 2, 3, 96, 80, 0.3).double()
+@pytest.fixture(params=[False, True], ids=["", "bits"])
+def keeps_bits(request, monkeypatch):
+    """Dropout drawn in each kernel, and once as bits."""
+    monkeypatch.setattr(launch, "KEEPS_BITS", request.param)
+
+
+def test_keep_mask_is_even_handed(keeps_bits):
+    keep = kept_under(123456789012345, 2, 3, 96, 80, 0.3).double()
     assert keep.shape == (2, 3, 96, 80)
     assert abs(keep.mean() - 0.7) < 4 * math.sqrt(0.21 / keep.numel())
     for dims in [(1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2)]:
@@ -143,10 +157,22 @@ def test_keep_mask_is_even_handed():
     assert (correlation - torch.eye(6)).abs().max() < 0.06
 
 
-def test_keep_mask_depends_on_seed_and_place_alone():
-    keep = keep_mask(5, 1, 2, 40, 50, 0.5)
-    assert torch.equal(keep_mask(5, 1, 2, 20, 30, 0.5), keep[:, :, :20, :30])
-    assert not torch.equal(keep_mask(6, 1, 2, 40, 50, 0.5), keep)
+def test_keep_mask_depends_on_seed_and_place_alone(keeps_bits):
+    keep = kept_under(5, 1, 2, 140, 150, 0.5)
+    assert torch.equal(kept_under(5, 1, 2, 20, 130, 0.5), keep[:, :, :20, :130])
+    assert torch.equal(kept_under(5, 1, 2, 140, 30, 0.5), keep[:, :, :140, :30])
+    assert not torch.equal(kept_under(6, 1, 2, 140, 150, 0.5), keep)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5, 2**-16, 0.9999])
+def test_bits_are_dropped_as_often_as_asked(dropout):
+    """Each of a word's numbers, and as often where the one before it is kept."""
+    bits = keep_bits_reference(11, 50, 256, 256, dropout).view(torch.uint8).numpy()
+    keep = torch.from_numpy(np.unpackbits(bits, bitorder="little")).view(-1, 32).double()
+    spread = math.sqrt(dropout * (1 - dropout))
+    assert (keep.mean(0) - (1 - dropout)).abs().max() < 5 * spread / math.sqrt(len(keep)) + 1e-9
+    both = (keep[:, 1:] * keep[:, :-1]).mean(0)
+    assert (both - (1 - dropout) ** 2).abs().max() < 8 * spread / math.sqrt(len(keep)) + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -232,6 +258,12 @@ def kernels(q, k, v, by_distance, **options):
     return attention(q, k, v, by_distance=by_distance, implementation="triton", **options)
 
 
+def kept_under(seed, B, H, Q, K, dropout):
+    if not launch.KEEPS_BITS:
+        return keep_mask(seed, B, H, Q, K, dropout)
+    return unpack_bits(keep_bits_reference(seed, B * H, Q, K, dropout), Q, K).view(B, H, Q, K)
+
+
 def compare(inputs, run=kernels, dropout=0.0, constant_beyond=None, **options):
     """The result and all gradients of a random linear function of it, against float64."""
     wide = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
@@ -240,7 +272,7 @@ def compare(inputs, run=kernels, dropout=0.0, constant_beyond=None, **options):
         state = torch.random.get_rng_state() if INTERPRETED else torch.cuda.get_rng_state()
         seed = torch.randint(2**62, (1,), device=DEVICE).item()
         torch.random.set_rng_state(state) if INTERPRETED else torch.cuda.set_rng_state(state)
-        keep = keep_mask(seed, *inputs[0].shape[:3], inputs[1].shape[2], dropout).to(DEVICE)
+        keep = kept_under(seed, *inputs[0].shape[:3], inputs[1].shape[2], dropout).to(DEVICE)
     exact = attention_reference(*wide[:3], by_distance=wide[3], keep=keep, dropout=dropout, **options)
     out = run(*inputs, dropout=dropout, constant_beyond=constant_beyond, **options)
     inputs, wide = ([x for x in tensors if x is not None] for tensors in (inputs, wide))
@@ -436,10 +468,28 @@ def test_constant_edges(Q, K, causal, beyond, poisoned, small):
         ],
     ),
 )
-def test_dropout(packed, options, dtype, poisoned, small):
+def test_dropout(packed, options, dtype, poisoned, small, keeps_bits):
     small(16, 32)
     options = options | (segments(2, 40, 40) if packed else {})
     compare(problem(2, 1, 40, dtype=dtype, beyond=10), dropout=0.3, **options)
+
+
+@runs_kernel
+@pytest.mark.parametrize(("queries", "keys"), fewer([(64, 64), (32, 16), (16, 64)], [(64, 64)]))
+def test_bits_of_several_squares(queries, keys, poisoned, tiles, monkeypatch):
+    """Also where tiles are smaller than squares; the forward pass may have larger ones."""
+    tiles(queries, keys)
+    monkeypatch.setattr(launch, "KEEPS_BITS", True)
+    monkeypatch.setitem(launch.FORWARD, 16, launch.FORWARD[16]._replace(queries=2 * queries))
+    compare(problem(1, 2, 90, 140, dtype=DTYPES[0]), dropout=0.4)
+
+
+@runs_kernel
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+def test_bits_that_are_drawn(dropout):
+    seed = torch.tensor([2**61 + 12345], device=DEVICE)
+    drawn = keep_bits_op(seed, 3, 70, 150, dropout)
+    assert torch.equal(drawn.cpu(), keep_bits_reference(2**61 + 12345, 3, 70, 150, dropout))
 
 
 @runs_kernel
@@ -485,7 +535,7 @@ def test_fixed_bias(small):
 
 
 @runs_kernel
-def test_dropout_follows_the_seed_and_checkpointing_replays_it(small):
+def test_dropout_follows_the_seed_and_checkpointing_replays_it(small, keeps_bits):
     small(16, 16)
     inputs = problem(H=1, Q=20)
 
@@ -610,7 +660,7 @@ def test_joined_operator_registrations(small):
 
 @runs_kernel
 @pytest.mark.parametrize("dropout", fewer([0.3], [0.0, 0.3]))
-def test_compiles_as_one_graph(dropout, small):
+def test_compiles_as_one_graph(dropout, small, keeps_bits):
     small(16, 16)
 
     def run(*inputs, **options):
@@ -698,7 +748,7 @@ def test_copy_engine_in_a_graph(monkeypatch):
         (2, 2, 1024, 1024, 16, {"dropout": 0.1}, 91, torch.float16),
     ],
 )
-def test_training_sizes(B, H, Q, K, D, options, beyond, dtype, poisoned):
+def test_training_sizes(B, H, Q, K, D, options, beyond, dtype, poisoned, keeps_bits):
     compare(problem(B, H, Q, K, D, dtype, beyond), constant_beyond=beyond, **options)
 
 
@@ -711,7 +761,7 @@ def test_training_size_with_segments(causal, poisoned):
 @needs_gpu
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("beyond", [None, 91])
-def test_training_size_of_packed_rows(beyond, dropout, poisoned):
+def test_training_size_of_packed_rows(beyond, dropout, poisoned, keeps_bits):
     rows = [packed([200, 150, 120], 512), packed([26] * 19, 512), packed([512], 512), packed([400, 30], 512)]
     options = {"query_segments": torch.stack(rows), "key_segments": torch.stack(rows), "dropout": dropout}
     compare(problem(4, 12, 512, D=64, dtype=torch.bfloat16, beyond=beyond), constant_beyond=beyond, **options)
@@ -760,7 +810,7 @@ def test_under_autocast():
 
 
 KERNELS = ("forward", "queries", "keys")
-FLAGS = ("BIAS", "BIAS_GRAD", "EDGES", "CAUSAL", "SEGMENTS", "DROPOUT", "EVEN")
+FLAGS = ("BIAS", "BIAS_GRAD", "EDGES", "CAUSAL", "SEGMENTS", "DROPOUT", "BITS", "EVEN")
 NEEDED_BY = {
     "bias": "BIAS",
     "strips": "BIAS_GRAD",
@@ -796,6 +846,8 @@ def build(hopper, kernel, config, width, flags, capability=90, **fixed):
     constants |= {flag: flag in flags for flag in FLAGS} | {"SLOTS": 0, "peaks": None} | fixed
     absent = {name: None for name, flag in NEEDED_BY.items() if not constants[flag]}
     given = {name: TYPES.get(name, "i32") for name in kernel.arg_names} | absent
+    if "BITS" in flags:
+        given["seed"] = "*i32"
     for name, rows in zip(TILES, (config.queries, config.queries, config.keys, config.keys), strict=True):
         if name in given:
             given[name] = f"tensordesc<bf16[1,1,{rows},{width}]>" if config.engine else None

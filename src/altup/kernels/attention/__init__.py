@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice, check_range
+from altup.kernels.attention import launch
 from altup.kernels.attention.launch import PEAKS, WIDTHS
-from altup.kernels.attention.op import apart, attend, attend_joined, attend_peaks
+from altup.kernels.attention.op import apart, attend, attend_joined, attend_peaks, keep_bits_op
 from altup.kernels.attention.reference import attention_reference, hidden_keys, keep_mask, lay_out
 from altup.kernels.attention.slots import joined
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
@@ -83,7 +84,7 @@ def attention(
     if implementation == "plain":
         return _plain(q, k, v, bias, by_distance, causal, query_segments, key_segments, dropout, scale)
     _check_kernels(q, k, v, bias, scale, constant_beyond)
-    tensors = _for_kernels(by_distance, query_segments, key_segments, dropout, q.device)
+    tensors = _for_kernels(q, k, by_distance, query_segments, key_segments, dropout)
     rows = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if peaks is not None:
         return attend_peaks(*rows, *tensors, causal, dropout, scale, constant_beyond, peaks)[0]
@@ -118,24 +119,28 @@ def joined_attention(
     if implementation == "plain":
         return _plain(q, k, v, None, by_distance, causal, query_segments, key_segments, dropout, scale)
     _check_kernels(q, k, v, None, scale, constant_beyond)
-    tensors = _for_kernels(by_distance, query_segments, key_segments, dropout, q.device)
+    tensors = _for_kernels(q, k, by_distance, query_segments, key_segments, dropout)
     out, _ = attend_joined(list(parts), *tensors, causal, dropout, scale, constant_beyond)
     return out
 
 
 def _for_kernels(
+    q: Tensor,
+    k: Tensor,
     by_distance: Tensor | None,
     query_segments: Tensor | None,
     key_segments: Tensor | None,
     dropout: float,
-    device: torch.device,
 ) -> tuple[Tensor | None, ...]:
-    """Bias, segments and the seed of dropout as the kernels read them."""
+    """Bias, segments and the seed of dropout, or its bits, as the kernels read them."""
+    seed = torch.randint(2**62, (1,), device=q.device) if dropout else None
+    if seed is not None and launch.KEEPS_BITS:
+        seed = keep_bits_op(seed, q.shape[0] * q.shape[1], q.shape[2], k.shape[2], dropout)
     return (
         None if by_distance is None else by_distance.float().contiguous(),
         None if query_segments is None else query_segments.to(torch.int32).contiguous(),
         None if key_segments is None else key_segments.to(torch.int32).contiguous(),
-        torch.randint(2**62, (1,), device=device) if dropout else None,
+        seed,
     )
 
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from altup.kernels.attention.kept import keep, kept_bits, kept_words, words_of
 from altup.kernels.attention.launch import FORWARD, AttentionCall, descriptors, empty_heads, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
@@ -48,7 +49,7 @@ def forward_kernel(
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
     heads, queries, keys, scale, drop_below, keep_scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
-    SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr,
+    SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, BITS: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Scores are kept in units of `scale`, so that the bias can be what the product of q and k is added to."""
@@ -77,7 +78,10 @@ def forward_kernel(
     if BIAS:
         bias += head * distances
         row = bias_row(bias, queries - i0 - BM + first * BN, distances, LENGTH)
-    if DROPOUT:
+    if BITS:
+        seed += stream.to(tl.int64) * words_of(queries, keys)
+        words = kept_words(seed, i0, first * BN, queries, keys, BM)
+    elif DROPOUT:
         random = stream_keys(tl.load(seed), stream)
     unscale = 1 / scale
     exponent = scale * LOG2E
@@ -91,6 +95,9 @@ def forward_kernel(
         j = j0 + tl.arange(0, BN)
         k_block = load_tile(k, k_tiles, sequence, head, j0, k_row, keys, BN, D, EVEN)
         v_block = load_tile(v, v_tiles, sequence, head, j0, v_row, keys, BN, D, EVEN)
+        if BITS:
+            bits = kept_bits(words, i0, j0, BM, BN, False)
+            words = kept_words(seed, i0, j0 + BN, queries, keys, BM)  # prefetch the next tile's
         if BIAS:
             x = bias_tile(row * unscale, BM, BN, False)
             row = bias_row(bias, queries - i0 - BM + j0 + BN, distances, LENGTH)  # prefetch the next tile
@@ -107,12 +114,18 @@ def forward_kernel(
         fade = tl.exp2((top - shift) * exponent)
         total = total * fade + tl.sum(p, 1)
         if DROPOUT:
-            p *= tl.where(random_bits(random, i0, j0, BM, BN, False) >= drop_below, keep_scale, 0.0)
+            if BITS:
+                p = keep(p, bits)
+            else:
+                p = tl.where(random_bits(random, i0, j0, BM, BN, False) >= drop_below, p, 0.0)
         acc = tl.dot(p.to(v_block.dtype), v_block, acc * fade[:, None], input_precision=PRECISION)
         top = new_top
 
     empty = total == 0
     total = tl.where(empty, 1.0, total)
-    store_rows(out, i, out_row, queries, acc * (1 / total)[:, None], D)
+    share = 1 / total
+    if DROPOUT:
+        share *= keep_scale
+    store_rows(out, i, out_row, queries, acc * share[:, None], D)
     base = tl.where(empty, float("inf"), top * exponent + tl.log2(total))
     tl.store(lse + stream.to(tl.int64) * queries + i, base, mask=i < queries)

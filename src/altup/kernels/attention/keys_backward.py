@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from altup.kernels.attention.kept import keep, kept_bits, kept_words, words_of
 from altup.kernels.attention.launch import KEYS, KEYS_OF_FEW, AttentionCall, descriptors, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
@@ -54,7 +55,7 @@ def keys_kernel(
     d_out_batch, d_out_head, d_out_row, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     heads, queries, keys, scale, drop_below, keep_scale,
     SLOTS: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr,
-    CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, EVEN: tl.constexpr,
+    CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, BITS: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Tiles are keys × queries, so that weights and dS are where the products with dO and Q read them."""
@@ -88,7 +89,10 @@ def keys_kernel(
     if BIAS:
         bias += head * distances
         row = bias_row(bias, queries + j0 - (first + 1) * BM, distances, LENGTH)
-    if DROPOUT:
+    if BITS:
+        seed += stream.to(tl.int64) * words_of(queries, keys)
+        words = kept_words(seed, first * BM, j0, queries, keys, BM)
+    elif DROPOUT:
         random = stream_keys(tl.load(seed), stream)
     unscale = 1 / scale
     exponent = scale * LOG2E
@@ -102,6 +106,9 @@ def keys_kernel(
         q_block = load_tile(q, q_tiles, sequence, head, i0, q_row, queries, BM, D, EVEN)
         do_block = load_tile(d_out, do_tiles, sequence, head, i0, d_out_row, queries, BM, D, EVEN)
         base, mean = load_pairs(pairs, i, queries, EVEN)
+        if BITS:
+            bits = kept_bits(words, i0, j0, BM, BN, True)
+            words = kept_words(seed, i0 + BM, j0, queries, keys, BM)  # prefetch the next tile's
         if BIAS:
             x = bias_tile(row * unscale, BM, BN, True)
             row = bias_row(bias, queries + j0 - i0 - 2 * BM, distances, LENGTH)  # prefetch the next tile
@@ -112,14 +119,20 @@ def keys_kernel(
         x = hide(x, i[None, :], j[:, None], i_segment, j_segment[:, None], keys, CAUSAL, SEGMENTS, EVEN)
         p = tl.exp2(x * exponent - base[None, :])
         dp = tl.dot(v_block, tl.trans(do_block), input_precision=PRECISION)
-        kept = p
+        weights = p
         if DROPOUT:
-            factor = tl.where(random_bits(random, i0, j0, BM, BN, True) >= drop_below, keep_scale, 0.0)
-            kept = p * factor
-            dp *= factor
-        acc_v = tl.dot(kept.to(do_block.dtype), do_block, acc_v, input_precision=PRECISION)
-        ds = p * (dp - mean[None, :])
+            if BITS:
+                weights = keep(p, bits)
+            else:
+                weights = tl.where(random_bits(random, i0, j0, BM, BN, True) >= drop_below, p, 0.0)
+            mean *= 1 / keep_scale
+        acc_v = tl.dot(weights.to(do_block.dtype), do_block, acc_v, input_precision=PRECISION)
+        # With dropout, dS / keep_scale: so a decision is used once.
+        ds = weights * dp - p * mean[None, :] if DROPOUT else p * (dp - mean[None, :])
         acc_k = tl.dot(ds.to(q_block.dtype), q_block, acc_k, input_precision=PRECISION)
+    if DROPOUT:
+        acc_k *= keep_scale
+        acc_v *= keep_scale
     store_rows(dk, j, dk_row, keys, acc_k * scale, D)
     store_rows(dv, j, dv_row, keys, acc_v, D)
     if SLOTS:

@@ -45,6 +45,9 @@ KEYS = {
     128: TileConfig(64, 64, 8, 2),
 }
 ENGINE = False  # whether the copy engine loads at all; not before a GPU has recorded a step with it
+# Whether dropout's decisions are drawn once, as bits that all kernels read; off until a GPU has shown it.
+KEEPS_BITS = False
+LIMITS_BITS = False  # whether limits on registers hold for kernels that read bits, too; not timed yet
 TUNED = (torch.bfloat16,)  # in which limits on registers and the copy engine were timed
 # For few queries, as a decoder has: a program makes a few steps and ends.
 FEW_QUERIES = 128
@@ -54,7 +57,10 @@ PEAKS = 64  # slots for the largest numbers of gradients
 
 
 class AttentionCall(NamedTuple):
-    """Tensors and settings that every kernel reads; q [B, H, Q, D], k and v [B, H, K, D], see `attention`."""
+    """Tensors and settings that every kernel reads; q [B, H, Q, D], k and v [B, H, K, D], see `attention`.
+
+    `seed` [1] is that of dropout, or in its place the bits that were drawn with it (`keep_bits_op`).
+    """
 
     q: Tensor
     k: Tensor
@@ -81,8 +87,9 @@ class AttentionCall(NamedTuple):
     def cut(self, configs: dict[int, TileConfig]) -> TileConfig:
         """The kernel's configuration, with tiles no larger than the work, and then few warps for them.
 
-        Limits on registers are for Hopper, and too tight for dropout and for packed causal rows. Telling the copy
-        engine of a tensor takes the host about 10 µs, too long for few queries; limits were timed with it.
+        Limits on registers are for Hopper, and too tight for drawing random numbers and for packed causal rows.
+        Telling the copy engine of a tensor takes the host about 10 µs, too long for few queries; limits were timed
+        with it.
         """
         config = configs[self.q.shape[3]]
         _, Q, K = self.sizes
@@ -90,10 +97,15 @@ class AttentionCall(NamedTuple):
         if (queries, keys) != (config.queries, config.keys):
             return TileConfig(queries, keys, 4, config.stages)
         tuned = self.q.dtype in TUNED and _has_copy_engine(self.q.device) and (ENGINE or not config.engine)
-        tight = self.seed is not None or (self.causal and self.query_segments is not None)
+        draws = self.seed is not None and not (self.keeps_bits and LIMITS_BITS)
+        tight = draws or (self.causal and self.query_segments is not None)
         if not tuned or (config.registers and tight) or (config.engine and Q <= FEW_QUERIES):
             return config._replace(registers=None, engine=False)
         return config
+
+    @property
+    def keeps_bits(self) -> bool:
+        return self.seed is not None and self.seed.numel() > 1
 
     @property
     def has_few_queries(self) -> bool:
@@ -117,6 +129,7 @@ class AttentionCall(NamedTuple):
             "CAUSAL": self.causal,
             "SEGMENTS": self.query_segments is not None,
             "DROPOUT": self.seed is not None,
+            "BITS": self.keeps_bits,
             "EVEN": Q % config.queries == 0 and K % config.keys == 0,
             "PRECISION": "ieee" if self.q.dtype == torch.float32 else "tf32",
             "num_warps": config.warps,

@@ -16,8 +16,26 @@ import torch
 from torch import Tensor, library
 
 from altup.kernels.attention.launch import AttentionCall, empty_heads
+from altup.kernels.attention.reference import SQUARE, WORDS
 from altup.kernels.attention.slots import empty_slot, slot
 from altup.kernels.launch import on_its_device
+
+
+@library.custom_op("altup::attention_keep_bits", mutates_args=())
+@on_its_device
+def keep_bits_op(seed: Tensor, streams: int, queries: int, keys: int, dropout: float) -> Tensor:
+    """Which weights dropout keeps under `seed` [1], int64, as bits (`keep_bits_reference`)."""
+    from altup.kernels.attention.kept import keep_bits
+
+    kept = _empty_bits(seed, streams, queries, keys)
+    keep_bits(kept, seed, keys, dropout)
+    return kept
+
+
+@keep_bits_op.register_fake
+def _empty_bits(seed: Tensor, streams: int, queries: int, keys: int, *_: object) -> Tensor:
+    squares = -(-queries // SQUARE) * -(-keys // SQUARE)
+    return seed.new_empty(streams, squares, WORDS, dtype=torch.int32)
 
 
 @library.custom_op("altup::attention", mutates_args=())
@@ -37,7 +55,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """The result [B, H, Q, D], a view of [B, Q, H, D], and what the backward pass needs to know of it [B, H, Q].
 
-    The rows of q, k and v, and the other tensors, are contiguous; segments are int32, and dropout has a seed.
+    The rows of q, k and v, and the other tensors, are contiguous; segments are int32, and dropout has a seed, or
+    bits in its place.
     """
     from altup.kernels.attention.forward import forward
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from altup.kernels.attention.kept import keep, kept_bits, kept_words, words_of
 from altup.kernels.attention.launch import QUERIES, AttentionCall, TileConfig, descriptors, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
@@ -106,7 +107,7 @@ def queries_kernel(
     heads, queries, keys, scale, drop_below, keep_scale, beyond, near_tiles,
     SLOTS: tl.constexpr, BIAS_GRAD: tl.constexpr, EDGES: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr,
-    EVEN: tl.constexpr,
+    BITS: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A strip holds sums along diagonals, tile after tile from the first near one on, the first being the diagonal
@@ -141,7 +142,7 @@ def queries_kernel(
         query_segments += batch * queries
         key_segments += batch * keys
     i_segment = load_segments(query_segments, i, queries, SEGMENTS)
-    if DROPOUT:
+    if DROPOUT and not BITS:
         random = stream_keys(tl.load(seed), stream)
     unscale = 1 / scale
     exponent = scale * LOG2E
@@ -162,6 +163,9 @@ def queries_kernel(
     if BIAS:
         bias += head * distances
         row = bias_row(bias, queries - i0 - BM + first * BN, distances, LENGTH)
+    if BITS:
+        seed += stream.to(tl.int64) * words_of(queries, keys)
+        words = kept_words(seed, i0, first * BN, queries, keys, BM)
     if BIAS_GRAD:
         strip_size = near_tiles * BN + 32
         strips += (stream.to(tl.int64) * (blocks * G) + i0 // 16 + tl.arange(0, G)) * strip_size
@@ -178,6 +182,9 @@ def queries_kernel(
         j = j0 + tl.arange(0, BN)
         k_block = load_tile(k, k_tiles, sequence, head, j0, k_row, keys, BN, D, EVEN)
         v_block = load_tile(v, v_tiles, sequence, head, j0, v_row, keys, BN, D, EVEN)
+        if BITS:
+            bits = kept_bits(words, i0, j0, BM, BN, False)
+            words = kept_words(seed, i0, j0 + BN, queries, keys, BM)  # prefetch the next tile's
         if BIAS:
             x = bias_tile(row * unscale, BM, BN, False)
             row = bias_row(bias, queries - i0 - BM + j0 + BN, distances, LENGTH)  # prefetch the next tile
@@ -189,7 +196,11 @@ def queries_kernel(
         p = tl.exp2(x * exponent - base[:, None])
         dp = tl.dot(do_block, tl.trans(v_block), input_precision=PRECISION)
         if DROPOUT:
-            dp *= tl.where(random_bits(random, i0, j0, BM, BN, False) >= drop_below, keep_scale, 0.0)
+            if BITS:
+                dp = keep(dp, bits) * keep_scale
+            else:
+                kept = random_bits(random, i0, j0, BM, BN, False) >= drop_below
+                dp = tl.where(kept, dp, 0.0) * keep_scale
         ds = p * (dp - mean[:, None])
         acc = tl.dot(ds.to(k_block.dtype), k_block, acc, input_precision=PRECISION)
         if BIAS_GRAD:

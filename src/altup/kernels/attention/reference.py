@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from altup.kernels.dropout.reference import is_kept, keep_scale, stream_keys, stream_words
+from altup.kernels.dropout.reference import dropped, is_kept, keep_scale, stream_keys, stream_words
+
+SQUARE = 64  # queries and keys whose decisions lie together
+WORDS = SQUARE * SQUARE // 32  # of a square
+DRAWS = 16  # random bits of a decision
 
 
 def lay_out(by_distance: Tensor, queries: int, keys: int) -> Tensor:
@@ -76,3 +80,32 @@ def keep_mask(seed: int, batch: int, heads: int, queries: int, keys: int, dropou
     word = torch.where(i & 8 == 0, *stream_words(stream, c0, c1))
     half = torch.where(j & 8 == 0, word & 0xFFFF, word >> 16)
     return is_kept(half, dropout).view(batch, heads, queries, keys)
+
+
+def keep_bits_reference(seed: int, streams: int, queries: int, keys: int, dropout: float) -> Tensor:
+    """Which weights are kept, as bits: int32 [streams, squares, WORDS].
+
+    The squares of 64 queries × 64 keys follow one another along the keys. Within a square, the pair (i, j) is in
+    the word whose number has bits 2, 1 and 0 of i, the same of j, and bit 5 of i; its place there has bit 4 of i,
+    5 and 4 of j, 3 of i, 3 of j. Word w of the square in row r and column c compares 32 random numbers of 16 bits
+    with a threshold: bit b of all of them is a word of the counter (128·r + w, 8·c + b // 2), the first word where
+    b is even.
+    """
+    rows, columns = -(-queries // SQUARE), -(-keys // SQUARE)
+    stream = stream_keys(seed, torch.arange(streams)[:, None, None, None])
+    c0 = WORDS * torch.arange(rows)[:, None, None] + torch.arange(WORDS)
+    c1 = DRAWS // 2 * torch.arange(columns)[:, None]
+    less = torch.zeros((), dtype=torch.long)
+    for bit in range(DRAWS):
+        drawn = stream_words(stream, *torch.broadcast_tensors(c0, c1 + bit // 2))[bit % 2]
+        less = less | drawn if dropped(dropout) >> bit & 1 else less & drawn
+    return (~less).to(torch.int32).flatten(1, 2)
+
+
+def unpack_bits(kept: Tensor, queries: int, keys: int) -> Tensor:
+    """What `keep_bits_reference` gives → bool [streams, queries, keys]."""
+    i = torch.arange(queries, device=kept.device)[:, None]
+    j = torch.arange(keys, device=kept.device)[None, :]
+    word = kept[:, i // SQUARE * -(-keys // SQUARE) + j // SQUARE, 16 * (i % 8) + 2 * (j % 8) + i // 32 % 2]
+    place = 16 * (i // 16 % 2) + 4 * (j // 16 % 4) + 2 * (i // 8 % 2) + j // 8 % 2
+    return (word >> place & 1).bool()

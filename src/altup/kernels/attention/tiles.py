@@ -123,13 +123,13 @@ def bias_row(bias, first, count, LENGTH: tl.constexpr):
 
 
 @triton.jit
-def _side_by_side(pieces, G: tl.constexpr, FIRST: tl.constexpr, N: tl.constexpr):
+def side_by_side(pieces, G: tl.constexpr, FIRST: tl.constexpr, N: tl.constexpr):
     """N tensors [G, 8, 8], from number FIRST on → [G, 8, 8, N]."""
     if N == 2:
         return tl.join(pieces[FIRST], pieces[FIRST + 1])
     else:
-        a = _side_by_side(pieces, G, FIRST, N // 2)
-        b = _side_by_side(pieces, G, FIRST + N // 2, N // 2)
+        a = side_by_side(pieces, G, FIRST, N // 2)
+        b = side_by_side(pieces, G, FIRST + N // 2, N // 2)
         return tl.reshape(tl.permute(tl.join(a, b), 0, 1, 2, 4, 3), [G, 8, 8, N])
 
 
@@ -150,8 +150,8 @@ def bias_tile(row, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIRST: tl.con
     squares = ()
     for n in tl.static_range(N + 1):
         squares += (places + (QUERIES - 1 + (-8 * n if KEYS_FIRST else 8 * n)),)  # type: ignore[assignment]
-    upper = _side_by_side(squares, G, 1, N)
-    lower = _side_by_side(squares, G, 0, N)
+    upper = side_by_side(squares, G, 1, N)
+    lower = side_by_side(squares, G, 0, N)
     places = tl.permute(tl.join(upper, lower), 0, 4, 1, 3, 2)
     return tl.reshape(tl.gather(row, tl.reshape(places, [ROWS * COLUMNS]), 0), [ROWS, COLUMNS])
 

@@ -39,20 +39,20 @@ def stream_keys(seed: int, stream: Tensor) -> tuple[Tensor, Tensor]:
 
 def is_kept(half: Tensor, dropout: float) -> Tensor:
     """Whether a half of a word, 16 bits read as a signed number, is not among the lowest `dropout` of all."""
-    return (half ^ 2**15) >= _dropped(dropout)
+    return (half ^ 2**15) >= dropped(dropout)
 
 
 def drop_below(dropout: float) -> int:
     """The lowest signed word whose upper half is kept."""
-    return (_dropped(dropout) << 16) - 2**31
+    return (dropped(dropout) << 16) - 2**31
 
 
 def keep_scale(dropout: float) -> float:
     """What those that are kept are multiplied by, so that the mean stays."""
-    return 2**16 / (2**16 - _dropped(dropout))
+    return 2**16 / (2**16 - dropped(dropout))
 
 
-def _dropped(dropout: float) -> int:
+def dropped(dropout: float) -> int:
     """How many of the 2¹⁶ halves are dropped; not all."""
     return min(round(dropout * 2**16), 2**16 - 1)
 
