@@ -889,6 +889,22 @@ def test_dropout_in_packed_rows_is_cheap(name, hopper):
     assert lengths[1] < 1.7 * lengths[0]
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_reading_bits_is_cheaper_than_drawing(name, hopper):
+    """A test and a choice for each weight, and no tile of them is moved between threads."""
+    kernel, configs = kernel_and_configs(name)
+    flags = ("BIAS", "BIAS_GRAD", "EDGES", "EVEN")
+    none, bits, draws = (
+        build(hopper, kernel, configs[64]._replace(registers=None, engine=False), 64, (*flags, *more))
+        for more in ((), ("DROPOUT", "BITS"), ("DROPOUT",))
+    )
+    lengths = [hopper.loop_length(one) for one in (none, bits, draws)]
+    print(f"{name}: {lengths[0]} instructions a tile without dropout, {lengths[1]} and {lengths[2]} with")
+    assert lengths[1] - lengths[0] < 0.6 * (lengths[2] - lengths[0])
+    inside = bits.asm["ttgir"].split("scf.for")[1].split("scf.yield")[0]
+    assert not re.search(r"convert_layout .* : tensor<\d+x\d+xi", inside)
+
+
 VARIANTS = [
     ("BIAS", "BIAS_GRAD", "CAUSAL"),
     ("BIAS", "BIAS_GRAD", "SEGMENTS", "DROPOUT", "CAUSAL", "EDGES"),
