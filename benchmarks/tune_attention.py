@@ -38,7 +38,6 @@ if INTERPRETED:
     from tests.kernels.interpreter import repair
 
     repair()
-launch.ENGINE = True
 WORKERS = 12  # compile at the same time
 SEED = 12345
 

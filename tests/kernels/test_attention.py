@@ -142,7 +142,7 @@ def test_dropout_keeps_the_mean():
 @pytest.fixture(params=[False, True], ids=["", "bits"])
 def keeps_bits(request, monkeypatch):
     """Dropout drawn in each kernel, and once as bits."""
-    monkeypatch.setattr(launch, "KEEPS_BITS", request.param)
+    monkeypatch.setattr(launch, "MOST_KEYS_WITH_BITS", 1024 if request.param else 0)
 
 
 def test_keep_mask_is_even_handed(keeps_bits):
@@ -259,7 +259,7 @@ def kernels(q, k, v, by_distance, **options):
 
 
 def kept_under(seed, B, H, Q, K, dropout):
-    if not launch.KEEPS_BITS:
+    if not launch.MOST_KEYS_WITH_BITS:
         return keep_mask(seed, B, H, Q, K, dropout)
     return unpack_bits(keep_bits_reference(seed, B * H, Q, K, dropout), Q, K).view(B, H, Q, K)
 
@@ -341,7 +341,6 @@ def test_shapes_of_tiles(queries, keys, poisoned, tiles):
 def test_copy_engine(options, poisoned, tiles, monkeypatch):
     """It loads tiles, also beyond the last row; rows that it cannot count in 16 bytes are loaded without it."""
     tiles(16, 16)
-    monkeypatch.setattr(launch, "ENGINE", True)
     monkeypatch.setattr(launch, "FEW_QUERIES", 0)
     monkeypatch.setattr(launch, "TUNED", DTYPES)
     for table in (launch.FORWARD, launch.QUERIES, launch.KEYS):
@@ -479,7 +478,6 @@ def test_dropout(packed, options, dtype, poisoned, small, keeps_bits):
 def test_bits_of_several_squares(queries, keys, poisoned, tiles, monkeypatch):
     """Also where tiles are smaller than squares; the forward pass may have larger ones."""
     tiles(queries, keys)
-    monkeypatch.setattr(launch, "KEEPS_BITS", True)
     monkeypatch.setitem(launch.FORWARD, 16, launch.FORWARD[16]._replace(queries=2 * queries))
     compare(problem(1, 2, 90, 140, dtype=DTYPES[0]), dropout=0.4)
 
@@ -712,9 +710,8 @@ def test_what_the_kernels_refuse(change, words):
 
 
 @needs_gpu
-def test_copy_engine_in_a_graph(monkeypatch):
+def test_copy_engine_in_a_graph():
     """Descriptors are recorded with the kernels: a replay reads what lies in the tensors then."""
-    monkeypatch.setattr(launch, "ENGINE", True)
     inputs = problem(4, 4, 512, D=64, dtype=torch.bfloat16)
     upstream = torch.randn(4, 4, 512, 64, device=DEVICE).bfloat16()
 

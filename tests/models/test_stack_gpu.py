@@ -83,11 +83,8 @@ def test_float32_weights_under_autocast(padded):
     assert ((half_gradient - gradient).norm() / gradient.norm()).item() < 0.03
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_dropout_trains_compiled(joined, monkeypatch):
+def test_dropout_trains_compiled():
     """With dropout a loss differs from run to run, and its gradient points where that without dropout does."""
-    monkeypatch.setattr("altup.nn.attention.JOINS_MORE", joined)
-    monkeypatch.setattr("altup.models.stack.FUSES_DROPOUT", joined)
     torch._dynamo.reset()
     data = batch(True)
     model = compile_layers(build("dense", dropout_rate=0.1).to(torch.bfloat16), fullgraph=True)
@@ -99,5 +96,5 @@ def test_dropout_trains_compiled(joined, monkeypatch):
     assert len({one for one, _ in runs}) == 3
     assert all(abs(one - loss) < 0.1 * loss for one, _ in runs)
     cosines = [torch.cosine_similarity(one, gradient, dim=0).item() for _, one in runs]
-    print(f"joined={joined}: losses {[one for one, _ in runs]} beside {loss}, cosines {cosines}")
+    print(f"losses {[one for one, _ in runs]} beside {loss}, cosines {cosines}")
     assert min(cosines) > 0.35

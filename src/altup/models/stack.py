@@ -41,8 +41,6 @@ RECOMPILE_LIMIT = 64
 # under autocast, as in `altup pretrain` (`joins_in`).
 JOINS = (torch.bfloat16, torch.float32)
 ROUNDS_NORMS = False  # whether a norm that only maps in fp8 read is written in 8 bits; not timed on a GPU yet
-# Whether also an addition with dropout and the norm behind it. Right on a GPU; not timed beside the other way.
-FUSES_DROPOUT = False
 COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
 
 
@@ -237,7 +235,7 @@ class PreNormLayer(GradientCheckpointingLayer):
     def _add(self, x: Tensor, update: Tensor, norm: RMSNorm, reader: nn.Module) -> tuple[Tensor, Normed]:
         """x + dropout(update), and its norm for `reader`."""
         wanted = self.fuses_norms and self.training and torch.is_grad_enabled() and joins_in(x)
-        if wanted and _is_plain_norm(norm) and (FUSES_DROPOUT or not self.dropout):
+        if wanted and _is_plain_norm(norm):
             if self._reads_low(x, update, reader):
                 total, normed, q, scale = add_norm_fp8(x, update, norm.weight, norm.eps)
                 return total, Normed(normed, Low(q, scale))

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 # Whether attention's kernels find the largest numbers of the gradients that fp8 rounds. They are right on a GPU;
 # off until a whole step was timed (benchmarks/fp8.py --peaks).
 NOTES_PEAKS = False
-# Whether gradients are written side by side also with dropout, padding and packing. The kernels are right on a
-# GPU; off until a step was timed beside the other way.
-JOINS_MORE = False
 
 
 class Seen(NamedTuple):
@@ -214,8 +211,7 @@ class Attention(Fp8Maps):
             "constant_beyond": constant_beyond,
             "dropout": self.dropout if self.training else 0.0,
         }
-        plain = seen.query_segments is None and not options["dropout"]
-        if seen.additive is None and (plain or JOINS_MORE):
+        if seen.additive is None:
             mixed = joined_attention(*parts, **options)
         else:
             mixed = attention(*apart(parts), seen.additive, **options)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from altup.training.parallel import ProcessGroup
 
-COUNTS_ON_GPUS = False  # whether parameters that no rank reached are told there; not before a GPU has shown it
 ALIGNMENT = 64  # elements between which gradients begin: vector loads of every dtype are aligned
 
 
@@ -26,7 +25,7 @@ class FlatGradients:
 
     A parameter that a rank's passes did not reach has the gradient zero there. The end of the first buffer counts,
     for each parameter, the ranks that reached it: one that none did is left alone by the update, without weight
-    decay too (`leave_unreached`), as by a single process. On GPUs it is not counted, and has its weight decay.
+    decay too (`leave_unreached`), as by a single process.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -39,8 +38,7 @@ class FlatGradients:
         self._reached: Tensor | None = None
         for (device, dtype), indices in places.items():
             sizes = [-(-self._parameters[i].numel() // ALIGNMENT) * ALIGNMENT for i in indices]
-            counts = device.type == "cpu" or COUNTS_ON_GPUS
-            more = len(self._parameters) if counts and not self.buffers else 0
+            more = 0 if self.buffers else len(self._parameters)
             buffer = torch.zeros(sum(sizes) + more, dtype=dtype, device=device)
             if more:
                 self._reached = buffer[sum(sizes) :]

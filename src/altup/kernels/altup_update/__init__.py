@@ -32,10 +32,9 @@ __all__ = [
 ]
 
 State = Tensor | Sequence[Tensor]
-CHAINS = False  # whether chains are begun; a GPU has compared them for equal blocks only
-BY_COMPILER = False  # whether `torch.compile` is given the plain sums where nothing is trained; not seen on a GPU
 
 FUSED_BLOCKS = 8  # the most that kernels take
+CHAINS = True  # whether chains are begun; tests compare text with and without them
 
 
 def altup_update(
@@ -86,7 +85,7 @@ def begin_chain(x: Sequence[Tensor], y: Tensor, update: Any, active: int) -> Upd
 def _is_fused_by_the_compiler() -> bool:
     """Without gradients the update is a sum like any other, which `torch.compile` does together with the norm
     behind it. What it makes of the gradients is slower than the kernels."""
-    return BY_COMPILER and torch.compiler.is_compiling() and not torch.is_grad_enabled()
+    return torch.compiler.is_compiling() and not torch.is_grad_enabled()
 
 
 def _plain(x: State, y: Tensor, P: Tensor, g: Tensor, active: int, residual: Tensor | None) -> State:

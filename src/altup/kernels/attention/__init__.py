@@ -134,7 +134,7 @@ def _for_kernels(
 ) -> tuple[Tensor | None, ...]:
     """Bias, segments and the seed of dropout, or its bits, as the kernels read them."""
     seed = torch.randint(2**62, (1,), device=q.device) if dropout else None
-    if seed is not None and launch.KEEPS_BITS:
+    if seed is not None and k.shape[2] <= launch.MOST_KEYS_WITH_BITS:
         seed = keep_bits_op(seed, q.shape[0] * q.shape[1], q.shape[2], k.shape[2], dropout)
     return (
         None if by_distance is None else by_distance.float().contiguous(),
