@@ -14,6 +14,7 @@ from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 58, 112, 14, 54
+FEW_POINTS = 16  # of a line; each then has a dot
 LABEL_GAP = 19  # between the names at the ends of lines
 NAME_WIDTH = 8  # of a letter of these names, at least
 ROW = 52  # of a bar chart
@@ -99,7 +100,7 @@ def line_chart(
         path = "M" + "L".join(f"{x} {y}" for x, y in line)
         end_x, end_y = line[-1]
         parts.append(f'<path class="line c{s.colour}" d="{path}"/>')
-        if len(line) <= 16:
+        if len(line) <= FEW_POINTS:
             parts.extend(f'<circle class="dot c{s.colour}" cx="{x}" cy="{y}" r="3"/>' for x, y in line)
         parts.extend(
             f'<circle class="dot c{s.colour}" cx="{x}" cy="{y}" r="7"/>'

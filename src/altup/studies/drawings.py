@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from altup.studies.charts import (
+    FEW_POINTS,
     HEIGHT,
     WIDTH,
     Bar,
@@ -113,8 +114,10 @@ class Lines(Plot):
         )
 
     def draw(self, axes: Any) -> None:
-        for s in self.series:
-            axes.plot([x for x, _ in s.points], [y for _, y in s.points], color=COLOURS[s.colour], label=s.name)
+        for s in (s for s in self.series if s.points):
+            xs, ys = zip(*s.points, strict=True)
+            dots = "o" if len(xs) <= FEW_POINTS else None
+            axes.plot(xs, ys, color=COLOURS[s.colour], label=s.name, marker=dots, markersize=4)
             marked = [point for point in s.points if point[0] == s.mark]
             axes.scatter([x for x, _ in marked], [y for _, y in marked], color=COLOURS[s.colour], s=60)
         if self.x_names:
