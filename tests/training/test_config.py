@@ -11,7 +11,7 @@ import yaml
 
 from altup.core.errors import UserError
 from altup.core.schema import read_yaml
-from altup.training.config import TrainConfig
+from altup.training.config import TrainConfig, warn_of_growth
 from altup.training.pretraining import PretrainConfig
 
 
@@ -161,3 +161,21 @@ def test_what_may_change_when_a_run_goes_on() -> None:
 def test_numbers_that_nothing_could_be_built_with(values: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="makes no sense"):
         PretrainConfig(data="x", **values)
+
+
+def test_a_rate_held_for_long_is_warned_of() -> None:
+    """Runs of 9,000 steps with Muon's rates and no decay lost what they had learned; those of 5,000 did not."""
+
+    def warns(**values: Any) -> bool:
+        config = TrainConfig(
+            **{"optimizer": "muon", "lr": 0.06, "schedule": "constant", "decay_fraction": 0.3} | values
+        )
+        return bool(warn_of_growth(config))
+
+    assert warns(steps=9000)
+    assert not warns(steps=5000)
+    assert not warns(steps=9000, decay_fraction=0.7)
+    for safer in ({"weight_decay": 0.02}, {"muon_growth": 3.0}, {"lr": 0.03}, {"schedule": "linear"}):
+        assert not warns(steps=9000, **safer)
+    with pytest.raises(UserError, match=r"muon_growth=3\.0 is for optimizer='muon'"):
+        TrainConfig(optimizer="adamw", muon_growth=3.0)

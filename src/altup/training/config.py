@@ -40,9 +40,11 @@ RECIPES: dict[str, dict[str, Any]] = {
 # What a recipe decides, with those defaults.
 OF_RECIPE = (
     *("recipe", "optimizer", "lr", "schedule", "warmup_steps", "decay_fraction", "weight_decay"),
-    *("beta1", "beta2", "lr_factors", "muon_by"),
+    *("beta1", "beta2", "lr_factors", "muon_by", "muon_growth"),
 )
 
+LARGEST_GROWTH = 10.0  # of the size that Muon's steps are relative to; docs/lab-log.md has others
+SAFE_STEPS, SAFE_RATE = 5_500, 0.045  # a rate below this, or held no longer, was never seen to lose a model
 MANY_EPOCHS = 1_000  # after which a model has learnt its text by heart
 LONG_RUN = 50_000  # steps: further than Muon's defaults were tried, and where the paper's own recipe works
 
@@ -102,6 +104,10 @@ class TrainConfig(Settings):
         "matrix", "What Muon orthogonalizes at a time: {choices} (of 64 hidden units, and heads).",
         panel="Training", choices=MUON_BY,
     )  # fmt: skip
+    muon_growth: float = setting(
+        LARGEST_GROWTH, "Muon's steps are relative to a weight's size, up to so many times that of its start.",
+        panel="Training", at_least=1,
+    )  # fmt: skip
     clip_norm: float | None = setting(
         None, "Bound of the gradient's norm.", shown="none", panel="Training", above=0
     )
@@ -160,8 +166,9 @@ class TrainConfig(Settings):
                 raise UserError(
                     f"{name}={beta} is for 'adamw', 'adamw-rms' and 'muon'; T5's Adafactor has no such number"
                 )
-        if self.muon_by != "matrix" and self.optimizer != "muon":
-            raise UserError(f"muon_by={self.muon_by!r} is for optimizer='muon', not for {self.optimizer!r}")
+        for name, usual in (("muon_by", "matrix"), ("muon_growth", LARGEST_GROWTH)):
+            if (value := getattr(self, name)) != usual and self.optimizer != "muon":
+                raise UserError(f"{name}={value!r} is for optimizer='muon', not for {self.optimizer!r}")
         if self.precision is None:
             self.precision = "bf16" if _has_gpu() else "fp32"
         self.trackers = [tracker for tracker in self.trackers if tracker != "none"]
@@ -261,6 +268,19 @@ def warn_of_epochs(epochs: float) -> list[str]:
     return [
         f"warning: each example is seen {epochs:,.0f} times, so the model learns it by heart; give more data or "
         "fewer steps"
+    ]
+
+
+def warn_of_growth(config: TrainConfig) -> list[str]:
+    """A line for a run that Muon may not bring to its end: without decay, weights grow while the rate is held."""
+    held = round(config.steps * (1 - config.decay_fraction))
+    of_muon = config.optimizer == "muon" and config.schedule == "constant" and not config.weight_decay
+    if not of_muon or held <= SAFE_STEPS or (config.lr or 0.0) < SAFE_RATE or config.muon_growth < LARGEST_GROWTH:
+        return []
+    return [
+        f"warning: lr={config.lr:g} is held for {held:,} steps, and without weight decay Muon's weights grow all "
+        f"that time; T5s of width 256 lost what they had learned after {SAFE_STEPS:,} to 8,500. Try "
+        "--muon-growth 3, --weight-decay 0.02 or a lower --lr"
     ]
 
 

@@ -89,6 +89,7 @@ class Engine:
             beta2=config.beta2,
             lr_factors=config.lr_factors,
             muon_by=config.muon_by,
+            muon_growth=config.muon_growth,
         )
         self.schedule = config.rate()
         self.meter = Meter(process_group.device)

@@ -12,7 +12,7 @@ from altup.core.errors import MOST_TOKENS, UserError, check_choice
 from altup.core.schema import setting
 from altup.core.text import number_of
 from altup.data import HELD_OUT_PARTS
-from altup.training.config import LONG_RUN, OF_RECIPE, RECIPES, TrainConfig, warn_of_epochs
+from altup.training.config import LONG_RUN, OF_RECIPE, RECIPES, TrainConfig, warn_of_epochs, warn_of_growth
 
 if TYPE_CHECKING:
     import torch
@@ -360,4 +360,4 @@ def _introduction(
         f"{number_of(config.steps, 'step')} of {number_of(config.batch_size, 'sequence')}, "
         f"{epochs:,.2f} epochs; {config.precision} on {where}"
     )
-    return [line, *warn_of_epochs(epochs)]
+    return [line, *warn_of_epochs(epochs), *warn_of_growth(config)]

@@ -118,11 +118,12 @@ def test_singular_values_become_about_one(shape):
     torch.testing.assert_close(mixed, torch.linalg.svdvals(x).sum(-1), rtol=0.25, atol=0)
 
 
-def test_weights_do_not_grow_by_a_factor_in_every_step():
-    """A gradient that always points the same way, at a high rate: beyond ten times their size at the start weights
-    grow by the same amount in every step. Without the bound they would be 1.5 times as large after each."""
+@pytest.mark.parametrize("bound", [10, 3])
+def test_weights_do_not_grow_by_a_factor_in_every_step(bound):
+    """A gradient that always points the same way, at a high rate: beyond so many times their size at the start
+    weights grow by the same amount in every step. Without the bound each would make them 1.5 times as large."""
     model = tiny()
-    optimizer = build_optimizer("muon", model, lr=0.5)
+    optimizer = build_optimizer("muon", model, lr=0.5, **({} if bound == 10 else {"muon_growth": bound}))
     table = model.get_input_embeddings().weight
     matrix = model.get_parameter("decoder.layers.0.feed_forward.wo.weight")
     sizes = []
@@ -133,6 +134,8 @@ def test_weights_do_not_grow_by_a_factor_in_every_step():
         sizes.append([p.detach().square().mean().sqrt().item() for p in (table, matrix)])
     growth = torch.tensor(sizes).diff(dim=0)[-20:]
     torch.testing.assert_close(growth, growth[:1].expand_as(growth), rtol=0.02, atol=0)
+    start = tiny().get_input_embeddings().weight.detach().square().mean().sqrt()
+    torch.testing.assert_close(growth[-1, 0], 0.5 * bound * start, rtol=0.05, atol=0)  # AdamW's U of ones
 
 
 def test_a_gradient_of_zeros_moves_nothing():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from altup.core.errors import UserError, check_choice, check_range
 from altup.kernels.muon.reference import Block
 from altup.nn import Attention, GroupedAttention, RelativeBias, coefficient_names
-from altup.training.config import MUON_BY, PARTS
+from altup.training.config import LARGEST_GROWTH, MUON_BY, PARTS
 from altup.training.optimizers.adafactor import Adafactor
 from altup.training.optimizers.adamw import AdamW, RelativeAdamW
 from altup.training.optimizers.muon import Muon
@@ -93,13 +93,15 @@ def build_optimizer(
     eps: float = 1e-8,
     lr_factors: Mapping[str, float] | None = None,
     muon_by: str = "matrix",
+    muon_growth: float = LARGEST_GROWTH,
 ) -> torch.optim.Optimizer:
     """The optimizer `name` over the parameters of `model` that ask for gradients.
 
     `lr_factors` multiplies the rate of parts of the model (`PARTS`). `muon_by` says what Muon orthogonalizes at a
-    time (`blocks_of`). `optimizer.step(skip=flag)` leaves every weight and all state as they are where the bool
-    tensor `flag`, on the parameters' device, is true; the host never waits for it. `set_rate` sets the learning
-    rate of a step. Shard the model (`fully_shard`) before this call.
+    time (`blocks_of`), `muon_growth` how far its steps grow with the weights. `optimizer.step(skip=flag)` leaves
+    every weight and all state as they are where the bool tensor `flag`, on the parameters' device, is true; the
+    host never waits for it. `set_rate` sets the learning rate of a step. Shard the model (`fully_shard`) before
+    this call.
     """
     check_choice("optimizer", name, OPTIMIZERS)
     check_range("weight_decay", weight_decay, 0, float("inf"))
@@ -127,7 +129,7 @@ def build_optimizer(
             decays = p.ndim >= 2 and parts[n] != "coefficients"
             own |= {"weight_decay": weight_decay * decays, "sharding": kind(p).sharding}
         if name == "muon":
-            own |= {"orthogonal": parts[n] == "matrix", "block": blocks.get(p)}
+            own |= {"orthogonal": parts[n] == "matrix", "block": blocks.get(p), "growth": muon_growth}
         groups.setdefault(tuple(own.values()), {**own, "params": []})["params"].append(p)
     if not groups:
         raise UserError("the model has no parameter that asks for gradients; nothing to optimize")

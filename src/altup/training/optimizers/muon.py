@@ -16,12 +16,12 @@ from torch.distributed.tensor import DTensor
 from altup.core.errors import UserError
 from altup.kernels.muon import muon_updates, orthogonalize, runs_fused, scale_of
 from altup.kernels.muon.reference import MOMENTUM, Block
+from altup.training.config import LARGEST_GROWTH
 from altup.training.optimizers.adamw import RelativeAdamW
 from altup.training.optimizers.relative import SMALLEST_RMS
 from altup.training.optimizers.sharding import STACK_ELEMENTS, Kind, local, stacks
 
 PILE_ELEMENTS = {**STACK_ELEMENTS, "cuda": 2**27}  # products of many matrices at once fill a GPU
-LARGEST_GROWTH = 10.0  # of the size that updates are measured by
 SIZE_OF_ZEROS = 0.02  # what a parameter that begins with zeros, as biases do, is taken to be like
 
 
@@ -30,7 +30,7 @@ class Muon(RelativeAdamW):
 
         m ← 0.95·m + 0.05·G
         U = 0.2 · √max(rows, columns) · orthogonalized(0.95·m + 0.05·G)        [RMS about 0.2]
-        p ← (1 - lr·weight_decay)·p - lr · min(max(1e-3, RMS(p)), 10·RMS(p at the start)) · U
+        p ← (1 - lr·weight_decay)·p - lr · min(max(1e-3, RMS(p)), growth·RMS(p at the start)) · U
 
     for the groups with `orthogonal=True`. A tensor of more dimensions is a pile of matrices. The matrices of a
     group with a `block` are cut into blocks of this shape, (rows, columns), and each block has the U of a matrix.
@@ -48,7 +48,8 @@ class Muon(RelativeAdamW):
     @torch.no_grad()
     def initial_state(self, p: Tensor, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
         rms = what.rms([local(p)])[0]
-        bound = {"largest": LARGEST_GROWTH * rms.clamp(min=SMALLEST_RMS).where(rms > 0, SIZE_OF_ZEROS)}
+        size = rms.clamp(min=SMALLEST_RMS).where(rms > 0, SIZE_OF_ZEROS)
+        bound = {"largest": group.get("growth", LARGEST_GROWTH) * size}
         if group["orthogonal"]:
             return {**bound, "momentum": what.zeros(*what.shape)}
         return {**bound, **super().initial_state(p, what, group)}
