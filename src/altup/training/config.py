@@ -273,7 +273,7 @@ def warn_of_epochs(epochs: float) -> list[str]:
 
 def warn_of_growth(config: TrainConfig) -> list[str]:
     """A line for a run that Muon may not bring to its end: without decay, weights grow while the rate is held."""
-    held = round(config.steps * (1 - config.decay_fraction))
+    held = round(config.steps * (1 - (config.decay_fraction or 0.0)))
     of_muon = config.optimizer == "muon" and config.schedule == "constant" and not config.weight_decay
     if not of_muon or held <= SAFE_STEPS or (config.lr or 0.0) < SAFE_RATE or config.muon_growth < LARGEST_GROWTH:
         return []
