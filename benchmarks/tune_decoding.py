@@ -1,11 +1,11 @@
 """A recorded decoding step of T5 base with other tiles: milliseconds, and those of plain code.
 
-    python benchmarks/tune_decoding.py --rows 1 64
+    python benchmarks/tune_decoding.py --rows 1 4 64
     TRITON_INTERPRET=1 python benchmarks/tune_decoding.py    # toy sizes, checked and not timed
 
 512 random vectors a row to attend to, with a mask and without cuDNN's attention, as `generate` has it; 100 tokens,
-the median of three runs. Before a step is timed its tokens are compared with those of plain code; where they are
-worse, it says so.
+the median of three runs. More rows than one are decoded as many, but for `MANY_ROWS=1025`, the kernels of few.
+Before a step is timed its tokens are compared with those of plain code; where they are worse, it says so.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from tuning import DEVICE, INTERPRETED
 
 import altup
 from altup.kernels import decoding
-from altup.kernels.decoding import attention, maps
+from altup.kernels.decoding import attention, many_rows, maps
 from altup.models.recorded_decoding import repeatable_attention
 from altup.models.t5 import kept_decoding
 from altup.models.t5.kept_decoding import KeptDecoding, Prompts
 
 STEPS, INPUTS = (3, 70) if INTERPRETED else (100, 512)
 Changes = dict[Any, Any]  # (module, name) → value
-EARLY, TILE = (decoding, "EARLY_ROWS"), (maps, "TILE")
-BLOCK, PROGRAMS, FETCHED = ((attention, name) for name in ("BLOCK", "PROGRAMS", "FETCHED"))
-BETWEEN = (decoding, "MANY_ROWS")  # products, and kernels between them
-KEYS, STAGES = (attention, "MANY_BLOCK"), (attention, "STAGES")
-ROWS, COLUMNS, DEPTH = ((maps, name) for name in ("ROWS", "COLUMNS", "DEPTH"))
+NOT_EARLY: Changes = {(decoding, "_begins_early"): lambda x: False}
+MANY_ROWS, TILES = (decoding, "MANY_ROWS"), (many_rows, "TILES")
+TILE, BLOCK, PROGRAMS = (maps, "TILE"), (attention, "BLOCK"), (attention, "PROGRAMS")
+FETCHED, KEYS, STAGES = ((attention, name) for name in ("FETCHED", "MEMORY_BLOCK", "STAGES"))
+COLUMNS, DEPTH = (maps, "HEAD_COLUMNS"), (maps, "HEAD_DEPTH")
 ONE_ROW: list[Changes] = [
-    {}, {EARLY: 0}, {FETCHED: 0}, {TILE: 4096}, {TILE: 4096, EARLY: 0}, {TILE: 8192}, {PROGRAMS: 48}, {BLOCK: 128},
+    {}, NOT_EARLY, {FETCHED: 0}, {TILE: 4096}, {TILE: 8192}, {PROGRAMS: 48}, {BLOCK: 128},
     {BLOCK: 32, PROGRAMS: 192},
 ]  # fmt: skip
-MANY_ROWS: list[Changes] = [
-    {}, {EARLY: 64}, {BETWEEN: 2}, {BETWEEN: 2, STAGES: 4, KEYS: 32}, {BETWEEN: 2, EARLY: 64},
-    {ROWS: 64, DEPTH: 128}, {ROWS: 16}, {COLUMNS: 32}, {DEPTH: 128}, {BLOCK: 128}, {BLOCK: 32},
+MORE_ROWS: list[Changes] = [
+    {}, {MANY_ROWS: 1025}, NOT_EARLY, {FETCHED: 0}, {TILES: {}},
+    {TILES: dict.fromkeys(many_rows.TILES, many_rows.Tile(64, 256, 256, 3))},
+    {KEYS: 64, STAGES: 1}, {STAGES: 4}, {COLUMNS: 64}, {DEPTH: 128}, {BLOCK: 32},
 ]  # fmt: skip
 
 
@@ -51,8 +52,8 @@ def build() -> Any:
 
 
 def prepare(model: Any, prompts: Prompts, changes: Changes) -> KeptDecoding:
-    """A step with these constants, for any number of rows."""
-    changes = {(decoding, "MOST_ROWS"): 64, (decoding, "MOST_ROWS_OF_BLOCKS"): 64, **changes}
+    """A step with these constants."""
+    changes = {MANY_ROWS: 2, **changes}
     before = {place: getattr(*place) for place in changes}
     for (module, name), value in changes.items():
         setattr(module, name, value)
@@ -80,11 +81,17 @@ def milliseconds(made: KeptDecoding) -> str:
     return f"{statistics.median(times):.4f} ms"
 
 
+def told(change: tuple[Any, Any]) -> str:
+    (_, name), value = change
+    value = sorted(map(tuple, set(value.values()))) if isinstance(value, dict) else value
+    return "not early" if callable(value) else f"{name}={value}"
+
+
 @torch.inference_mode()
 @repeatable_attention()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1] if INTERPRETED else [1, 64])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2] if INTERPRETED else [1, 64])
     options = parser.parse_args()
     model = build()
     for rows in options.rows:
@@ -92,8 +99,8 @@ def main() -> None:
         start = torch.zeros(rows, 1, dtype=torch.long, device=DEVICE)
         mask = torch.ones(rows, INPUTS, dtype=torch.long, device=DEVICE)
         prompts = Prompts(start, STEPS + 8, None, 0, memory, mask)
-        for changes in ONE_ROW if rows == 1 else MANY_ROWS:
-            name = ", ".join(f"{name}={value}" for (_, name), value in changes.items()) or "as it is"
+        for changes in ONE_ROW if rows == 1 else MORE_ROWS:
+            name = ", ".join(map(told, changes.items())) or "as it is"
             made = prepare(model, prompts, changes)
             print(f"{rows} rows, {name}: {milliseconds(made) if made.is_fused else 'wrong'}", flush=True)
         plain = prepare(model, prompts, {(kept_decoding, "can_fuse"): lambda model: False})

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from altup.kernels import altup_update_reference, decoding
 from altup.models.t5.generation import decode_greedily
-from tests.kernels.interpreter import DEVICE, INTERPRETED, fewer, needs_gpu, runs_kernel
-from tests.models.helpers import tiny_t5
+from tests.kernels.interpreter import DEVICE, INTERPRETED, fewer, runs_kernel
+from tests.models.helpers import regret, tiny_t5
 
 ROWS = fewer([1, 3], [1, 2, 3, 16, 20, 64])
 HALF = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]  # whose dot knows no bf16
@@ -51,24 +51,26 @@ def test_linear_maps_with_norm_gate_and_addition(rows, dtype, n, k, poisoned):
         agrees(got, want, dtype)
 
 
-TILES = fewer([None, (16, 16, 16), (16, 32, 16)], [None, (16, 16, 16), (32, 256, 256), (64, 256, 128)])
+SHAPES = fewer([(24, 40)], [(24, 40), (2304, 768), (768, 768), (4096, 768), (768, 2048)])
+TILES = fewer([None, (16, 16, 16, 3), (16, 32, 16, 3)], [None, (16, 16, 16, 3), (32, 256, 128, 3)])
 
 
 @runs_kernel
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("rows", fewer([3], [3, 64, 100]))
-def test_products_in_parts(rows, tile, dtype, poisoned, monkeypatch):
-    """By cuBLAS, which gives one part, and by tiles that share the sum over inputs."""
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("rows", fewer([3], [8, 64, 100]))
+def test_products_in_parts(rows, n, k, tile, dtype, poisoned):
+    """As they are by default, by cuBLAS or the tiles of their shape, and by other tiles."""
     from altup.kernels.decoding import many_rows
 
     torch.manual_seed(0)
-    n, k = fewer((24, 40), (2304, 768))
-    if tile is not None:
-        monkeypatch.setitem(many_rows.TILES, (n, k), many_rows.Tile(*tile))
     x, weight = random(rows, k, dtype=dtype), random(n, k, dtype=dtype, scale=k**-0.5)
-    parts = decoding.product(x, weight)
-    assert parts.shape == (1 if tile is None else -(-k // tile[1]), rows, n)
+    if tile is None:
+        parts = decoding.product(x, weight)
+    else:
+        parts = many_rows.product_by_tiles(x, weight, many_rows.Tile(*tile), programmatic=False)
+        assert parts.shape == (-(-k // tile[1]), rows, n)
     agrees(parts.double().sum(dim=0), x.double() @ weight.double().t(), dtype)
     gate, linear = parts.double().sum(dim=0).chunk(2, dim=1)
     got = decoding.gate(parts, dtype)
@@ -125,12 +127,13 @@ def test_the_sum_keeps_the_residuals_dtype():
 
 
 @runs_kernel
-@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.bfloat16), *((r, d) for r in (1, 3) for d in HALF)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("K", [2, 4])
-def test_the_last_map_of_a_layer_with_altups_update(rows, dtype, K, poisoned):
+def test_the_last_map_of_a_layer_with_altups_update(dtype, K, poisoned):
+    """Of one row."""
     torch.manual_seed(0)
-    x, weight, residual = random(rows, 40, dtype=dtype), random(24, 40, dtype=dtype), random(rows, 24, dtype=dtype)
-    state, P, g = [random(rows, 24, dtype=dtype) for _ in range(K)], random(K, K), random(K)
+    x, weight, residual = random(1, 40, dtype=dtype), random(24, 40, dtype=dtype), random(1, 24, dtype=dtype)
+    state, P, g = [random(1, 24, dtype=dtype) for _ in range(K)], random(K, K), random(K)
     got = decoding.linear_and_update(x, weight, residual, tuple(state), P, g, K - 1)
     y = decoding.linear_reference(x.double(), weight.double(), residual=residual.double())
     want = altup_update_reference(torch.stack(state).double(), y, P.double(), g.double(), K - 1)
@@ -255,42 +258,25 @@ def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
     built += [
         hopper.build(maps.rows_kernel, {**many, **more}, divisible=("n", "k", "batch"), num_warps=4, num_stages=3)
         for more in (
-            {"GATED": False, "CHOOSES": False, "BLOCK_B": 32, "BLOCK_N": 16},
-            {"GATED": True, "CHOOSES": False, "BLOCK_B": 32, "BLOCK_N": 16},
-            {
-                **TWO,
-                "norm": None,
-                "residual": "*bf16",
-                "GATED": False,
-                "CHOOSES": False,
-                "BLOCK_B": 32,
-                "BLOCK_N": 16,
-            },
-            {**chosen, "GATED": False, "BLOCK_B": 64, "BLOCK_N": 64, "BLOCK_K": 128},
+            {"GATED": False, "CHOOSES": False, "BLOCK_B": 16, "BLOCK_N": 16},
+            {"GATED": True, "CHOOSES": False, "BLOCK_B": 16, "BLOCK_N": 16},
+            {**chosen, "GATED": False, "BLOCK_B": 64, "BLOCK_N": maps.HEAD_COLUMNS, "BLOCK_K": maps.HEAD_DEPTH},
         )
     ]
     cache = dict.fromkeys(("out", "qkv", "keys", "values", "q", "added"), "*bf16")
     sizes = {"heads": "i32", "places": "i32", "tokens": "i32", "span": "i32", "D": 64, "BLOCK": attention.BLOCK}
     sizes |= {"place": "*i64", "bias": "*fp32", "PROGRAMMATIC": programmatic, "tops": None, "sums": None}
-    sizes |= {"FETCHED": attention.FETCHED, "STAGES": 4, "PARTS": 1}
-    split = {"FETCHED": 0, "out": "*fp32", "tops": "*fp32", "sums": "*fp32", "SPLIT": True, "SINGLE": True}
+    sizes |= {"FETCHED": attention.FETCHED, "STAGES": attention.STAGES, "PARTS": 1}
+    split = {"out": "*fp32", "tops": "*fp32", "sums": "*fp32", "SPLIT": True, "SINGLE": True}
     built.append(hopper.build(attention.cache_kernel, {**cache, **sizes}, num_warps=4))
-    built.append(
-        hopper.build(
-            attention.memory_kernel, {**cache, **sizes, "SPLIT": False, "SINGLE": False, "FETCHED": 0}, num_warps=4
-        )
-    )
+    whole = {"BLOCK": attention.MEMORY_BLOCK, "SPLIT": False, "SINGLE": False, "PARTS": 6, "q": "*fp32"}
+    built.append(hopper.build(attention.memory_kernel, {**cache, **sizes, **whole}, num_warps=4))
     built.append(hopper.build(attention.memory_kernel, {**cache, **sizes, **split}, num_warps=4))
     tiles = {**common, "out": "*fp32", "batch": "i32", "span": "i32", "BLOCK_B": 64}
-    built += [
-        hopper.build(
-            many_rows.product_kernel, {**tiles, **more}, divisible=("batch", "n", "k", "span"), num_warps=4
-        )
-        for more in (
-            {"BLOCK_N": 32, "BLOCK_K": 256, "SINGLE": True},
-            {"BLOCK_N": 64, "BLOCK_K": 128, "SINGLE": False},
-        )
-    ]
+    for tile in set(many_rows.TILES.values()):
+        tiles |= {"BLOCK_N": tile.columns, "BLOCK_K": tile.depth, "SINGLE": tile.span == tile.depth}
+        options = {"divisible": ("batch", "n", "k", "span"), "num_warps": 4, "num_stages": tile.stages}
+        built.append(hopper.build(many_rows.product_kernel, tiles, **options))
     between = {**common, "batch": "i32", "parts": "*fp32", "normed": "*bf16", "SPLITS": 3, "BLOCK": 1024}
     between |= {"ACTIVE": 0, "NEXT": 1, "outs": ("*bf16",)}
     built.append(hopper.build(many_rows.gate_kernel, between, num_warps=4))
@@ -308,40 +294,51 @@ def test_kernels_for_hopper_need_no_stack(hopper, programmatic):
     assert sum("prefetch.global" in text for text in before) == programmatic  # and a cache is fetched
 
 
-@needs_gpu
-@pytest.mark.parametrize("method", ["dense", "altup"])
-def test_kernels_that_begin_early_decode_the_same_tokens(method, monkeypatch):
-    monkeypatch.setattr(decoding, "EARLY_ROWS", 64)
-    decodes_the_tokens_of_its_plain_code(method)
-
-
 @runs_kernel
 @pytest.mark.parametrize("method", fewer(["dense", "altup"], ["dense", "altup", "recycled", "sum"]))
-def test_many_rows_are_decoded_between_products(method, monkeypatch):
-    monkeypatch.setattr(decoding, "MANY_ROWS", 2)
-    monkeypatch.setattr("altup.models.t5.kept_decoding.KeptDecoding._fused_step", None)
-    decodes_the_tokens_of_its_plain_code(method)
+@pytest.mark.parametrize("rows", fewer([8], [8, 64]))
+@pytest.mark.parametrize("autocast", [False, True])
+def test_many_rows_decode_the_tokens_of_plain_code(method, rows, autocast, monkeypatch):
+    """The interpreter's dot knows no bf16: under autocast the head is plain there."""
+    monkeypatch.delattr("altup.models.t5.kept_decoding.KeptDecoding._fused_step")
+    if autocast and INTERPRETED:
+        monkeypatch.setattr("altup.models.t5.kept_decoding.choose", choose_plainly)
+    decodes_the_tokens_of_its_plain_code(method, rows, autocast)
 
 
 @runs_kernel
-@pytest.mark.parametrize("method", fewer(["altup"], ["dense", "altup", "recycled"]))
-def test_a_model_decodes_the_tokens_of_its_plain_code(method):
-    decodes_the_tokens_of_its_plain_code(method)
+@pytest.mark.parametrize(
+    ("method", "rows"), [("altup", 1), ("dense", 2), *fewer([], [("dense", 1), ("dense", 7), ("recycled", 1)])]
+)
+def test_few_rows_decode_the_tokens_of_plain_code(method, rows, monkeypatch):
+    monkeypatch.delattr("altup.models.t5.kept_decoding.KeptDecoding._step_of_many_rows")
+    decodes_the_tokens_of_its_plain_code(method, rows)
 
 
-def decodes_the_tokens_of_its_plain_code(method):
-    """All kernels together; the trial before their first use has found nothing wrong."""
+def decodes_the_tokens_of_its_plain_code(method, rows, autocast=False):
+    """All kernels together, of prompts of several lengths; the trial before their first use has found nothing
+    wrong. The first call is decoded by plain code. Under autocast tokens are nearly as likely."""
     model, kept = tiny_t5(method, num_layers=1, num_decoder_layers=fewer(1, 4)).eval().to(DEVICE), {}
-    rows = torch.arange(3, 15, device=DEVICE).view(2, 6)
-    mask = torch.ones_like(rows)
-    mask[1, 4:] = 0
+    prompts = (3 + torch.arange(6 * rows, device=DEVICE) % 110).view(rows, 6)
+    mask = (torch.arange(6, device=DEVICE) < 6 - torch.arange(rows, device=DEVICE)[:, None] % 4).long()
     options = {"limit": fewer(5, 20), "eos": torch.tensor([1], device=DEVICE), "pad": 0, "attention_mask": mask}
-    with torch.no_grad():
-        options["encoder_outputs"] = model.encoder(rows, mask)
-    start = torch.zeros(2, 1, dtype=torch.long, device=DEVICE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("altup.kernels.decoding.MOST_ROWS_OF_BLOCKS", 2)
+    start = torch.zeros(rows, 1, dtype=torch.long, device=DEVICE)
+    with torch.no_grad(), torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=autocast):
+        options["encoder_outputs"] = model.encoder(prompts, mask)
         found = [decode_greedily(model, start, **options, kept=kept) for _ in range(fewer(2, 4))]
     (decoding_of_it,) = kept.values()
     assert decoding_of_it.is_fused
-    assert all(torch.equal(tokens, found[0]) for tokens in found)
+    assert decoding_of_it.dtype == (torch.bfloat16 if autocast else torch.float32)
+    if autocast:
+        inputs = {"input_ids": prompts, "attention_mask": mask}
+        assert all(regret(model, inputs, tokens, [1]) < 0.2 for tokens in found)
+    else:
+        assert all(torch.equal(tokens, found[0]) for tokens in found)
+
+
+def choose_plainly(hidden, head, norm, eps, *, tokens, latest, place, ended, eos, pad):
+    assert norm is None
+    latest.copy_(F.linear(hidden, head).argmax(dim=-1).masked_fill(ended, pad)[:, None])
+    place.add_(1)
+    tokens.scatter_(1, place[:, None], latest)
+    ended.logical_or_((latest == eos).any(dim=1))

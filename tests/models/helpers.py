@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from transformers import (
     BertConfig,
@@ -12,7 +14,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from altup import AltUpT5Config, AltUpT5ForConditionalGeneration
+from altup import AltUpT5Config, AltUpT5ForConditionalGeneration, decelerate
 from altup.models.config import METHODS
 from altup.models.families import FAMILIES
 from altup.nn import coefficient_names
@@ -145,3 +147,15 @@ def batch(family="t5", rows=3, inputs=13, targets=7, seed=2):
         labels = labels.masked_fill(torch.rand(labels.shape) < 0.5, -100)
         labels[:, 0] = ids[:, 0]
     return {**given, "labels": labels}
+
+
+def regret(model, inputs, tokens, ends):
+    """How far a token's logit lies below the highest at most, in standard deviations, by float64."""
+    decelerate(model)
+    wide = copy.deepcopy(model).double()
+    with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
+        logits = wide(**inputs, decoder_input_ids=tokens[:, :-1], use_cache=False).logits
+    chosen = logits.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+    is_end = (tokens[:, 1:, None] == torch.tensor(ends, device=tokens.device)).any(dim=-1)
+    before_end = is_end.cumsum(dim=1) - is_end.int() == 0
+    return float(((logits.amax(-1) - chosen) / logits.std(-1))[before_end].max())

@@ -1,9 +1,10 @@
-"""A decoder's step for one new token of a few rows, as few kernels: it is bound by their number.
+"""A decoder's step for one new token of each row, as few kernels: it is bound by their number.
 
-A layer is eight: norm with queries, keys and values; attention over the cache; its output map with the addition;
-norm with the queries of cross-attention; that; its output map; norm with both maps into the feed-forward and its
-gate; the map out of it, with AltUp's update. Definitions: `reference.py`. Sums run in float32. There are no
-gradients.
+Up to seven rows a layer is eight: norm with queries, keys and values; attention over the cache; its output map
+with the addition; norm with the queries of cross-attention; that; its output map; norm with both maps into the
+feed-forward and its gate; the map out of it, with AltUp's update. From eight rows on it is twelve: six products,
+and behind them both attentions, the gate and three additions with the next norm, which add up the products' parts
+(`many_rows.py`). Definitions: `reference.py`. Sums run in float32. There are no gradients.
 """
 
 from __future__ import annotations
@@ -35,27 +36,21 @@ __all__ = [
     "update_and_norm",
 ]
 
-# Of a model with one block: with 64 rows a step of plain code takes 1.20 ms on an H200, one of these kernels 1.41.
-# AltUp's update in the last kernel was seen to be right there with one row.
-MOST_ROWS, MOST_ROWS_OF_BLOCKS = 32, 1
 DTYPES = (torch.bfloat16, torch.float32)  # in float16 the rows before their norm could be too large
-# Up to so many rows kernels begin before the one before them has ended, on Hopper and later. One row's step took
-# 0.26 ms instead of 0.29 on an H200 (0.24 since the cache is fetched early); with more rows the gain is not known.
-EARLY_ROWS = 1
-# From so many rows on, norms, gate and additions are kernels between the products (`many_rows.py`), for up to
-# MOST_ROWS_BETWEEN rows. Off: no GPU has run it.
-MANY_ROWS, MOST_ROWS_BETWEEN = 2**31, 1024
+# From MANY_ROWS rows on a step is products and kernels between them. On an H200 one of T5-base takes 0.52 ms that
+# way for 8 rows and 0.71 for 32, by the kernels of few rows 0.88 and 0.99; 0.79 for 64 and 1.20 for 128, as plain
+# code 1.95 and 2.82. From 2 to 7 rows it was not timed, nor above 128.
+MANY_ROWS, MOST_ROWS = 8, 1024
 
 
 def can_decode(device: torch.device, dtype: torch.dtype, rows: int, d_kv: int, num_blocks: int = 1) -> bool:
-    """Whether the kernels below take so many rows of a model that computes in `dtype`."""
-    most = MOST_ROWS if num_blocks == 1 else MOST_ROWS_OF_BLOCKS
-    return rows <= most and _can_attend(device, dtype, d_kv)
+    """Whether the kernels of few rows take so many of a model that computes in `dtype`; of AltUp one."""
+    return rows < (MANY_ROWS if num_blocks == 1 else 2) and _can_attend(device, dtype, d_kv)
 
 
 def can_decode_many(device: torch.device, dtype: torch.dtype, rows: int, d_kv: int) -> bool:
     """Whether that many rows are decoded by products and the kernels between them."""
-    return MANY_ROWS <= rows <= MOST_ROWS_BETWEEN and _can_attend(device, dtype, d_kv)
+    return MANY_ROWS <= rows <= MOST_ROWS and _can_attend(device, dtype, d_kv)
 
 
 def _can_attend(device: torch.device, dtype: torch.dtype, d_kv: int) -> bool:
@@ -63,8 +58,13 @@ def _can_attend(device: torch.device, dtype: torch.dtype, d_kv: int) -> bool:
 
 
 def _begins_early(x: Tensor) -> bool:
-    """x: [rows, …]."""
-    return len(x) <= EARLY_ROWS and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
+    """Whether kernels begin before the one before them has ended, on Hopper and later; x: [rows, …].
+
+    One row's step takes 0.26 ms instead of 0.29 then, one of 64 rows 0.79 instead of 0.83. By the kernels of few
+    rows it was slower: 1.03 instead of 0.88 for 8 rows.
+    """
+    gains = len(x) == 1 or len(x) >= MANY_ROWS
+    return gains and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 
 def linear(
@@ -94,7 +94,7 @@ def linear_and_update(
     g: Tensor,
     active: int,
 ) -> tuple[Tensor, ...]:
-    """A layer's last map and addition, and AltUp's update of K blocks [rows, n] with it, `altup_update`."""
+    """A layer's last map and addition of one row, and AltUp's update of K blocks with it, `altup_update`."""
     from altup.kernels.decoding.maps import Update, launch
 
     update = Update(state, P, g, active)

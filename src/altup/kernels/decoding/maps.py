@@ -1,9 +1,10 @@
-"""Triton kernels of linear maps for few rows: what they take is the time to read the weights.
+"""Triton kernels of linear maps for few rows, and of the head for any number: what they take is the time to read
+the weights.
 
 A norm before the map, the gate of a feed-forward and the addition behind it are part of it. So is the search for
-the largest output: of the head nothing but that is wanted; and AltUp's update of the K blocks with a layer's
-output, x_newⁱ = Σⱼ (Pᵢⱼ − gᵢ Pₐⱼ) xʲ + gᵢ y (`kernels/altup_update`). One row is multiplied by plain arithmetic
-(`vector_kernel`), more by tensor cores (`rows_kernel`).
+the largest output: of the head nothing but that is wanted; and, of one row, AltUp's update of the K blocks with a
+layer's output, x_newⁱ = Σⱼ (Pᵢⱼ − gᵢ Pₐⱼ) xʲ + gᵢ y (`kernels/altup_update`). One row is multiplied by plain
+arithmetic (`vector_kernel`), more by tensor cores (`rows_kernel`).
 
 `PROGRAMMATIC` kernels begin before the kernel before them has ended: they read their weights, which nobody writes,
 and then wait for it.
@@ -29,10 +30,9 @@ LOWEST = tl.constexpr(float("-inf"))
 NOWHERE = tl.constexpr(2**31 - 1)
 TILE = 2048  # numbers of the weights that a program of the vector kernel holds
 MANY = 8192  # outputs: a head's, whose tiles are larger
-# Of the rows kernel: rows, outputs and inputs of a tile. A small map has few tiles: with 32 rows each, 64 make
-# twice as many.
+# Of the rows kernel: rows, outputs and inputs of a tile, and of a head's.
 ROWS, COLUMNS, DEPTH = 32, 16, 256
-HEAD_COLUMNS, HEAD_DEPTH, HEAD_WARPS = 64, 128, 4  # and of a head
+HEAD_ROWS, HEAD_COLUMNS, HEAD_DEPTH = 64, 128, 64
 
 
 @triton.jit
@@ -149,14 +149,9 @@ def vector_kernel(
             tl.store(out + rows, y.to(out.dtype.element_ty), mask=rows < n)
 
 
-@triton.jit(do_not_specialize=["active"])
+@triton.jit
 def rows_kernel(
     out,
-    outs,
-    state,
-    P,
-    g,
-    active,
     found,
     x,
     weight,
@@ -168,7 +163,6 @@ def rows_kernel(
     eps,
     GATED: tl.constexpr,
     CHOOSES: tl.constexpr,
-    K: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -219,10 +213,7 @@ def rows_kernel(
         places = b[:, None] * n + c[None, :]
         if residual is not None:
             y += tl.load(residual + places, mask=inside, other=0.0).to(tl.float32)
-        if K > 1:
-            _store_state(outs, state, P, g, active, y, places, inside, K)
-        else:
-            tl.store(out + places, y.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + places, y.to(out.dtype.element_ty), mask=inside)
 
 
 def launch(
@@ -236,21 +227,21 @@ def launch(
     chooses: bool = False,
     update: Update | None = None,
 ) -> tuple[Any, Tensor | None]:
-    """y [rows, n]; or, of each row, the largest numbers of tiles of y and where they are, [rows, tiles] each; or
-    the new blocks, updated with y."""
+    """y [rows, n]; or, of each row, the largest numbers of tiles of y and where they are, [rows, tiles] each; or,
+    of one row, the new blocks, updated with y."""
     parts = x if isinstance(x, Parts) else None
     vector = x.mixed if isinstance(x, Parts) else x.contiguous()
     batch, k = vector.shape[-2:]
     n = weight.shape[0] // (2 if gated else 1)
+    block_b = 1
     if batch == 1:
         block_k = triton.next_power_of_2(k)
         block_n = max(1, TILE // block_k) * (4 if n > MANY else 1)
-        tiles, grid = triton.cdiv(n, block_n), (triton.cdiv(n, block_n),)
     else:
-        block_b = min(64 if n > MANY else ROWS, max(16, triton.next_power_of_2(batch)))
-        block_n = HEAD_COLUMNS if n > MANY else COLUMNS
-        block_k = min(HEAD_DEPTH if n > MANY else DEPTH, max(16, triton.next_power_of_2(k)))
-        tiles, grid = triton.cdiv(n, block_n), (triton.cdiv(n, block_n), triton.cdiv(batch, block_b))
+        most, block_n, depth = (HEAD_ROWS, HEAD_COLUMNS, HEAD_DEPTH) if n > MANY else (ROWS, COLUMNS, DEPTH)
+        block_b = min(most, max(16, triton.next_power_of_2(batch)))
+        block_k = min(depth, max(16, triton.next_power_of_2(k)))
+    tiles = triton.cdiv(n, block_n)
     out = found = outs = state = P = g = None
     if update is not None:
         state = tuple(block.contiguous() for block in update.state)
@@ -261,20 +252,20 @@ def launch(
     else:
         out = weight.new_empty((batch, n), dtype=weight.dtype if residual is None else residual.dtype)
     residual = None if residual is None else residual.contiguous()
-    blocks, active = (1, 0) if update is None else (len(update.state), update.active)
-    shared = {"GATED": gated, "CHOOSES": chooses, "K": blocks, "BLOCK_N": block_n, **programmed(programmatic)}
-    written = (out, outs, state, P, g, active, found)
+    shared = {"GATED": gated, "CHOOSES": chooses, "BLOCK_N": block_n, "BLOCK_K": block_k, "num_warps": 4}
+    shared |= programmed(programmatic)
     with torch.cuda.device_of(weight):
         if batch == 1:
             tops, sums = (parts.tops, parts.sums) if parts is not None else (None, None)
             splits, heads = parts.tops.shape if parts is not None else (1, 1)
-            vector_kernel[grid](
-                *written, vector, tops, sums, weight, norm, residual, n, k, heads, eps,
-                SPLITS=splits, D=k // heads, BLOCK_K=block_k, num_warps=4, **shared,
+            blocks, active = (1, 0) if update is None else (len(update.state), update.active)
+            vector_kernel[(tiles,)](
+                out, outs, state, P, g, active, found, vector, tops, sums, weight, norm, residual, n, k, heads,
+                eps, K=blocks, SPLITS=splits, D=k // heads, **shared,
             )  # fmt: skip
         else:
-            rows_kernel[grid](
-                *written, vector, weight, norm, residual, batch, n, k, eps,
-                BLOCK_B=block_b, BLOCK_K=block_k, num_warps=HEAD_WARPS if n > MANY else 4, num_stages=3, **shared,
+            rows_kernel[(tiles, triton.cdiv(batch, block_b))](
+                out, found, vector, weight, norm, residual, batch, n, k, eps,
+                BLOCK_B=block_b, num_stages=3, **shared,
             )  # fmt: skip
     return (out if update is None else outs), found

@@ -1,11 +1,10 @@
 """Greedy decoding that an accelerated T5 keeps from call to call: a step with few kernels, recorded once.
 
-A layer is eight kernels of our own (`kernels/decoding`), for up to 32 rows (one of AltUp's). For more rows it may
-be products with kernels between them, which is off until a GPU has run it. Where neither can run, or chooses worse
-tokens than plain code in a trial, the plain step is compiled. In all of them products that read the same input are
-one: queries, keys and values, and both maps into the feed-forward. What such a step needs beside its inputs is
-made by a second graph at the beginning of each call: the joined weights, in the dtype that is computed in, and the
-keys and values of cross-attention.
+A layer is eight kernels of our own (`kernels/decoding`) for up to seven rows, one of AltUp's, and twelve for eight
+rows and more. Where neither can run, or they choose worse tokens than plain code in a trial, the plain step is
+compiled. In all of them products that read the same input are one: queries, keys and values, and both maps into
+the feed-forward. What such a step needs beside its inputs is made by a second graph at the beginning of each call:
+the joined weights, in the dtype that is computed in, and the keys and values of cross-attention.
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ class Layer:
     def between_products(
         self, x: Tensor, normed: Tensor, place: Tensor, near: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The same for many rows [batch, d], whose first norm is known: products, and kernels between them.
+        """The same for many rows [batch, d], whose first norm is known, as products and kernels between them.
 
         Gives x before the last addition, and parts of what is to be added.
         """
@@ -217,13 +216,12 @@ class KeptDecoding:
         self.logits: Callable[[Tensor], Tensor] = self._logits
         self.begin: Callable[[], Any] = self._begin
         self.step: Callable[[], Any] = self._step
-        d_kv, num_blocks = self.layers[0].d_kv, model.decoder.rule.num_blocks
+        d_kv, rule = self.layers[0].d_kv, model.decoder.rule
         fused = None
         if can_fuse(model):
-            rule = model.decoder.rule
             if can_decode_many(device, self.dtype, batch, d_kv) and (is_dense(rule) or joins_update(rule)):
                 fused = self._step_of_many_rows
-            elif can_decode(device, self.dtype, batch, d_kv, num_blocks):
+            elif can_decode(device, self.dtype, batch, d_kv, rule.num_blocks):
                 fused = self._fused_step
         self.is_fused = fused is not None and self._kernels_work(fused)
         if fused is not None and self.is_fused:
