@@ -403,6 +403,72 @@ def test_runs_with_settings_that_were_given_up_do_not_count() -> None:
     assert len(drop_other_settings(made, records.get)) == 4
 
 
+def dropped(runs: dict[str, dict[str, Any]], places: dict[str, tuple[str, str]]) -> set[str]:
+    """The runs that tables leave out, each newer than the one before; `places` are their studies and labels."""
+    made = [
+        Result(*places[run], "tiny", str(i), "long", "d", "loss", 1.0, "nats", "5", run, "GPU", "v",
+               runs[run].get("date", f"2026-01-0{i}"), "c")
+        for i, run in enumerate(places, start=1)
+    ]  # fmt: skip
+    return {r.run for r in made} - {r.run for r in drop_other_settings(made, runs.get)}
+
+
+def test_a_label_that_changes_its_model_drops_no_run_of_the_model_it_was() -> None:
+    """`Wide` was K=2, which another study has too, and is K=4 now, with another rate of its own."""
+    runs = {
+        "two": {"tuned": ["lr"], "config": {"k": 2, "lr": 8}},
+        "again": {"tuned": ["lr"], "config": {"k": 2, "lr": 8, "seed": 2}},
+        "four": {"tuned": ["lr"], "config": {"k": 4, "lr": 1}},
+    }
+    places = {"two": ("s", "Wide"), "again": ("s", "Wide"), "four": ("s", "Wide")}
+    assert dropped(runs, places) == set()
+    runs["four"]["config"]["k"] = 2
+    assert dropped(runs, places) == {"two", "again"}
+
+
+def test_models_that_go_on_are_also_told_by_what_was_chosen_for_their_parents() -> None:
+    """What a row that goes on takes from the dense model is not what its own sweep walked through."""
+    runs = {
+        "dense1": {"tuned": ["lr", "lr_factors.embeddings"], "config": {"lr": 1, "lr_factors": {"embeddings": 8}}},
+        "dense2": {"tuned": ["lr", "lr_factors.embeddings"], "config": {"lr": 1, "lr_factors": {"embeddings": 4}}},
+        "on1": {"tuned": ["lr"], "config": {"lr": 0.1, "lr_factors": {"embeddings": 8}}},
+        "on2": {"tuned": ["lr"], "config": {"lr": 0.1, "lr_factors": {"embeddings": 4}}},
+    }
+    runs["on1"]["continues"], runs["on2"]["continues"] = {"run": "dense1"}, {"run": "dense2"}
+    places = {"on1": ("s", "On"), "on2": ("s", "On")}
+    assert dropped(runs, places) == {"on1"}
+    runs["dense2"]["config"] = {"lr": 2, "lr_factors": {"embeddings": 8}}  # only the parent's rate is another
+    runs["on2"]["config"] = runs["on1"]["config"]
+    assert dropped(runs, places) == {"on1"}
+    runs["dense2"]["config"] = {"seed": 2, **runs["dense1"]["config"]}
+    assert dropped(runs, places) == set()
+
+
+def test_a_model_is_as_old_as_its_pretraining() -> None:
+    """The one with the settings given up was fine-tuned last, on another machine."""
+    runs: dict[str, dict[str, Any]] = {
+        "old": {"tuned": ["lr"], "config": {"lr": 8}},
+        "new": {"tuned": ["lr"], "config": {"lr": 4}},
+        "tuned old": {"of": "old"},
+    }
+    assert dropped(runs, dict.fromkeys(runs, ("s", "Dense"))) == {"old", "tuned old"}
+
+
+def test_rows_that_name_what_is_tuned_share_their_runs(tuned: Scale, data: Path, tmp_path: Path) -> None:
+    """And rows that take a part of their settings from a relative that does not have the others."""
+    assert tuned.tune is not None
+    near = replace(tuned, tune=replace(tuned.tune, near=["lr"]))
+    text = TEXT.replace("{method: dense}", "{method: dense, tune: [lr]}")
+    text = text.replace("k: 2}", "k: 2, tune_from: Dense}")
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    run = study_run(tmp_path / "out", near, data, read_study("one", text, "one"), seeds=[1])
+    assert run.run(lambda text: None).failed == []
+    stats = StudyReport([run.results], names=[str(tmp_path / "other.yaml")]).stats
+    for label in ("Dense", "AltUp K=2"):
+        assert stats.values("other", label, "tiny", "loss") == stats.values("one", label, "tiny", "loss") != []
+
+
 def test_the_sweep_is_shown(done: tuple[StudyRun, StudyOutcome], tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(TEXT)
     report = StudyReport([done[0].results], names=[str(tmp_path / "two.yaml")])

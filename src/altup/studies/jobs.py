@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
 
 NOT_PREPARED = "imagined"  # identity of text that is not there
-DIVERGED = "diverged.json"  # of a sweep's run, which may: its folder then has no final model
+DIVERGED = "diverged.json"  # says why a run ended before its last step: its folder then has no final model
 # What decides how fast a model is, beside the machine.
 SPEED_FIELDS = (
     *("model", "size", "method", "k", "stride", "experts", "extra_layers", "model_overrides", "batch_size"),

@@ -63,7 +63,7 @@ METRICS: dict[str, Metric] = {
     "steps": Metric("steps", "updates", 0, None),
     "train_seconds": Metric("seconds of training, measured", "s", 1, None),
     "planned_seconds": Metric("seconds of training, planned", "s", 1, None),
-    COLLAPSE: Metric("held-out loss above the lowest of a run that collapsed", "nats a token", 3, None),
+    COLLAPSE: Metric("last held-out loss above the lowest of a run that collapsed", "nats a token", 3, None),
 }
 # Ratios to the dense model, in whose rounds they were measured.
 RELATIVE = ("relative_speed", "relative_forward", "relative_generate")
