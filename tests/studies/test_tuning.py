@@ -536,6 +536,21 @@ def test_sweeps_that_others_have_replaced_are_not_shown_as_begun(
         assert [model for model, _ in begun] == shown
 
 
+def test_models_of_one_title_keep_their_own_sweeps(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """Titles do not name the dropout. The table of one model must not tell what was chosen for the other."""
+    text = "title: Two\nquestion: Which?\nbaseline: A\nrows:\n"
+    text += "  A: {method: dense}\n  B: {method: dense, dropout: 0.1, tune: [lr]}\n"
+    (tmp_path / "drop.yaml").write_text(text)
+    study = read_study("drop", text, "drop")
+    tune = Tuning({"lr": [0.01, 0.03], "lr_factors.embeddings": [1, 2]}, steps=2, seed=7)
+    run = study_run(tmp_path / "out", replace(scale, tune=tune), data, study)
+    assert run.run(lambda text: None).failed == []
+    report = StudyReport([run.results], names=[str(tmp_path / "drop.yaml")])
+    for (label, _), sweep in report.sweeps(report.studies[0]).items():
+        assert list(sweep["chosen"]) == (["lr", "lr_factors.embeddings"] if label == "A" else ["lr"])
+        assert "ran" not in sweep
+
+
 def test_a_run_that_diverges_counts_as_infinitely_bad(scale: Scale, data: Path, tmp_path: Path) -> None:
     wild = Tuning({"lr": [0.01, 1e30]}, steps=3)
     changed = replace(scale, tune=wild, given={**scale.given, "max_skipped": 1, "log_every": 1})

@@ -27,8 +27,8 @@ class Trial:
     There is no job yet (`waits`) where the steps of an equal-time run wait for speeds (`waits_for` their keys), or
     settings for the end of a sweep; `as_long_as` are then jobs of about the same time, the training first. `size`
     is the variant's name. `seconds` is what the run should take, where a study compares times. `parent` is the run
-    that it goes on from, if any; if it collapsed there will be no job. `collapsed` is the run of the same seed that
-    lost what it had learned, where it is repeated: `pretrain` is then that run with `on_spike: skip`.
+    that it goes on from, if any; if it collapsed there will be no job. `collapsed` is the run of the same seed
+    that lost what it had learned, where it is repeated: `pretrain` is then that run with `on_spike: skip`.
     """
 
     study: Study
