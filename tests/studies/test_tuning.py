@@ -536,6 +536,32 @@ def test_sweeps_that_others_have_replaced_are_not_shown_as_begun(
         assert [model for model, _ in begun] == shown
 
 
+def sweep_of(steps: int, settled: int | None = None) -> dict[str, Any]:
+    curves, runs = {"lr": [(1, 2.0), (2, 1.0)]}, [[{"lr": 1}, 2.0, "a"], [{"lr": 2}, 1.0, "b"]]
+    found = {
+        "steps": steps,
+        "seed": 0,
+        "grid": {"lr": [1, 2]},
+        "chosen": {"lr": 2},
+        "curves": curves,
+        "runs": runs,
+    }
+    return {**found, **({"settled": {"steps": settled, "curves": curves, "runs": runs}} if settled else {})}
+
+
+def test_sweeps_of_three_lengths_have_plots_of_their_own() -> None:
+    """Each is saved under its name."""
+    found = {("Dense", "tiny"): sweep_of(10, 30), ("AltUp K=2", "tiny"): sweep_of(20)}
+    assert [plot.name for plot in sweep_plots(TWO, found)] == [
+        "two-tuning-lr", "two-settled-tuning-lr", "two-30-steps-tuning-lr",
+    ]  # fmt: skip
+
+
+def test_models_that_took_all_from_another_have_no_length_of_runs() -> None:
+    taken = {**sweep_of(10), "runs": [], "curves": {}, "from": "tiny dense"}
+    assert "Each model was tuned, by the loss on" in text_sweeps({("Wide", "tiny"): taken})
+
+
 def test_models_of_one_title_keep_their_own_sweeps(scale: Scale, data: Path, tmp_path: Path) -> None:
     """Titles do not name the dropout. The table of one model must not tell what was chosen for the other."""
     text = "title: Two\nquestion: Which?\nbaseline: A\nrows:\n"

@@ -256,6 +256,9 @@ def _check(study: Study, source: str) -> None:
     """Check that every name that is used is defined."""
     for metric in (*study.measures, *(e.metric for e in study.expect)):
         check_choice(f"{source}: measures", metric, METRICS)
+    for claim in study.expect:
+        if METRICS[claim.metric].higher is None:
+            raise UserError(f"{source}: expect: of {claim.metric} neither more nor less is better; claim another")
     labels = [row.label for row in study.rows]
     named = [
         study.baseline,
