@@ -59,17 +59,40 @@ def test_who_goes_on_sees_other_batches_at_a_tenth_of_the_rate(data: Path) -> No
 
 
 def test_nobody_goes_on_from_a_model_that_collapsed(data: Path) -> None:
-    """But from the run that repeats it, which is also the one that is reported."""
+    """But from the run that repeats it, which is also the one that is reported; without one from nothing."""
     study, scale = read_study("on", TEXT, "on"), find_scale("smoke")
     lost = next(trial.pretrain for trial in plan([study], scale, data).trials if trial.label == "Before")
-    found = plan([study], scale, data, collapsed={lost.key}.__contains__)
+    collapsed = {lost.key: True}
+    left = plan([study], scale, data, collapsed=collapsed.get)
+    assert [trial.is_lost for trial in left.trials] == [False, True, True]
+    assert [job.key for job in left.training()] == [lost.key]
+    assert left.parents_ahead() == []
+    found = plan([study], scale, data, collapsed=collapsed.get, repeat_collapsed=True)
     before, *others = found.trials
     assert (before.collapsed.key, before.pretrain.settings["config"]["on_spike"]) == (lost.key, "skip")
     assert before.pretrain.title == f"{lost.title}, again without spikes"
     assert [trial.pretrain.needs for trial in others] == [(before.pretrain.key,)] * 2
     assert lost.key not in {job.key for job in found.training()}
-    alone = plan([study], scale, data, collapsed={lost.key}.__contains__, only=["AltUp K=2"])
+    collapsed[before.pretrain.key] = False  # it was repeated before, and need not be asked for
+    alone = plan([study], scale, data, collapsed=collapsed.get, only=["AltUp K=2"])
     assert [job.key for job in alone.training()] == [before.pretrain.key, others[1].pretrain.key]
+    collapsed[before.pretrain.key] = True
+    twice = plan([study], scale, data, collapsed=collapsed.get, repeat_collapsed=True)
+    assert [trial.is_lost for trial in twice.trials] == [False, True, True]
+
+
+def test_a_sweep_whose_parent_collapsed_is_left_out(tuned: Scale, data: Path) -> None:
+    """It goes on from a dense model of the sweeps' seed; rows that take what it would choose wait in vain too."""
+    text = TEXT.replace("k: 2}", "k: 2, tune_from: Dense}")
+    study, losses = read_study("on", text, "on"), dict[str, float]()
+    while sweeps := plan([study], tuned, data, seeds=[7], losses=losses.get, only=["Before"]).tuning():
+        losses |= {job.key: 1.0 for job in sweeps}
+    before = plan([study], tuned, data, seeds=[7], losses=losses.get)
+    parents = {sweep.parent.job.key for sweep in before.sweeps() if sweep.parent}
+    assert len(parents) == 1
+    found = plan([study], tuned, data, seeds=[7], losses=losses.get, collapsed=dict.fromkeys(parents, True).get)
+    assert [trial.is_lost for trial in found.trials] == [False, True, True]
+    assert (found.tuning(), found.parents_ahead(), len(found.training())) == ([], [], 1)
 
 
 def test_a_model_is_tuned_after_the_one_that_it_continues(tuned: Scale, data: Path) -> None:

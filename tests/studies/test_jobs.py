@@ -57,3 +57,10 @@ def test_a_later_setting_changes_the_keys_of_no_run_that_leaves_it_alone() -> No
     by_head = PretrainConfig(**settings, muon_by="head")
     assert key_of(deciding_fields(by_head)) != "6905d7b3d24f"
     assert speed_key(by_head, 4000, "a machine") != "52934d7b1a0e"
+
+
+def test_what_changes_the_work_of_a_step_has_a_speed_of_its_own() -> None:
+    """Else the rows of a study that differ in one of these would show one speed, and equal time go wrong."""
+    settings = {**find_scale("long").pretrain, "data": "data", "size": "tiny"}
+    changes = [{}, {"noise_density": 0.3}, {"mean_span": 1.0}, {"dropout": 0.1}, {"batch_size": 128}]
+    assert len({speed_key(PretrainConfig(**{**settings, **c}), 4000, "here") for c in changes}) == len(changes)

@@ -183,3 +183,17 @@ def test_finished_runs_are_known_to_later_versions(place: str) -> None:
     job = trial.pretrain if kind == "pretrain" else trial.finetune[column]
     assert job is not None
     assert job.key == KEYS[place]
+
+
+def test_jobs_are_in_order_of_seeds(scale: Scale, data: Path) -> None:
+    """Every row of a seed before the next seed, so that models can be compared when the time ends early; a model
+    that others continue just before the first of them."""
+    found = plan([TWO], scale, data, seeds=[3, 1])
+    assert [(trial.label, trial.seed) for trial in found.trials] == [
+        ("Dense", 3), ("AltUp K=2", 3), ("Dense", 1), ("AltUp K=2", 1),
+    ]  # fmt: skip
+    assert [job.key for job in found.training()] == [job.key for trial in found.trials for job in trial.jobs]
+    going_on = plan([shipped()["continuing"]], scale, data, seeds=[3, 1], only=["Dense", "AltUp K=2"]).training()
+    of_seed = [job.settings["config"]["seed"] % 1000 for job in going_on]
+    assert of_seed == [3] * 3 + [1] * 3
+    assert [len(job.needs) for job in going_on] == [0, 1, 1] * 2

@@ -56,6 +56,23 @@ def test_results_add_up(tmp_path: Path) -> None:
         read_results(both)
 
 
+def test_the_order_of_merges_does_not_matter(tmp_path: Path) -> None:
+    """Of a result, a record and a scale that two folders have, the newer is kept."""
+    scales = [replace(find_scale("smoke"), name="own", about=about) for about in ("older", "newer")]
+    for i, name in enumerate(("old", "new")):
+        date = f"2025-01-0{i + 1}"
+        write_results(tmp_path / name, [result("Dense", 40.0 + i, date=date, scale="own", run="a")])
+        write_record(tmp_path / name, record("a", date=date, step=i))
+        write_scale(tmp_path / name, scales[i])
+    for first, second in (("old", "new"), ("new", "old")):
+        both = tmp_path / f"{first} and {second}"
+        merge(tmp_path / first, both)
+        merge(tmp_path / second, both)
+        assert [r.value for r in read_results(both)] == [41.0]
+        assert (read_record(both, "a") or {})["step"] == 1
+        assert read_scale([both], "own") == scales[1]
+
+
 def test_merges_at_once_lose_nothing(tmp_path: Path) -> None:
     """Each reads the tables and writes them again."""
     sources = [tmp_path / str(number) for number in range(8)]

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from altup.core.errors import UserError
+from altup.studies.forecast import forecast
 from altup.studies.jobs import speed_key
 from altup.studies.report import StudyReport
 from altup.studies.results import Result, read_record, read_results, write_results
 from altup.studies.run import StudyRun, find_device
 from altup.studies.scale import Scale, find_scale, with_settings
 from altup.studies.statistics import choose_results
-from altup.studies.study import shipped
+from altup.studies.study import read_study, shipped
 from altup.training.pretraining import PretrainConfig
 from tests.processes import altup, start, wait_until
 from tests.studies.samples import TEXT, TWO, study_run
@@ -67,11 +68,11 @@ def test_what_is_recorded_is_what_the_runs_say(done: tuple[StudyRun, Any]) -> No
     assert rows["AltUp K=2", "generate_ms"].value > 0
 
 
-def test_a_run_that_collapsed_is_repeated_with_spikes_skipped(
+def test_a_run_that_collapsed_is_counted_and_repeated_only_if_asked(
     done: tuple[StudyRun, Any], scale: Scale, data: Path, tmp_path: Path
 ) -> None:
-    """A run that ends three nats above its best, and was not recorded when an earlier command was killed: its seed
-    is run once more, and both stay."""
+    """A run that ends three nats above its best, and was not recorded when an earlier command was killed: it is
+    told beside the seeds. If the user asks, its seed is run once more, and both stay."""
     run, _ = done
     shutil.copytree(run.out, tmp_path / "out", symlinks=True)
     lost = {(r.label, r.metric): r.run for r in read_results(run.results)}["Dense", "accuracy"]
@@ -82,7 +83,12 @@ def test_a_run_that_collapsed_is_repeated_with_spikes_skipped(
     *lines, last = map(json.loads, metrics.read_text().splitlines())
     last["loss"] = min(line["loss"] for line in lines if line["split"] == "validation") + 3
     metrics.write_text("".join(json.dumps(line) + "\n" for line in (*lines, last)))
-    again = study_run(tmp_path / "out", scale, data)
+    once = study_run(tmp_path / "out", scale, data)
+    assert once.run(lambda text: None).finished == 0
+    stats = choose_results(read_results(once.results))
+    assert stats.mean("two", "Dense", "tiny", "accuracy") is None
+    assert stats.describe_collapses("two", "Dense", "tiny") == "1 collapsed"
+    again = study_run(tmp_path / "out", scale, data, repeat_collapsed=True)
     assert again.run(lambda text: None).finished == 1
     rows = [r for r in read_results(again.results) if r.label == "Dense" and r.seed]
     assert [(r.run, r.value) for r in rows if r.metric == "collapse"] == [(lost, pytest.approx(3, abs=1e-4))]
@@ -93,7 +99,46 @@ def test_a_run_that_collapsed_is_repeated_with_spikes_skipped(
     mean = choose_results(read_results(again.results)).mean("two", "Dense", "tiny", "accuracy")
     assert mean is not None
     assert mean.seeds == 1
-    assert again.run(lambda text: None).finished == 0
+    for later in (again, once):  # once it was repeated, that counts whatever is asked
+        assert later.run(lambda text: None).finished == 0
+        assert later.plan().trials[0].collapsed is not None
+
+
+def test_a_run_that_diverges_is_counted_as_collapsed(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """Its gradients are not finite, so that it ends before its last step and has no measure; without a trace of it
+    the other seeds would flatter its model."""
+    wild = with_settings(scale, {**scale.given, "lr": 1e30, "max_skipped": 2, "log_every": 1})
+    run, said = study_run(tmp_path / "out", wild, data, seeds=[0, 1], only=["Dense"]), list[str]()
+    outcome = run.run(said.append)
+    assert (outcome.finished, outcome.failed, outcome.left) == (2, [], [])
+    assert sum("collapsed: " in line and "not finite (max_skipped=2)" in line for line in said) == 2
+    found = read_results(run.results)
+    assert {(r.seed, r.metric) for r in found} == {("0", "collapse"), ("1", "collapse")}
+    for r in found:
+        record = read_record(run.results, r.run)
+        assert record is not None
+        assert "max_skipped=2" in record["diverged"]
+        assert 0 < record["step"] < 4
+    assert run.run(said.append).finished == 0  # it is known, and not tried again
+    (tmp_path / "two.yaml").write_text(TEXT)
+    report = StudyReport([run.results], names=[str(tmp_path / "two.yaml")])
+    assert report.stats.describe_collapses("two", "Dense", "tiny") == "2 collapsed"
+    report.write(tmp_path / "report.html")
+    assert "2 collapsed" in (tmp_path / "report.html").read_text()
+
+
+def test_nothing_goes_on_from_a_run_that_diverged(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """Neither a model that continues it, nor fine-tuning: they are left out, and that is said."""
+    text = "title: Further\nquestion: Which?\nbaseline: Before\nrows:\n  Before: {method: dense, lr: 1e30}\n"
+    text += "  AltUp: {method: altup, k: 2, continues: Before}\nfinetune: [glue]\nfinetune_at: [smoke]\n"
+    wild = with_settings(scale, {**scale.given, "max_skipped": 1, "log_every": 1})
+    run, said = study_run(tmp_path, wild, data, read_study("on", text, "on"), tasks=str(tmp_path)), list[str]()
+    plan = run.plan()
+    assert [job.kind for job in plan.training()] == ["pretrain", "finetune"] * 2
+    outcome = run.run(said.append)
+    assert (outcome.finished, outcome.failed, outcome.left) == (1, [], [])
+    assert "left out: AltUp, tiny, seed 0, as what it goes on from collapsed" in said
+    assert forecast(run, run.plan(), run.device)[-1].title.startswith("tiny dense")
 
 
 def test_a_run_whose_last_evaluation_is_lost_is_not_recorded(
@@ -216,8 +261,10 @@ def test_a_model_that_diverged_is_told_without_its_loss(scale: Scale, data: Path
     outcome = run.run(lambda text: None)
     assert (outcome.finished, outcome.failed) == (2, [])
     told = {r.metric for r in read_results(run.results)}
-    assert "accuracy" in told
+    assert {"accuracy", "collapse"} <= told
     assert "loss" not in told
+    for label in ("Dense", "AltUp K=2"):  # its loss would be left out of a mean, and its accuracy would not
+        assert choose_results(read_results(run.results)).mean("two", label, "tiny", "accuracy") is None
     own = tmp_path / "two.yaml"
     own.write_text(TEXT)
     StudyReport([run.results], names=[str(own)]).write(tmp_path / "report.html")

@@ -121,6 +121,7 @@ def test_the_paper_scale_is_the_papers_setting() -> None:
         ("baseline: Dens", "Dens"),
         ("table: nothing", "nothing"),
         ("expect: [{better: Wide, than: Nobody}]", "Nobody"),
+        ("expect: [{better: Wide, than: Dense, metric: steps}]", "of steps neither more nor less is better"),
         ("expect: [{better: Wide}]", "than"),
         ("rows: {Dense: 3}", "must hold fields"),
         ("title: [", "not valid YAML"),

@@ -403,6 +403,72 @@ def test_runs_with_settings_that_were_given_up_do_not_count() -> None:
     assert len(drop_other_settings(made, records.get)) == 4
 
 
+def dropped(runs: dict[str, dict[str, Any]], places: dict[str, tuple[str, str]]) -> set[str]:
+    """The runs that tables leave out, each newer than the one before; `places` are their studies and labels."""
+    made = [
+        Result(*places[run], "tiny", str(i), "long", "d", "loss", 1.0, "nats", "5", run, "GPU", "v",
+               runs[run].get("date", f"2026-01-0{i}"), "c")
+        for i, run in enumerate(places, start=1)
+    ]  # fmt: skip
+    return {r.run for r in made} - {r.run for r in drop_other_settings(made, runs.get)}
+
+
+def test_a_label_that_changes_its_model_drops_no_run_of_the_model_it_was() -> None:
+    """`Wide` was K=2, which another study has too, and is K=4 now, with another rate of its own."""
+    runs = {
+        "two": {"tuned": ["lr"], "config": {"k": 2, "lr": 8}},
+        "again": {"tuned": ["lr"], "config": {"k": 2, "lr": 8, "seed": 2}},
+        "four": {"tuned": ["lr"], "config": {"k": 4, "lr": 1}},
+    }
+    places = {"two": ("s", "Wide"), "again": ("s", "Wide"), "four": ("s", "Wide")}
+    assert dropped(runs, places) == set()
+    runs["four"]["config"]["k"] = 2
+    assert dropped(runs, places) == {"two", "again"}
+
+
+def test_models_that_go_on_are_also_told_by_what_was_chosen_for_their_parents() -> None:
+    """What a row that goes on takes from the dense model is not what its own sweep walked through."""
+    runs = {
+        "dense1": {"tuned": ["lr", "lr_factors.embeddings"], "config": {"lr": 1, "lr_factors": {"embeddings": 8}}},
+        "dense2": {"tuned": ["lr", "lr_factors.embeddings"], "config": {"lr": 1, "lr_factors": {"embeddings": 4}}},
+        "on1": {"tuned": ["lr"], "config": {"lr": 0.1, "lr_factors": {"embeddings": 8}}},
+        "on2": {"tuned": ["lr"], "config": {"lr": 0.1, "lr_factors": {"embeddings": 4}}},
+    }
+    runs["on1"]["continues"], runs["on2"]["continues"] = {"run": "dense1"}, {"run": "dense2"}
+    places = {"on1": ("s", "On"), "on2": ("s", "On")}
+    assert dropped(runs, places) == {"on1"}
+    runs["dense2"]["config"] = {"lr": 2, "lr_factors": {"embeddings": 8}}  # only the parent's rate is another
+    runs["on2"]["config"] = runs["on1"]["config"]
+    assert dropped(runs, places) == {"on1"}
+    runs["dense2"]["config"] = {"seed": 2, **runs["dense1"]["config"]}
+    assert dropped(runs, places) == set()
+
+
+def test_a_model_is_as_old_as_its_pretraining() -> None:
+    """The one with the settings given up was fine-tuned last, on another machine."""
+    runs: dict[str, dict[str, Any]] = {
+        "old": {"tuned": ["lr"], "config": {"lr": 8}},
+        "new": {"tuned": ["lr"], "config": {"lr": 4}},
+        "tuned old": {"of": "old"},
+    }
+    assert dropped(runs, dict.fromkeys(runs, ("s", "Dense"))) == {"old", "tuned old"}
+
+
+def test_rows_that_name_what_is_tuned_share_their_runs(tuned: Scale, data: Path, tmp_path: Path) -> None:
+    """And rows that take a part of their settings from a relative that does not have the others."""
+    assert tuned.tune is not None
+    near = replace(tuned, tune=replace(tuned.tune, near=["lr"]))
+    text = TEXT.replace("{method: dense}", "{method: dense, tune: [lr]}")
+    text = text.replace("k: 2}", "k: 2, tune_from: Dense}")
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    run = study_run(tmp_path / "out", near, data, read_study("one", text, "one"), seeds=[1])
+    assert run.run(lambda text: None).failed == []
+    stats = StudyReport([run.results], names=[str(tmp_path / "other.yaml")]).stats
+    for label in ("Dense", "AltUp K=2"):
+        assert stats.values("other", label, "tiny", "loss") == stats.values("one", label, "tiny", "loss") != []
+
+
 def test_the_sweep_is_shown(done: tuple[StudyRun, StudyOutcome], tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(TEXT)
     report = StudyReport([done[0].results], names=[str(tmp_path / "two.yaml")])
@@ -468,6 +534,47 @@ def test_sweeps_that_others_have_replaced_are_not_shown_as_begun(
         path.with_stem("earlier").write_text(json.dumps({**sweep, "chosen": chosen}))
         begun = StudyReport([tmp_path / "results"]).begun
         assert [model for model, _ in begun] == shown
+
+
+def sweep_of(steps: int, settled: int | None = None) -> dict[str, Any]:
+    curves, runs = {"lr": [(1, 2.0), (2, 1.0)]}, [[{"lr": 1}, 2.0, "a"], [{"lr": 2}, 1.0, "b"]]
+    found = {
+        "steps": steps,
+        "seed": 0,
+        "grid": {"lr": [1, 2]},
+        "chosen": {"lr": 2},
+        "curves": curves,
+        "runs": runs,
+    }
+    return {**found, **({"settled": {"steps": settled, "curves": curves, "runs": runs}} if settled else {})}
+
+
+def test_sweeps_of_three_lengths_have_plots_of_their_own() -> None:
+    """Each is saved under its name."""
+    found = {("Dense", "tiny"): sweep_of(10, 30), ("AltUp K=2", "tiny"): sweep_of(20)}
+    assert [plot.name for plot in sweep_plots(TWO, found)] == [
+        "two-tuning-lr", "two-settled-tuning-lr", "two-30-steps-tuning-lr",
+    ]  # fmt: skip
+
+
+def test_models_that_took_all_from_another_have_no_length_of_runs() -> None:
+    taken = {**sweep_of(10), "runs": [], "curves": {}, "from": "tiny dense"}
+    assert "Each model was tuned, by the loss on" in text_sweeps({("Wide", "tiny"): taken})
+
+
+def test_models_of_one_title_keep_their_own_sweeps(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """Titles do not name the dropout. The table of one model must not tell what was chosen for the other."""
+    text = "title: Two\nquestion: Which?\nbaseline: A\nrows:\n"
+    text += "  A: {method: dense}\n  B: {method: dense, dropout: 0.1, tune: [lr]}\n"
+    (tmp_path / "drop.yaml").write_text(text)
+    study = read_study("drop", text, "drop")
+    tune = Tuning({"lr": [0.01, 0.03], "lr_factors.embeddings": [1, 2]}, steps=2, seed=7)
+    run = study_run(tmp_path / "out", replace(scale, tune=tune), data, study)
+    assert run.run(lambda text: None).failed == []
+    report = StudyReport([run.results], names=[str(tmp_path / "drop.yaml")])
+    for (label, _), sweep in report.sweeps(report.studies[0]).items():
+        assert list(sweep["chosen"]) == (["lr", "lr_factors.embeddings"] if label == "A" else ["lr"])
+        assert "ran" not in sweep
 
 
 def test_a_run_that_diverges_counts_as_infinitely_bad(scale: Scale, data: Path, tmp_path: Path) -> None:

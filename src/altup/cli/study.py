@@ -119,6 +119,10 @@ def run_studies(
     ] = None,
     speed: Annotated[bool, typer.Option(help="Compare speeds, which takes the machine for itself.")] = True,
     finetune: Annotated[bool, typer.Option(help="Fine-tune where the studies ask for it.")] = True,
+    repeat_collapsed: Annotated[
+        bool,
+        typer.Option("--repeat-collapsed", help="Run seeds whose run collapsed once more, with spikes skipped."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and what it costs.")] = False,
     device: Annotated[
         str | None, typer.Option(help="GPU that --dry-run counts with, such as H200.", show_default="this machine")
@@ -145,9 +149,10 @@ def run_studies(
     at = with_settings(find_scale(scale), parse_pairs("--set", set_ or []), minutes)
     options = {"--scale": scale, "--set": set_, "--data": data, "--tasks": tasks, "--seeds": seeds}
     command = _command(names, {**options, "--minutes": minutes, "--jobs": jobs}, speed, finetune)
+    command += " --repeat-collapsed" if repeat_collapsed else ""
     studies = StudyRun(
         chosen, at, out, results or out / "results", at.seeds if seeds is None else read_seeds(seeds),
-        data, tasks, tuple(only or ()), finetune, speed, command, dry=dry_run,
+        data, tasks, tuple(only or ()), finetune, speed, command, repeat_collapsed, dry=dry_run,
     )  # fmt: skip
     if dry_run:
         with tempfile.TemporaryDirectory(prefix="altup-dry-run-") as scratch:

@@ -11,12 +11,14 @@ from altup.core.errors import UserError, check_choice
 from altup.studies.jobs import Job, StudyData, pretrain_job
 from altup.studies.scale import Scale
 from altup.studies.study import Row, Study
-from altup.studies.tuning import REPORTING, Losses, Parent, Sweep, find_sweep, tunable
+from altup.studies.tuning import REPORTING, Losses, Parent, Sweep, find_sweep, swept_names, tunable
 
 if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+# Key of a run → whether it lost what it had learned; None where it was not run.
+Collapsed = Callable[[str], bool | None]
 OTHER_ORDER = 1000  # added to the seed of a model that goes on, which else would see its parent's batches again
 
 
@@ -78,6 +80,21 @@ def tuned_grid(row: Row, scale: Scale, config: PretrainConfig) -> dict[str, list
     return tunable(scale.grid_of(row), config, {**(row.settings_at(scale.base) or {}), **scale.given})
 
 
+def tuned_names(study: Study, row: Row, size: str, scale: Scale) -> list[str]:
+    """The settings that the sweep of a row chooses or takes from its relative's, once both have ended."""
+    if scale.tune is None:
+        return []
+
+    def grid_of(row: Row) -> dict[str, list[Any]]:
+        config = resolve(study, row, size, scale, 0, "DATA")
+        return tuned_grid(row, scale, config) if config else {}
+
+    grid, relative = grid_of(row), study.row(row.tune_from) if row.tune_from else None
+    taken = tuned_names(study, relative, size, scale) if relative else []
+    swept = swept_names(scale.tune, row, grid, relative is not None and bool(grid_of(relative)))
+    return [name for name in grid if name in swept or name in taken]
+
+
 def reported_job(
     config: PretrainConfig, row: Row, data: StudyData, sweep: Sweep | None, parent: Parent | None = None
 ) -> Job:
@@ -90,8 +107,8 @@ def reported_job(
 
 @dataclass(frozen=True)
 class Model:
-    """A row of a study at a size: its configs by seed, its sweep, and the model that it continues, if any.
-    `collapsed` says of a run's key whether it lost what it had learned."""
+    """A row of a study at a size: its configs by seed, its sweep, and the model that it continues, if any. With
+    `repeat` a run that collapsed is repeated."""
 
     study: Study
     row: Row
@@ -100,28 +117,31 @@ class Model:
     data: StudyData
     sweep: Sweep | None
     continues: Model | None
-    collapsed: Callable[[str], bool]
+    collapsed: Collapsed
+    repeat: bool
 
     @classmethod
     def find(
         cls, study: Study, row: Row, size: str, scale: Scale, data: StudyData, losses: Losses,
-        collapsed: Callable[[str], bool],
+        collapsed: Collapsed, repeat: bool = False,
     ) -> Model | None:  # fmt: skip
         """None where the row is not run at this scale and size."""
         if resolve(study, row, size, scale, 0, data.data) is None:
             return None
+
+        def find(label: str) -> Model | None:
+            return cls.find(study, study.row(label), size, scale, data, losses, collapsed, repeat)
+
         continues = None
         if row.continues:
-            continues = cls.find(study, study.row(row.continues), size, scale, data, losses, collapsed)
+            continues = find(row.continues)
             if continues is None:
                 raise UserError(
                     f"study {study.name}: row {row.label!r} continues {row.continues!r}, which has no size {size}"
                 )
-        model = cls(study, row, size, scale, data, None, continues, collapsed)
+        model = cls(study, row, size, scale, data, None, continues, collapsed, repeat)
         model._check_parent()
-        relative = None
-        if row.tune_from and scale.tune:
-            relative = cls.find(study, study.row(row.tune_from), size, scale, data, losses, collapsed)
+        relative = find(row.tune_from) if row.tune_from and scale.tune else None
         return replace(model, sweep=model._find_sweep(losses, relative.sweep if relative else None))
 
     def config(self, seed: int, changes: Mapping[str, Any] = NOTHING) -> PretrainConfig:
@@ -146,17 +166,20 @@ class Model:
         if self.continues is None:
             return None
         dense = self.continues
-        return Parent(dense.counted(dense.reported(seed), None)[0], dense.sweep)
+        job, _ = dense.counted(dense.reported(seed), None)
+        return Parent(job, dense.sweep, dense.settled and bool(self.collapsed(job.key)))
 
     def job(self, config: PretrainConfig, parent: Parent | None) -> Job:
         return reported_job(config, self.row, self.data, self.sweep, parent)
 
     def counted(self, config: PretrainConfig, parent: Parent | None) -> tuple[Job, Job | None]:
-        """The run of a config; or, where that collapsed, the one that repeats it and the one that collapsed."""
+        """The run of a config; or, where that collapsed and is repeated or was, the one that repeats it and the
+        one that collapsed."""
         job = self.job(config, parent)
-        if not self.collapsed(job.key):
-            return job, None
         again = self.job(replace(config, on_spike="skip"), parent)
+        repeated = self.repeat or self.collapsed(again.key) is not None
+        if not self.collapsed(job.key) or not repeated or again.key == job.key:
+            return job, None
         return replace(again, title=f"{again.title}, again without spikes"), job
 
     def _inherited(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def forecast(studies: StudyRun, plan: Plan, on: Device) -> list[Line]:
 
 
 def _sweep_lines(plan: Plan, estimate: Callable[[Job], float]) -> Iterable[Line]:
-    for sweep in plan.sweeps():
+    for sweep in (sweep for sweep in plan.sweeps() if not sweep.is_stuck):
         for verb, part in (("tuning", sweep), ("settling", sweep.settling)):
             if part is None or not part.runs_left[1]:
                 continue

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
 
 NOT_PREPARED = "imagined"  # identity of text that is not there
-DIVERGED = "diverged.json"  # of a sweep's run, which may: its folder then has no final model
+DIVERGED = "diverged.json"  # says why a run ended before its last step: its folder then has no final model
 # What decides how fast a model is, beside the machine.
 SPEED_FIELDS = (
     *("model", "size", "method", "k", "stride", "experts", "extra_layers", "model_overrides", "batch_size"),
@@ -194,7 +194,9 @@ def model_key(config: Mapping[str, Any], start: Mapping[str, str]) -> str:
 
 
 def speed_key(config: PretrainConfig, vocabulary: int, machine: str) -> str:
-    own = {"muon_by": config.muon_by} if config.muon_by != "matrix" else {}  # later than the first keys
+    # Later than the first keys, which go on leaving them out.
+    later = {"muon_by": "matrix", "noise_density": 0.15, "mean_span": 3.0, "dropout": 0.0}
+    own = {name: getattr(config, name) for name, usual in later.items() if getattr(config, name) != usual}
     return key_of({name: getattr(config, name) for name in SPEED_FIELDS} | own, vocabulary, machine)
 
 

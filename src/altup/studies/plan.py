@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError, check_choice
-from altup.studies.configs import Model, resolve
+from altup.studies.configs import Collapsed, Model, resolve
 from altup.studies.jobs import Job, StudyData, finetune_job, pretrain_job, speed_job, speed_key
 from altup.studies.scale import Scale, Variant
 from altup.studies.study import Study
@@ -27,8 +27,8 @@ class Trial:
     There is no job yet (`waits`) where the steps of an equal-time run wait for speeds (`waits_for` their keys), or
     settings for the end of a sweep; `as_long_as` are then jobs of about the same time, the training first. `size`
     is the variant's name. `seconds` is what the run should take, where a study compares times. `parent` is the run
-    that it goes on from, if any. `collapsed` is the run of the same seed that lost what it had learned: `pretrain`
-    is then that run with `on_spike: skip`.
+    that it goes on from, if any; if it collapsed there will be no job. `collapsed` is the run of the same seed
+    that lost what it had learned, where it is repeated: `pretrain` is then that run with `on_spike: skip`.
     """
 
     study: Study
@@ -50,6 +50,16 @@ class Trial:
         return self.pretrain is None
 
     @property
+    def jobs(self) -> list[Job]:
+        return [] if self.pretrain is None else [self.pretrain, *self.finetune.values()]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it cannot be run, because what it goes on from has collapsed, or what its sweep goes on from."""
+        parent, sweep = self.parent, self.sweep
+        return self.waits and ((parent is not None and parent.collapsed) or (sweep is not None and sweep.is_stuck))
+
+    @property
     def is_timed(self) -> bool:
         return self.study.timed_by(self.study.row(self.label)) is not None
 
@@ -64,18 +74,16 @@ class Plan:
     speed: list[Job]
 
     def wanted(self) -> list[Job]:
-        """Every pretraining and fine-tuning job that measures something once, study by study."""
-        found: dict[str, Job] = {}
-        for trial in self.trials:
-            for job in (trial.pretrain, *trial.finetune.values()):
-                if job is not None:
-                    found.setdefault(job.key, job)
-        return list(found.values())
+        """Every pretraining and fine-tuning job that measures something once, study by study and seed by seed."""
+        return list({job.key: job for trial in self.trials for job in trial.jobs}.values())
 
     def training(self) -> list[Job]:
-        """Those, and before them the runs whose models they go on from."""
-        parents = [trial.parent.job for trial in self.trials if trial.parent and not trial.waits]
-        return list({job.key: job for job in (*parents, *self.wanted())}.values())
+        """Those, each after the run whose model it goes on from."""
+        found: dict[str, Job] = {}
+        for trial in self.trials:
+            parents = [trial.parent.job] if trial.parent and not trial.waits else []
+            found |= {job.key: job for job in (*parents, *trial.jobs)}
+        return list(found.values())
 
     def sweeps(self) -> list[Sweep]:
         """Every model's sweep once, and before it those of the model that it continues and of its relatives."""
@@ -84,14 +92,15 @@ class Plan:
 
     def tuning(self) -> list[Job]:
         """The runs that sweeps wait for now, and before them those whose models they go on from."""
-        ready = [sweep for sweep in self.sweeps() if sweep.todo and (sweep.parent is None or sweep.parent.settled)]
+        going = [sweep for sweep in self.sweeps() if sweep.todo and not sweep.is_stuck]
+        ready = [sweep for sweep in going if sweep.parent is None or sweep.parent.settled]
         parents = [sweep.parent.job for sweep in ready if sweep.parent]
         return list({job.key: job for job in (*parents, *(job for sweep in ready for job in sweep.todo))}.values())
 
     def parents_ahead(self) -> list[Job]:
         """The runs from which sweeps and waiting trials will go on, some still without their settings."""
-        sweeps = [sweep.parent for sweep in self.sweeps() if sweep.todo]
-        trials = [trial.parent for trial in self.trials if trial.waits]
+        sweeps = [sweep.parent for sweep in self.sweeps() if sweep.todo and not sweep.is_stuck]
+        trials = [trial.parent for trial in self.trials if trial.waits and not trial.is_lost]
         return list({parent.job.key: parent.job for parent in (*sweeps, *trials) if parent}.values())
 
     def speed_first(self) -> list[Job]:
@@ -120,10 +129,14 @@ def make_plan(
     chosen_steps: Callable[[Study, str, str], int | None],
     machine: str,
     losses: Losses = lambda key: None,
-    collapsed: Callable[[str], bool] = lambda key: False,
+    collapsed: Collapsed = lambda key: None,
+    repeat_collapsed: bool = False,
 ) -> Plan:
-    """All trials of the studies. `chosen_steps(study, label, size)` are those of an equal-time run made before,
-    `losses` those of the sweeps' runs, `collapsed` says which runs lost what they had learned, by their keys."""
+    """All trials of the studies, seed by seed, so that models can be compared before all seeds are there.
+
+    `chosen_steps(study, label, size)` are those of an equal-time run made before, `losses` those of the sweeps'
+    runs, `collapsed` says which runs lost what they had learned, by their keys.
+    """
     labels = {row.label for study in studies for row in study.rows}
     for label in only:
         check_choice("--only", label, sorted(labels))
@@ -134,8 +147,9 @@ def make_plan(
         columns = [name for name in study.finetune if name in scale.columns]
         if not finetune or scale.base not in study.finetune_at:
             columns = []
-        for variant, model in _models(study, scale, data, only, losses, collapsed):
-            for seed in seeds:
+        models = list(_models(study, scale, data, only, losses, collapsed, repeat_collapsed))
+        for seed in seeds:
+            for variant, model in models:
                 made = chosen_steps(study, model.row.label, variant.name)
                 trial, compared = _plan_trial(model, variant, seed, known, made, columns)
                 trials.append(trial)
@@ -145,15 +159,15 @@ def make_plan(
 
 
 def _models(
-    study: Study, scale: Scale, data: StudyData, only: Sequence[str], losses: Losses,
-    collapsed: Callable[[str], bool],
+    study: Study, scale: Scale, data: StudyData, only: Sequence[str], losses: Losses, collapsed: Collapsed,
+    repeat: bool,
 ) -> Iterable[tuple[Variant, Model]]:  # fmt: skip
     """Everything that the study trains, at each of its sizes and lengths."""
     for variant in scale.variants_of(study):
         for row in study.rows:
             if only and row.label not in only:
                 continue
-            if model := Model.find(study, row, variant.size, scale, data, losses, collapsed):
+            if model := Model.find(study, row, variant.size, scale, data, losses, collapsed, repeat):
                 yield variant, model
 
 
@@ -166,6 +180,8 @@ def _plan_trial(
     config, parent = model.reported(seed, variant.changes(study, row)), model.parent(seed)
     compared = {known.key(config): config}
     trial = Trial(study, row.label, variant.name, seed, known.key(config), sweep=model.sweep, parent=parent)
+    if trial.is_lost:
+        return trial, compared
     steps: int | None = config.steps
     similar = model.job(config, parent)
     if timed_by := study.timed_by(row):
@@ -181,7 +197,8 @@ def _plan_trial(
         trial = replace(trial, seconds=steps / own)
 
     def finetuned(job: Job) -> dict[str, Job]:
-        return {name: finetune_job(name, scale, job, seed, data) for name in columns}
+        useful = () if model.collapsed(job.key) else columns
+        return {name: finetune_job(name, scale, job, seed, data) for name in useful}
 
     if steps is None or not model.settled:
         return replace(trial, as_long_as=(similar, *finetuned(similar).values())), compared

@@ -74,8 +74,6 @@ def _pretrain(job: Job, out: Path) -> bool:
     try:
         return _is_measured(job, pretrain(config, job.folder(out), resume=True))
     except DivergedError as error:
-        if "tunes" not in job.settings:
-            raise
         write_json(job.folder(out) / DIVERGED, {"reason": str(error)})
         return True
 

@@ -53,12 +53,9 @@ def record_job(job: Job, out: Path, results: Path, alone: bool) -> bool:
         from altup.training.pretraining import PretrainConfig
 
         config = PretrainConfig.from_dict(job.settings["config"], job.title)
-        diverged = job.folder(out) / DIVERGED
-        found = (
-            _describe_diverged(config, diverged)
-            if diverged.exists()
-            else describe_run(config, job.folder(out), alone)
-        )
+        folder = job.folder(out)
+        diverged = (folder / DIVERGED).exists()
+        found = _describe_diverged(config, folder) if diverged else describe_run(config, folder, alone)
         kept = ("start", "continues", "data", "tunes", "tuned_by", "tuned")
         found |= {name: job.settings[name] for name in kept if name in job.settings}
     else:
@@ -102,18 +99,23 @@ def describe_run(config: PretrainConfig, folder: Path, alone: bool) -> Record:
         "config": deciding_fields(config),
         "step": last["step"],
         "measures": {**measures, **costs},
-        "curves": {  # of a run that diverged, as far as they can be drawn
-            "held_out": [
-                [r["step"], round(r["loss"], 5), round(100 * r["accuracy"], 3)]
-                for r in held_out
-                if r["loss"] is not None and is_finite(r["loss"])
-            ],
-            "train": [
-                [r["step"], round(r["loss"], 4)]
-                for r in _thinned([r for r in train if r.get("loss") and is_finite(r["loss"])])
-            ],
-        },
+        "curves": _curves(held_out, train),
         "coefficients": coefficients if is_finite(coefficients) else {},
+    }
+
+
+def _curves(held_out: list[dict[str, Any]], train: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Of a run that diverged, as far as they can be drawn."""
+    return {
+        "held_out": [
+            [r["step"], round(r["loss"], 5), round(100 * r["accuracy"], 3)]
+            for r in held_out
+            if r["loss"] is not None and is_finite(r["loss"])
+        ],
+        "train": [
+            [r["step"], round(r["loss"], 4)]
+            for r in _thinned([r for r in train if r.get("loss") and is_finite(r["loss"])])
+        ],
     }
 
 
@@ -122,10 +124,7 @@ def _read_run(folder: Path, steps: int) -> tuple[list[dict[str, Any]], list[dict
 
     UserError where the evaluation of the last step is missing: an earlier one must not be taken for it.
     """
-    from altup.training.metrics import read_records
-
-    records = read_records(folder / "metrics.jsonl")
-    held_out, train = ([r for r in records if r.get("split") == split] for split in ("validation", "train"))
+    held_out, train = _read_metrics(folder)
     if not held_out or held_out[-1]["step"] != steps:
         raise UserError(
             f"{folder / 'metrics.jsonl'} has no evaluation of the last step, {steps:,}: it failed, or the file "
@@ -134,20 +133,40 @@ def _read_run(folder: Path, steps: int) -> tuple[list[dict[str, Any]], list[dict
     return held_out, train
 
 
-def _describe_diverged(config: PretrainConfig, file: Path) -> Record:
-    """A run of a sweep that diverged has no measure, and counts as worse than all others."""
-    reason = read_json(file)["reason"]
-    curves: dict[str, list[Any]] = {"held_out": [], "train": []}
-    found = {"config": deciding_fields(config), "step": 0, "measures": {}, "curves": curves, "coefficients": {}}
-    return {**found, "diverged": reason}
+def _read_metrics(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    from altup.training.metrics import read_records
+
+    records = read_records(folder / "metrics.jsonl")
+    held_out, train = ([r for r in records if r.get("split") == split] for split in ("validation", "train"))
+    return held_out, train
+
+
+def _describe_diverged(config: PretrainConfig, folder: Path) -> Record:
+    """A run that diverged has no measure. In a sweep it is worse than all others, elsewhere it has collapsed."""
+    held_out, train = _read_metrics(folder)
+    return {
+        "config": deciding_fields(config),
+        "step": max((r["step"] for r in (*held_out, *train)), default=0),
+        "measures": {},
+        "curves": _curves(held_out, train),
+        "coefficients": {},
+        "diverged": read_json(folder / DIVERGED)["reason"],
+    }
 
 
 def find_collapse(record: Record) -> float | None:
-    """How far a pretraining run has ended above its own lowest held-out loss, if that is more than a nat: it has
-    then lost what it had learned, and says nothing of its model. None of a run that trained."""
-    losses = [loss for _, loss, _ in record["curves"]["held_out"]] if record["kind"] == "pretrain" else []
+    """How far a pretraining run that collapsed stood above its own lowest held-out loss when that was last
+    measured; None of a run that trained.
+
+    It has collapsed if it ends more than a nat above, without a finite loss, or before its last step, because it
+    diverged. It has then lost what it had learned, and says nothing of its model.
+    """
+    if record["kind"] != "pretrain":
+        return None
+    losses = [loss for _, loss, _ in record["curves"]["held_out"]]
     rise = losses[-1] - min(losses) if losses else 0.0
-    return rise if rise > COLLAPSED else None
+    has_loss = math.isfinite(record["measures"].get("loss", math.inf))
+    return None if has_loss and rise <= COLLAPSED and "diverged" not in record else rise
 
 
 def drop_weights(folder: Path) -> None:
@@ -229,7 +248,7 @@ def _run_results(trial: Trial, results: Path, common: dict[str, Any]) -> Iterabl
         measures = dict(record["measures"])
         if trial.seconds is not None and record["kind"] == "pretrain":
             measures["planned_seconds"] = trial.seconds
-        if rise := find_collapse(record):
+        if (rise := find_collapse(record)) is not None:
             measures[COLLAPSE] = rise
         for metric, value in measures.items():
             if not math.isfinite(value):

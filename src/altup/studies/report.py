@@ -85,11 +85,25 @@ class StudyReport:
         return {place: self._gone_on(sweep) for place, sweep in found.items()}
 
     def _gone_on(self, sweep: Record) -> Record:
-        same = [s for s in self._sweeps if (s["model"], s["scale"]) == (sweep["model"], sweep["scale"])]
+        same = [s for s in self._sweeps if self._is_of_same_model(s, sweep)]
         last = max(same, key=lambda s: (count_runs(s), s["key"] == sweep["key"]), default=sweep)
         if not last["chosen"] or last["chosen"] == sweep["chosen"]:
             return sweep
         return {**last, "ran": sweep["chosen"]}
+
+    def _is_of_same_model(self, one: Record, other: Record) -> bool:
+        """Titles leave out much, such as dropout: what the sweeps' runs have in common tells more, where known."""
+        if (one["model"], one["scale"]) != (other["model"], other["scale"]):
+            return False
+        found = [self.record(sweep["runs"][0][2]) if sweep["runs"] else None for sweep in (one, other)]
+        first, second = ((record or {}).get("config") for record in found)
+        if first is None or second is None:
+            return True
+        swept = {
+            name.partition(".")[0] for sweep in (one, other) for name in (*sweep["grid"], *(sweep["chosen"] or ()))
+        }
+        names = (first.keys() | second.keys()) - swept - {"steps", "seed", "on_spike"}
+        return all(first.get(name) == second.get(name) for name in names)
 
     @cached_property
     def begun(self) -> dict[tuple[str, str], Record]:

@@ -8,12 +8,13 @@ that several studies have is run once: `share_results` shows it in all of them.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from altup.core.errors import UserError
 from altup.core.files import atomic_write, check_file_name, check_regular, locked, read_json
 from altup.core.hardware import device_name, versions
-from altup.studies.configs import resolve, tuned_grid, tuned_settings
+from altup.studies.configs import resolve, tuned_names, tuned_settings
 from altup.studies.jobs import deciding_fields, file_name, key_of, model_key
 from altup.studies.scale import Scale, find_scale
 from altup.studies.stored import record_misfit, sweep_misfit
@@ -104,7 +105,7 @@ def _read_line(line: dict[Any, Any], place: str) -> Result:
 
 
 def write_results(folder: Path, results: Iterable[Result]) -> None:
-    """Add results to a folder; those of the same identity are replaced, the others stay.
+    """Add results to a folder; of those of the same identity the newer one stays.
 
     Who else adds to it meanwhile waits: what one has read, another must not have changed before it is written.
     """
@@ -115,7 +116,7 @@ def write_results(folder: Path, results: Iterable[Result]) -> None:
 
 def _add_results(folder: Path, results: Iterable[Result]) -> None:
     by_study: dict[str, dict[tuple[str, ...], Result]] = {}
-    for result in [*read_results(folder), *results]:
+    for result in sorted([*read_results(folder), *results], key=lambda r: r.date):  # of equals the new one
         by_study.setdefault(result.study, {})[result.identity] = result
     for study, lines in by_study.items():
         path = folder / f"{check_file_name(study, 'study')}.csv"
@@ -222,7 +223,8 @@ def _scale_file(folder: Path, name: str) -> Path:
 def merge(source: Path, target: Path) -> tuple[int, int]:
     """Add the results of one folder to another: how many results and records came from the source.
 
-    Several at once add to the target one after the other. Sweeps that have only begun are added too.
+    Of what both have the newer counts, so that the order of merges does not matter. Several at once add to the
+    target one after the other. Sweeps that have only begun are added too.
     """
     results, sweeps = read_results(source), read_sweeps(source)
     if not results and not sweeps:
@@ -235,66 +237,120 @@ def merge(source: Path, target: Path) -> tuple[int, int]:
     ]
     target.mkdir(parents=True, exist_ok=True)
     with locked(target, None):
+        own = read_results(target), read_sweeps(target), [*_records_in(target)]
+        scales = [s for s in scales if _last_use(s, own) <= _last_use(s, (results, sweeps, records))]
         _add_results(target, results)
         for sweep in sweeps:
             known = read_sweep([target], sweep["key"])
             if known is None or count_runs(known) <= count_runs(sweep):
                 write_sweep(target, sweep)
         for record in records:
-            write_record(target, _tuned_last(record, target))
+            write_record(target, _newest(record, target))
         for scale in scales:
             write_scale(target, scale)
     return len(results), len(records)
 
 
-def _tuned_last(record: Record, folder: Path) -> Record:
-    """The record, of the two sweeps that it and its copy in the folder belong to with the one that has more runs:
-    a sweep goes on, and an older record names the sweep before."""
+def _records_in(folder: Path) -> Iterable[Record]:
+    """Those that can be read."""
+    for path in sorted((folder / RUNS).glob("*.json")):
+        with contextlib.suppress(UserError):
+            yield read_record_file(path)
+
+
+def _last_use(scale: Scale, folder: tuple[list[Result], list[Record], list[Record]]) -> str:
+    """The date of the newest result of a scale, or run of its sweeps, in a folder: results, sweeps and records."""
+    results, sweeps, records = folder
+    swept = {sweep["key"] for sweep in sweeps if sweep["scale"] == scale.name}
+    dates = [record["date"] for record in records if record.get("tunes") in swept]
+    return max([*dates, *(result.date for result in results if result.scale == scale.name)], default="")
+
+
+def _newest(record: Record, folder: Path) -> Record:
+    """The record or its copy in the folder, whichever is newer, of the two sweeps that they belong to with the one
+    that has more runs: a sweep goes on, and an older record names the sweep before."""
     try:
         known = read_record(folder, record["key"])
     except UserError:  # it is damaged, and this one takes its place
         known = None
-    both = [one for one in (record, known) if one and "tuned_by" in one]
-    if len(both) < 2:
+    if known is None:
         return record
+    newest = max(known, record, key=lambda one: one["date"])
+    both = [one for one in (newest, record, known) if "tuned_by" in one]
+    if not both:
+        return newest
     last = max(both, key=lambda one: count_runs(read_sweep([folder], one["tuned_by"]) or {"runs": []}))
-    return {**record, **{name: last[name] for name in ("tuned_by", "tuned") if name in last}}
+    return {**newest, **{name: last[name] for name in ("tuned_by", "tuned") if name in last}}
 
 
 def drop_other_settings(results: Sequence[Result], record: Records) -> list[Result]:
     """Of each model only the runs with the tuned settings of its newest one. A sweep that goes on may choose
     others than before, and a mean must not be of both."""
-    tuned = {result.run: run for result in results if (run := _tuned_run(result.run, record))}
+    tuned = {result.run: run for result in results if (run := TunedRun.find(result.run, record))}
+    dates = {tuned[result.run].key: (result.date, result.run) for result in results if result.run in tuned}
+    # A model is as old as its pretraining, which has results of its own, whenever it was fine-tuned.
+    dates |= {result.run: (result.date, result.run) for result in results if result.run in tuned}
     dropped: set[str] = set()
-    for runs in _runs_by_model([result for result in results if result.run in tuned]):
-        names = {name.partition(".")[0] for run in runs for name in tuned[run]["tuned"]}
-        values = {run: {name: tuned[run]["config"].get(name) for name in names} for run in runs}
-        dropped |= {run for run in runs if values[run] != values[runs[-1]]}
+    for runs in _runs_by_model([result for result in results if result.run in tuned], tuned):
+        names = {name for run in runs for name in tuned[run].names}
+        last = max(runs, key=lambda run: dates[tuned[run].key])
+        dropped |= {run for run in runs if tuned[run].values(names) != tuned[last].values(names)}
     return [result for result in results if result.run not in dropped]
 
 
-def _runs_by_model(results: Sequence[Result]) -> list[list[str]]:
-    """The runs of each model, the newest last. Places that share a run show the same model."""
+@dataclass(frozen=True)
+class TunedRun:
+    """A pretraining run, and the names of what was tuned for it or for the run that it continues."""
+
+    key: str
+    config: Record
+    start: Record
+    names: frozenset[str]
+    parent: TunedRun | None
+
+    @classmethod
+    def find(cls, key: str, record: Records) -> TunedRun | None:
+        """The run, or the one that it fine-tuned; None where nothing was tuned."""
+        kept = record(key)
+        if kept and "of" in kept:
+            key = kept["of"]
+            kept = record(key)
+        if not kept or "config" not in kept:
+            return None
+        parent = cls.find(kept["continues"]["run"], record) if "continues" in kept else None
+        if not kept.get("tuned") and parent is None:
+            return None
+        names = frozenset(name.partition(".")[0] for name in kept.get("tuned", ()))
+        names |= parent.names if parent else frozenset()
+        return cls(key, kept["config"], kept.get("start", {}), names, parent)
+
+    def values(self, names: Iterable[str]) -> Any:
+        """The settings of these names, here and in the run that it continues."""
+        own = {name: self.config.get(name) for name in names}
+        return own, self.parent.values(names) if self.parent else None
+
+    def is_model_of(self, other: TunedRun) -> bool:
+        """Whether the two differ in nothing but the seed, what was tuned, and what time or a collapse decides."""
+        free = self.names | other.names | {"seed", "steps", "on_spike"}
+        names = (self.config.keys() | other.config.keys()) - free
+        same = all(self.config.get(name) == other.config.get(name) for name in names)
+        return same and self.start == other.start and (self.parent is None) == (other.parent is None)
+
+
+def _runs_by_model(results: Sequence[Result], tuned: Mapping[str, TunedRun]) -> list[set[str]]:
+    """The runs of each model. Places that share a run show the same model, unless a label has changed it."""
     models: list[tuple[set[Place], set[str]]] = []
     for result in results:
         places, runs = {(result.study, result.label, result.size)}, {result.run}
         others = []
         for model in models:
-            if places & model[0] or runs & model[1]:
+            one = tuned[next(iter(model[1]))]
+            if (places & model[0] or runs & model[1]) and one.is_model_of(tuned[result.run]):
                 places, runs = places | model[0], runs | model[1]
             else:
                 others.append(model)
         models = [*others, (places, runs)]
-    dates = {result.run: (result.date, result.run) for result in results}
-    return [sorted(runs, key=dates.__getitem__) for _, runs in models]
-
-
-def _tuned_run(key: str, record: Records) -> Record | None:
-    """The record of a run that was tuned, or of the one that it fine-tuned; None where nothing was."""
-    kept = record(key)
-    if kept and "of" in kept:
-        kept = record(kept["of"])
-    return kept if kept and kept.get("tuned") and "config" in kept else None
+    return [runs for _, runs in models]
 
 
 def share_results(
@@ -346,7 +402,9 @@ def _models_of(studies: Sequence[Study], scale: Scale) -> Iterable[tuple[Place, 
                 config = resolve(study, row, variant.size, scale, 0, "DATA", changes)
                 if config is None:
                     continue
-                key = _untuned_key(deciding_fields(config), row.start, tuned_grid(row, scale, config))
+                key = _untuned_key(
+                    deciding_fields(config), row.start, tuned_names(study, row, variant.size, scale)
+                )
                 yield (study.name, row.label, variant.name), key
 
 

@@ -57,6 +57,7 @@ class StudyRun:
     finetune: bool = True
     speed: bool = True
     command: str = "altup study run"
+    repeat_collapsed: bool = False
     dry: bool = False  # nothing is run, so that text need not be there
     scratch: Path | None = None  # where a dry run makes the text of the smoke scale, if `out` does not have it
 
@@ -122,7 +123,7 @@ class StudyRun:
             speeds=self.speeds(), machine=self.device.name,
             # Other seeds of an equal-time run take as many steps as the first.
             chosen_steps=lambda study, label, size: made.get((study.name, label, size)),
-            losses=self._loss, collapsed=self._collapsed,
+            losses=self._loss, collapsed=self._collapsed, repeat_collapsed=self.repeat_collapsed,
         )  # fmt: skip
 
     def _loss(self, key: str) -> float | None:
@@ -130,9 +131,10 @@ class StudyRun:
         record = read_record(self.results, key)
         return None if record is None else record["measures"].get("loss", math.inf)
 
-    def _collapsed(self, key: str) -> bool:
+    def _collapsed(self, key: str) -> bool | None:
+        """Whether a run lost what it had learned; None where it is not done."""
         record = read_record(self.results, key)
-        return record is not None and find_collapse(record) is not None
+        return None if record is None else find_collapse(record) is not None
 
     def estimate(self, on: Device) -> Callable[[Job], float]:
         """A function that gives a job's seconds on a device."""
@@ -174,10 +176,17 @@ class StudyRun:
             for job in (*plan.tuning(), *plan.training())
             if record_job(job, self.out, self.results, alone=False)
         ]:
-            plan = self.plan()  # a sweep may go on, and a run that collapsed is to be repeated
+            plan = self.plan()  # a sweep may go on, and nothing goes on from a run that collapsed
         for job in (*plan.training(), *(trial.collapsed for trial in plan.trials if trial.collapsed)):
             follow_sweep(job, self.results)
         return plan
+
+    def _tell_collapse(self, job: Job) -> str:
+        reason = (read_record(self.results, job.key) or {}).get("diverged")
+        told = f"collapsed: {job.title}" + (f" ({reason})" if reason else "") + "; it is in no mean"
+        if job.settings["config"]["on_spike"] == "skip":
+            return f"{told}, although spikes were skipped"
+        return f"{told}, and is run again with on_spike: skip" if self.repeat_collapsed else told
 
     def progress(self, job: Job) -> str:
         """finished, begun or new."""
@@ -208,12 +217,8 @@ class StudyRun:
             finished += 1
             record_job(job, self.out, self.results, alone)
             if "tunes" not in job.settings and self._collapsed(job.key):
-                again = job.settings["config"]["on_spike"] != "skip"
-                lost = lost or again
-                say(
-                    f"collapsed: {job.title}; it is not counted"
-                    + (", and is run again with on_spike: skip" if again else ", although spikes were skipped")
-                )
+                lost = True
+                say(self._tell_collapse(job))
             if "tunes" in job.settings:
                 drop_weights(job.folder(self.out))
             collect(plan, self.out, self.results, self.command)
@@ -227,8 +232,8 @@ class StudyRun:
 
         def ready() -> list[Job]:
             """The runs that sweeps wait for, and those whose settings are known by now. Each sweep goes on, and is
-            followed by its model's runs, whatever the others do. Without sweeps all settings are known, unless a
-            run collapsed and is to be repeated."""
+            followed by its model's runs, whatever the others do. Without sweeps all settings are known; but
+            nothing goes on from a run that collapsed, and it may be repeated."""
             nonlocal plan
             if self.scale.tune or lost:
                 plan = self._plan_with_records()
@@ -239,6 +244,8 @@ class StudyRun:
         if self.speed:
             queue.run(plan.speed, alone=True)
         plan = self.plan()
+        for trial in (trial for trial in plan.trials if trial.is_lost):
+            say(f"left out: {trial.label}, {trial.size}, seed {trial.seed}, as what it goes on from collapsed")
         results = collect(plan, self.out, self.results, self.command)
         for job in self._never_measured(plan):
             if job.key not in queue.failed:

@@ -63,7 +63,7 @@ METRICS: dict[str, Metric] = {
     "steps": Metric("steps", "updates", 0, None),
     "train_seconds": Metric("seconds of training, measured", "s", 1, None),
     "planned_seconds": Metric("seconds of training, planned", "s", 1, None),
-    COLLAPSE: Metric("held-out loss above the lowest of a run that collapsed", "nats a token", 3, None),
+    COLLAPSE: Metric("last held-out loss above the lowest of a run that collapsed", "nats a token", 3, None),
 }
 # Ratios to the dense model, in whose rounds they were measured.
 RELATIVE = ("relative_speed", "relative_forward", "relative_generate")
@@ -256,6 +256,9 @@ def _check(study: Study, source: str) -> None:
     """Check that every name that is used is defined."""
     for metric in (*study.measures, *(e.metric for e in study.expect)):
         check_choice(f"{source}: measures", metric, METRICS)
+    for claim in study.expect:
+        if METRICS[claim.metric].higher is None:
+            raise UserError(f"{source}: expect: of {claim.metric} neither more nor less is better; claim another")
     labels = [row.label for row in study.rows]
     named = [
         study.baseline,

@@ -96,9 +96,9 @@ def introduce_sweeps(sweeps: Mapping[Any, Record]) -> str:
     edge = any(edges_of(sweep) for sweep in sweeps.values())
     seed = next(iter(sweeps.values()))["seed"]
     lengths = sorted({sweep["steps"] for sweep in sweeps.values() if sweep["runs"]})
+    told = f" with seed {seed} in runs of {' or '.join(f'{n:,}' for n in lengths)} steps" if lengths else ""
     return (
-        f"Each model was tuned with seed {seed} in runs of {' or '.join(f'{n:,}' for n in lengths)} steps, by "
-        "their loss on another part of the held-out text than the one reported."
+        f"Each model was tuned{told}, by the loss on another part of the held-out text than the one reported."
         + _tell_settled(sweeps)
         + (_FROM if any("from" in sweep for sweep in sweeps.values()) else "")
         + (_RAN if any("ran" in sweep for sweep in sweeps.values()) else "")
@@ -178,7 +178,8 @@ def _plots(prefix: str, colour: Mapping[str, int], sweeps: Mapping[tuple[str, st
     for i, steps in enumerate(lengths):
         of_length = {place: sweep for place, sweep in sweeps.items() if sweep["steps"] == steps}
         of_length |= {place: sweep for place, sweep in longer.items() if sweep["steps"] == steps}
-        plots += _curves(f"{prefix}-settled" if i else prefix, colour, of_length)
+        name = (prefix, f"{prefix}-settled")[i] if i < 2 else f"{prefix}-{steps}-steps"
+        plots += _curves(name, colour, of_length)
     return plots
 
 

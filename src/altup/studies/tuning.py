@@ -79,10 +79,11 @@ def runs_left(grid: Mapping[str, Sequence[Any]], walk: Walk, runs: Sequence[Run]
 @dataclass(frozen=True)
 class Parent:
     """The job from whose model another goes on. It is not `settled` while its own sweep has not ended: the job
-    then stands for one of other settings."""
+    then stands for one of other settings. If it has `collapsed`, there is nothing to go on from."""
 
     job: Job
     sweep: Sweep | None
+    collapsed: bool = False
 
     @property
     def settled(self) -> bool:
@@ -118,6 +119,12 @@ class Sweep:
     def chain(self) -> list[Sweep]:
         """Its relatives, each after the one that it begins with, and itself."""
         return [*(self.relative.chain if self.relative else []), self]
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it cannot end, because the model that its runs begin with has collapsed, or a relative's has."""
+        lost = self.parent is not None and self.parent.collapsed
+        return self.chosen is None and (lost or (self.relative is not None and self.relative.is_stuck))
 
     @property
     def runs_left(self) -> tuple[int, int]:
@@ -182,6 +189,13 @@ def tunable(
     }  # fmt: skip
 
 
+def swept_names(tuning: Tuning, row: Row, grid: Mapping[str, Any], has_relative: bool) -> list[str]:
+    """What is walked through for a row, of all that can be tuned of its model."""
+    if row.tune is not None:
+        return row.tune
+    return (tuning.near if has_relative else []) or list(grid)
+
+
 def find_sweep(
     tuning: Tuning,
     row: Row,
@@ -198,7 +212,7 @@ def find_sweep(
         return None
     config = configure({"seed": tuning.seed, **TUNING})
     known = (relative.chosen or {}) if relative else {}
-    wanted = row.tune if row.tune is not None else (tuning.near or list(grid)) if relative else list(grid)
+    wanted = swept_names(tuning, row, grid, relative is not None)
     taken = {name: known[name] for name in grid if name in known and name not in wanted}
     grid = {name: values for name, values in grid.items() if name in wanted}
     start = {**tuning.start, **known, **(relative.walk.best if relative else {})}
