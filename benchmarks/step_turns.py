@@ -190,7 +190,7 @@ class Worker:
                     self._failed.add(variant.name)  # others give back what only their building needs
                     self.todo.append(variant)
         if not self.process.is_alive:
-            if self.ready or self.todo:
+            if self.ready or self.todo or self.busy:
                 say(f"{self.name}: FAILED: its process has ended")
             self.ready, self.todo, self.busy, self.burst = [], [], None, self.burst or []
 
@@ -211,7 +211,7 @@ class Turns:
                 if self.gate.go is None:
                     break
                 self.gate.say_ready()
-            if everything and not any(worker.has_more for worker in self.workers):
+            if everything and not self._has_more():
                 break
             for worker in self.workers:
                 worker.build_next()
@@ -219,6 +219,10 @@ class Turns:
 
     def run(self) -> None:
         self.gate.wait()
+        while not any(worker.ready for worker in self.workers) and self._has_more() and self.gate.left > 0:
+            for worker in self.workers:  # GO came early: the first that is built makes a beginning
+                worker.build_next()
+            self._listen()
         self._stop_building()
         number = 0
         while self.gate.left > self.round_s and self._is_wanted(number):
@@ -229,8 +233,12 @@ class Turns:
                 self._build_more()
 
     def _is_wanted(self, number: int) -> bool:
-        short = any(len(bursts) < self.rounds for bursts in self.samples.values())
-        return number == 0 or short or any(worker.has_more for worker in self.workers)
+        rivals = [(worker.size, name) for worker in self.workers for name in worker.ready]
+        short = any(len(self.samples.get(rival, {})) < self.rounds for rival in rivals)
+        return number == 0 or short or self._has_more()
+
+    def _has_more(self) -> bool:
+        return any(worker.has_more for worker in self.workers)
 
     def _round(self, number: int) -> None:
         """Everyone that is built once; another one begins each time."""

@@ -103,3 +103,21 @@ def test_what_is_not_built_in_time_does_not_stop_the_rounds(scripts, tmp_path):
     assert signal.SIGUSR1 in process.signals
     assert {name for _, name in made.samples} == {v.name for v in step.GROUPS["large"].variants if v.important}
     assert all(len(bursts) >= 2 for bursts in made.samples.values())
+
+
+def test_groups_of_a_race_are_parted_by_a_stroke(scripts):
+    steps = importlib.import_module("gemma3n_steps")
+    assert steps.groups_of(["a", "b", "/", "b", "c"]) == [["a", "b"], ["b", "c"]]
+
+
+def test_a_stage_that_ends_early_says_so(scripts, capsys):
+    steps = importlib.import_module("gemma3n_steps")
+    with pytest.raises(TimeIsUp), steps.stage("first forward"):
+        raise TimeIsUp
+    assert "first forward: 0.0 s" in capsys.readouterr().out
+
+
+def test_ratios_are_taken_round_by_round(scripts):
+    middle, error = scripts[0].ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
+    assert middle == 2.0
+    assert error == pytest.approx(1.25 * (1 / 3) ** 0.5 / 3**0.5)
