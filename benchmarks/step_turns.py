@@ -348,6 +348,7 @@ def main() -> None:
     keep = partial(write_rows, given.out) if given.out else lambda turns: None
     workers = [Worker(name, Process(name, logs / f"step_turns_{name}.log")) for name in given.groups]
     turns = Turns(workers, Gate.of(given), given.rounds, keep)
+    keep(turns)  # a file without rows: what takes a second of it is done
     try:
         turns.build(everything=given.warm)
         if not given.warm:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,14 @@ def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {text if len(text) < 300 else f'{text[:140]} … {text[-140:]}'}"
 
 
+@cache
+def this_machine(device: Any, dtype: Any) -> Machine:
+    """Takes a second, the first time."""
+    return replace(Machine.here(device, dtype), command=shlex.join(["python", *sys.argv]))
+
+
 def open_sheet(path: Path, device: Any, dtype: Any) -> Sheet:
-    machine = Machine.here(device, dtype)
-    return Sheet(path, replace(machine, command=shlex.join(["python", *sys.argv])))
+    return Sheet(path, this_machine(device, dtype))
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:
