@@ -1,13 +1,21 @@
 """Beside `altup bench gemma3n`: training steps by the clock, in turns; the compiler's cache; profiles.
 
-    python benchmarks/gemma3n_steps.py compile --peer hf           # a minute or two, into TORCHINDUCTOR_CACHE_DIR
-    python benchmarks/gemma3n_steps.py tune                        # tiles of FlexAttention, for the peer with it
-    python benchmarks/gemma3n_steps.py race "hf layers compiled" altup "altup recorded" --out steps.csv
+    python benchmarks/gemma3n_steps.py compile --peer flex hf --build-s 200     # into TORCHINDUCTOR_CACHE_DIR
+    python benchmarks/gemma3n_steps.py race "hf layers compiled" altup "altup recorded" --go FILE --out steps.csv
     python benchmarks/gemma3n_steps.py profile "hf eager" altup
 
-Layers of E2B make eight graphs, forward and backward, and the head one more. `compile` makes one after the other
-with the rest of the model left out, in a few GiB, so that several processes can share the work (`--part`). The
-cache then serves the race, whose layers are the same code on the same shapes.
+`compile` fills the caches: layers of E2B make eight graphs, forward and backward, and the head one more. Several
+processes share them, each with the rest of the model left out, in a few GiB. FlexAttention's tiles are tried
+first, unless the cache holds what an earlier run found (`tune` does that alone).
+
+`race` says of each provider where its time goes before it is timed: weights, building, first forward and first
+backward pass, what was traced and compiled meanwhile and what came from the caches. With `--go FILE` (see
+turns.py) that is done beside other work. Providers that do not fit into memory together are put into groups:
+
+    race "hf flex layers compiled" altup / altup "altup recorded"
+
+where a group is built when the one before it has been timed. All providers share the weights; a recorded step
+keeps its memory, the others' is free between turns.
 
 Without a GPU all run at toy sizes, to see that they work.
 """
@@ -15,53 +23,27 @@ Without a GPU all run at toy sizes, to see that they work.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.nn.attention.flex_attention import flex_attention
+from gemma3n_compile import COMPILER, DEVICE, ON_GPU, SETUP, Shape, compile_all, free, load_options, permit_flex
+from turns import Gate, in_words, open_sheet, ratio, say
 
 from altup.bench.cases import gemma3n as case
-from altup.bench.problem import Provider, Setup, Work, distance
-from altup.bench.rows import Machine, Sheet
-from altup.bench.runner import COMPILING, GIB, _number, _spread, fast_math
+from altup.bench.problem import Provider
+from altup.bench.rows import Sheet
+from altup.bench.runner import COMPILING, GIB, TimeIsUp, _number, _spread, fast_math, stopped_after
 from altup.bench.timing import Spread, Stopwatch, synchronize, take_turns
-from altup.models.stack import compile_layers
 
-BEGUN = time.perf_counter()
-ON_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-SETUP = Setup(DEVICE, quick=not ON_GPU, compiles=ON_GPU, runs_triton=ON_GPU)
-COMPILER: dict[str, Any] = {} if ON_GPU else {"backend": "aot_eager"}
-FEW = {"vocab_size": 1024, "vocab_size_per_layer_input": 1024} if ON_GPU else {}  # words, where none are read
-# Sliding and full attention of dense layers and sparse ones; the last that make keys, alone and with a reader.
-PARTS = (((10,), (0,), (14,), (4,), ()), ((18,), (18, 20), (19,), (19, 24)))
-# Of adapters alone the first layer is a graph of its own: nothing before it has a gradient.
-MORE_PARTS = {"all": (), "lora": ((1,),)}
-# Tiles of FlexAttention: forward rows, keys, stages, warps; backward M1, N1, M2, N2, stages, warps. The first are
-# those that PyTorch 2.11 takes on Hopper for heads of 256.
-FLEX_TILES = (
-    ((64, 32, 3, 4), (64, 64, 64, 64, 2, 4)),
-    ((128, 64, 2, 8), (64, 64, 64, 64, 1, 8)),
-    ((64, 64, 2, 4), (64, 64, 64, 64, 2, 8)),
-    ((128, 32, 3, 8), (32, 64, 64, 32, 2, 4)),
-    ((64, 64, 2, 8), (32, 64, 64, 32, 2, 8)),
-    ((128, 32, 2, 4), (32, 32, 32, 32, 2, 4)),
-)
-FORWARD = tuple(f"fwd_{name}" for name in ("BLOCK_M", "BLOCK_N", "num_stages", "num_warps"))
-BACKWARD = tuple(
-    f"bwd_{name}" for name in ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "num_stages", "num_warps")
-)
 BURST = 3  # steps that are timed as one
+APART = 2e-2  # how far losses may be: bf16 rounds
 KINDS = {  # of kernels, by what their names hold: the first that fits
     "attention": ("flash", "fmha", "sdpa", "flex"),
     "matrix products": ("gemm", "nvjet", "cutlass", "cublas", "splitK", "gemv"),
@@ -73,126 +55,52 @@ KINDS = {  # of kernels, by what their names hold: the first that fits
 }
 
 
-def say(text: str) -> None:
-    print(f"{time.perf_counter() - BEGUN:6.1f} s  {text}", flush=True)
-
-
-def free() -> None:
-    gc.collect()
-    if ON_GPU:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-
-
-def pass_on(state: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return state
-
-
-def begin(state: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """For a layer whose input has a gradient, as if adapters stood before it."""
-    return state.detach().requires_grad_()
-
-
-def compile_part(
-    peer: str, group: tuple[int, ...], rows: int, length: int, size: str = "E2B", tuned: str = "all"
-) -> None:
-    """A group of layers; the empty one is the head, with all its words."""
-    models = case.Models(SETUP, size)
-    deep = case.SHAPES[size] if group else case.SHALLOW
-    models.fields = {**({} if ON_GPU else case.QUICK), **FEW, **deep}
-    if not group:
-        models.fields.pop("vocab_size", None)
-    whole = models.whole()
-    for index, layer in enumerate(whole.model.layers):
-        if index not in group:
-            layer.mlp = nn.Identity()  # most of its weights
-    model = case.adapted(whole, tuned).train()
-    if group:
-        compile_layers(model, **COMPILER)
-    else:
-        case.compiled_layers(model, **COMPILER)
-    for index, layer in enumerate(model.model.layers):
-        if index not in group:
-            before = tuned == "lora" and index < min(group, default=len(model.model.layers))
-            layer._compiled_call_impl, layer.forward = None, begin if before else pass_on
-    run = case.with_flex(model) if peer == "flex" else model
-    ids = models._ids(rows, length) % (FEW.get("vocab_size") or case.QUICK["vocab_size"])
-    run(input_ids=ids, labels=ids).loss.backward()
-    synchronize(DEVICE)
-    del models, whole, model, run
-    free()
-
-
-def compile_parts(peer: str, groups: Sequence[tuple[int, ...]], *shape: Any) -> None:
-    """One group after the other."""
-    for group in groups:
-        compile_part(peer, group, *shape)
-        say(f"{peer} {group or 'head'}")
-
-
-def try_flex(tiles: Any, rows: int, length: int, repetitions: int = 3) -> dict[str, float]:
-    """The shortest of some forward and backward passes of a sliding layer's attention, ms; and how far they are
-    from float32."""
-    config = case.text_config(**({} if ON_GPU else case.QUICK))
-    config._attn_implementation = "flex_attention"
-    masks: Any = case.block_masks(SimpleNamespace(config=config, device=DEVICE), torch.Size((rows, length)))
-    options: Any = {**dict(zip(FORWARD, tiles[0], strict=True)), **dict(zip(BACKWARD, tiles[1], strict=True))}
-
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        mask = masks["sliding_attention"]
-        return flex_attention(q, k, v, None, mask, scale=1.0, enable_gqa=True, kernel_options=options)
-
-    run: Any = torch.compile(attend, dynamic=False, **COMPILER)
-    torch.manual_seed(0)
-    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-    inputs = [
-        (0.25 * torch.randn(rows, length, n, config.head_dim, device=DEVICE)).to(SETUP.dtype).transpose(1, 2)
-        for n in heads
-    ]
-    inputs = [x.requires_grad_() for x in inputs]
-    upstream = torch.randn_like(inputs[0])
-    gradients: Any = partial(torch.autograd.grad, inputs=inputs, grad_outputs=upstream)
-    watch = Stopwatch(Work(lambda i: run(*inputs), gradients), DEVICE)
-    watch.start_up()
-    watch.warm_up()
-    for _ in range(repetitions):
-        watch.burst()
-    places = torch.arange(length, device=DEVICE)
-    back = places[:, None] - places
-    exact = [x.detach().float().requires_grad_() for x in inputs]
-    seen = (back >= 0) & (back < config.sliding_window)
-    q, k, v = exact
-    want = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=1.0, enable_gqa=True)
-    wanted = torch.autograd.grad(want, exact, upstream.float())
-    out = run(*inputs)
+def compiler_counts() -> dict[str, float]:
+    """What the compiler has done so far: graphs, those of them that its caches held, and seconds."""
+    counts, seconds = torch._dynamo.utils.counters, torch._dynamo.utils.calculate_time_spent()
+    whole, backend = seconds.get("entire_frame_compile", 0.0), seconds.get("backend_compile", 0.0)
     return {
-        **{mode: min(values) for mode, values in watch.samples.items()},
-        "output": distance(out, want),
-        "gradient": distance(gradients(out), wanted),
+        "graphs": counts["stats"]["unique_graphs"],
+        "FX hits": counts["inductor"]["fxgraph_cache_hit"],
+        "FX misses": counts["inductor"]["fxgraph_cache_miss"],
+        "FX bypassed": counts["inductor"]["fxgraph_cache_bypass"],
+        "autograd hits": counts["aot_autograd"]["autograd_cache_hit"],
+        "autograd misses": counts["aot_autograd"]["autograd_cache_miss"],
+        "s traced": whole - backend,
+        "s in the backend": backend,
     }
 
 
-def best_tiles(found: dict[Any, dict[str, float]]) -> dict[str, int]:
-    """Kernel options of the fastest forward and the fastest backward pass, by tiles and what `try_flex` found."""
-    right = {t: times for t, times in found.items() if times["output"] < 2e-2 and times["gradient"] < 2e-2}
-    if not right:
-        return {}
-    forward, _ = min(right, key=lambda t: right[t]["forward"])
-    _, backward = min(right, key=lambda t: right[t]["backward"])
-    return {**dict(zip(FORWARD, forward, strict=True)), **dict(zip(BACKWARD, backward, strict=True))}
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Says how long it took, also if it ended early, and what the compiler did."""
+    begun, before = time.perf_counter(), compiler_counts()
+    try:
+        yield
+        synchronize(DEVICE)
+    finally:
+        more = {what: count - before[what] for what, count in compiler_counts().items()}
+        told = ", ".join(f"{count:.3g} {what}" for what, count in more.items() if count >= 0.05)
+        say(f"  {name}: {time.perf_counter() - begun:.1f} s{told and f' ({told})'}")
 
 
-def tune(rows: int, length: int) -> dict[str, int]:
-    found = {}
-    for tiles in FLEX_TILES:
-        try:
-            found[tiles] = try_flex(tiles, rows, length)
-            say(f"{tiles}: {found[tiles]}")
-        except Exception as error:  # tiles that need more shared memory than there is
-            say(f"{tiles}: {type(error).__name__}: {str(error)[-200:]}")
-    best = best_tiles(found)
-    say(f"best: {best}")
-    return best
+def first_step(watch: Stopwatch) -> None:
+    """Forward and backward pass as stages of their own."""
+    work = watch.work
+    forward, backward = work.forward, work.backward
+
+    def staged(name: str, call: Any) -> Callable[[Any], Any]:
+        def run(given: Any) -> Any:
+            with stage(name):
+                return call(given)
+
+        return run
+
+    work.forward, work.backward = staged("first forward", forward), staged("first backward", backward)
+    try:
+        watch.start_up()
+    finally:
+        work.forward, work.backward = forward, backward
 
 
 def on_a_cpu(models: case.Models, rows: int, length: int, tuned: str) -> dict[str, Provider]:
@@ -213,7 +121,8 @@ def on_a_cpu(models: case.Models, rows: int, length: int, tuned: str) -> dict[st
 class Race:
     """Providers of a step: each is prepared and then has its turns."""
 
-    def __init__(self, size: str, rows: int, length: int, tuned: str, sheet: Sheet | None) -> None:
+    def __init__(self, shape: Shape, sheet: Sheet | None) -> None:
+        rows, length, size, tuned = shape
         self.models = case.Models(SETUP, size)
         self.problem, self.sheet = self.models.step(rows, length, tuned), sheet
         self.providers = {provider.name: provider for provider in self.problem.providers}
@@ -223,25 +132,61 @@ class Race:
         self.clock: dict[str, list[float]] = {}
         self.losses: dict[str, float] = {}
 
+    def run(self, groups: Sequence[Sequence[str]], rounds: int, gate: Gate) -> None:
+        """One group after the other. What fails or comes too late is said, and the others go on."""
+        for number, group in enumerate(groups):
+            for name in [name for name in self.watches if name not in group]:
+                del self.watches[name]
+            free()
+            with self._until_stopped(), stopped_after(gate.left) if number else gate.building():
+                if not number:
+                    with stage("weights"):
+                        self.models.whole()
+                for name in group:
+                    if name not in self.watches:
+                        self._try(name, self.prepare)
+            free()
+            self._compare()
+            gate.wait()
+            self.clock = {name: [] for name in self.watches}
+            for turn, name in take_turns(self.watches, rounds):
+                if turn and gate.left < 0:
+                    say("time limit")
+                    break
+                self._try(name, self.turn)
+            self.tell()
+
+    @contextmanager
+    def _until_stopped(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeIsUp:
+            say("building ends: what is ready is timed")
+
+    def _try(self, name: str, do: Callable[[str], None]) -> None:
+        try:
+            do(name)
+        except Exception as error:
+            say(f"FAILED {name}: {in_words(error)}")
+            self.watches.pop(name, None)
+            del error
+            free()
+
     def prepare(self, name: str) -> None:
         free()
+        say(f"{name}:")
         provider = self.providers[name]
-        torch._dynamo.utils.counters.clear()
-        watch = Stopwatch(provider.build(), DEVICE)
-        seconds = watch.start_up()
-        watch.warm_up()
+        with stage("building"):
+            watch = Stopwatch(provider.build(), DEVICE)
+        first_step(watch)
+        with stage("warm-up"):
+            watch.warm_up()
         peak = watch.peak_bytes()
         self.losses[name] = self._loss(watch)
-        counts = torch._dynamo.utils.counters
-        found = {name: counts["inductor"][name] for name in ("fxgraph_cache_hit", "fxgraph_cache_miss")}
-        graphs = counts["stats"]["unique_graphs"]
-        say(
-            f"{name}: first step {seconds:.1f} s, {(peak or 0) / GIB:.2f} GiB, {graphs} graphs compiled, {found}, "
-            f"loss {self.losses[name]:.5f}"
-        )
+        say(f"  ready: {(peak or 0) / GIB:.2f} GiB, loss {self.losses[name]:.5f}")
         if self.sheet is not None and peak is not None:
             self.sheet.add(_number(self.problem, provider, "step", "GiB", peak / GIB))
-        self.watches[name], self.clock[name] = watch, []
+        self.watches[name] = watch
 
     def _loss(self, watch: Stopwatch) -> float:
         loss: torch.Tensor = watch.work.forward(0)
@@ -250,10 +195,11 @@ class Race:
         watch.work.backward(loss)
         return value
 
-    def drop(self, name: str) -> None:
-        """What it holds, a recorded step above all. Its times stay."""
-        self.watches.pop(name, None)
-        free()
+    def _compare(self) -> None:
+        """Of the whole model with all its layers."""
+        if self.losses:
+            off = max(self.losses.values()) / min(self.losses.values()) - 1
+            say(f"losses differ by {off:.1e}{'' if off < APART else ': they DISAGREE'}")
 
     def turn(self, name: str) -> None:
         watch = self.watches[name]
@@ -264,18 +210,25 @@ class Race:
             watch._repeat()
         synchronize(DEVICE)
         self.clock[name].append(1000 * (time.perf_counter() - begun) / BURST)
+        say(f"  {name}: {self.clock[name][-1]:.1f} ms")
 
     def tell(self) -> None:
-        for name, values in self.clock.items():
-            spread = Spread.of(values)
+        """Medians, and by how much each is faster than the first of its group, round by round."""
+        times = {name: values for name, values in self.clock.items() if values}
+        for name, values in times.items():
+            spread, first = Spread.of(values), next(iter(times))
             say(f"{name}: {spread.p50:.1f} ms ({spread.p20:.1f} to {spread.p80:.1f})")
+            common = min(len(values), len(times[first]))
+            if name != first:
+                faster, error = ratio(times[first][:common], values[:common])
+                say(f"  {faster:.3f} ± {error:.3f} times as fast as {first}")
             if self.sheet is not None:
                 row = _spread(self.problem, self.providers[name], "step", "ms", spread)
-                self.sheet.add(replace(row, note=self._note(name)))
+                self.sheet.add(replace(row, note=self._note(name, times)))
 
-    def _note(self, name: str) -> str:
-        note = f"by the clock, bursts of {BURST} steps"
-        return f"{note}, {json.dumps(case.FLEX)}" if "flex" in name and case.FLEX else note
+    def _note(self, name: str, others: Sequence[str] | dict[str, Any]) -> str:
+        note = f"by the clock, bursts of {BURST} steps, in turns: {', '.join(others)}"
+        return f"{note}; {json.dumps(case.FLEX)}" if "flex" in name and case.FLEX else note
 
     def profile(self, name: str, most: int = 25) -> list[tuple[float, int, str]]:
         """(microseconds, launches, name) of a step's kernels."""
@@ -302,12 +255,25 @@ def show(name: str, events: list[tuple[float, int, str]], most: int = 25) -> Non
         print(f"    {microseconds / 1000:9.3f} ms {count:6d} × {key[:110]}")
 
 
+def groups_of(names: Sequence[str]) -> list[list[str]]:
+    """`a b / c d` → [[a, b], [c, d]]"""
+    groups: list[list[str]] = [[]]
+    for name in names:
+        if name == "/":
+            groups.append([])
+        else:
+            groups[-1].append(name)
+    return groups
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("compile", "tune", "race", "profile"))
     parser.add_argument("providers", nargs="*", default=["hf eager", "altup"], help="as `altup bench` names them")
-    parser.add_argument("--peer", choices=("hf", "flex"), default="hf", help="what `compile` compiles")
-    parser.add_argument("--part", type=int, choices=range(len(PARTS)), help="of `compile`; both by default")
+    parser.add_argument(
+        "--peer", nargs="+", choices=("hf", "flex"), default=["hf"], help="what `compile` compiles"
+    )
+    parser.add_argument("--processes", type=int, default=6, help="of `compile` and `tune`")
     parser.add_argument("--size", choices=tuple(case.SHAPES), default="E2B")
     parser.add_argument("--tuned", choices=tuple(case.TUNED), default="all", help="which weights")
     parser.add_argument("--rows", type=int, default=4)
@@ -315,29 +281,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--flex", type=json.loads, default={}, help="kernel options of FlexAttention, JSON")
     parser.add_argument("--out", type=Path, help="CSV that rows are added to")
+    Gate.add_flags(parser, build_s=300, time_s=60)
     given = parser.parse_args()
-    case.FLEX.update(given.flex)
+    say(f"imported, torch {torch.__version__}")
+    permit_flex()
+    load_options(given.flex)
+    shape = Shape(given.rows, given.length, given.size, given.tuned)
+    if given.what in ("compile", "tune"):
+        peers = given.peer if given.what == "compile" else []
+        tunes = given.what == "tune" or ("flex" in peers and not case.FLEX)
+        compile_all(peers, shape, given.processes, given.build_s, tunes)
+        return
     with fast_math(), torch._dynamo.config.patch(COMPILING):
-        if given.what == "tune":
-            tune(given.rows, given.length)
+        race = Race(shape, open_sheet(given.out, DEVICE, SETUP.dtype) if given.out else None)
+        if unknown := set(given.providers) - {*race.providers, "/"}:
+            parser.error(f"{', '.join(unknown)}: not among {', '.join(race.providers)}")
+        if given.what == "race":
+            race.run(groups_of(given.providers), given.rounds, Gate.of(given))
             return
-        if given.what == "compile":
-            parts = PARTS if given.part is None else (PARTS[given.part],)
-            groups = (*sum(parts, ()), *MORE_PARTS[given.tuned])
-            compile_parts(given.peer, groups, given.rows, given.length, given.size, given.tuned)
-            return
-        machine = Machine.here(DEVICE, SETUP.dtype)
-        sheet = Sheet(given.out, machine) if given.out else None
-        race = Race(given.size, given.rows, given.length, given.tuned, sheet)
         for name in given.providers:
             race.prepare(name)
-            if given.what == "profile":
-                race.profile(name)
-                race.watches.pop(name)
-        for _, name in take_turns(race.watches, given.rounds):
-            race.turn(name)
-        if race.watches:
-            race.tell()
+            race.profile(name)
+            race.watches.pop(name)
 
 
 if __name__ == "__main__":
