@@ -339,7 +339,8 @@ def test_shapes_of_tiles(queries, keys, poisoned, tiles):
 @runs_kernel
 @pytest.mark.parametrize("options", fewer([{"causal": True}], [{}, {"causal": True}, {"dropout": 0.3}]))
 def test_copy_engine(options, poisoned, tiles, monkeypatch):
-    """It loads tiles, also beyond the last row; rows that it cannot count in 16 bytes are loaded without it."""
+    """It loads tiles, also beyond the last row; rows that it cannot count in 16 bytes, or that are one row
+    repeated, are loaded without it."""
     tiles(16, 16)
     monkeypatch.setattr(launch, "FEW_QUERIES", 0)
     monkeypatch.setattr(launch, "TUNED", DTYPES)
@@ -354,6 +355,8 @@ def test_copy_engine(options, poisoned, tiles, monkeypatch):
         torch.randn(2, 40, 17, device=DEVICE).to(DTYPES[0])[:, None, :, 1:].requires_grad_() for _ in range(3)
     ]
     assert launch.descriptors(call.cut(launch.KEYS), 16, shifted[0]) == [None]
+    expanded = torch.randn(2, 1, 1, 16, device=DEVICE).to(DTYPES[0]).expand(2, 1, 40, 16)
+    assert launch.descriptors(call.cut(launch.KEYS), 16, expanded) == [None]
     compare([*shifted, inputs[3]], **options)
 
 

@@ -147,9 +147,10 @@ def _has_copy_engine(device: torch.device) -> bool:
 
 def descriptors(config: TileConfig, rows: int, *tensors: Tensor) -> list[Any]:
     """What the copy engine needs to know of tensors [B, H, N, D] to load `rows` rows at a time; None each where it
-    does not load. It counts in 16 bytes."""
+    does not load. It counts in 16 bytes, and was not tried on rows that are all the same, as a mean's gradient
+    has them: those lie 0 bytes apart."""
     counted = (step * x.element_size() for x in tensors for step in x.stride()[:3])
-    fits = all(size % 16 == 0 for size in counted) and all(x.data_ptr() % 16 == 0 for x in tensors)
+    fits = all(size > 0 and size % 16 == 0 for size in counted) and all(x.data_ptr() % 16 == 0 for x in tensors)
     if not config.engine or not fits:
         return [None] * len(tensors)
     from triton.tools.tensor_descriptor import TensorDescriptor
