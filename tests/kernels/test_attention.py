@@ -908,6 +908,7 @@ def test_reading_bits_is_cheaper_than_drawing(name, hopper):
 VARIANTS = [
     ("BIAS", "BIAS_GRAD", "CAUSAL"),
     ("BIAS", "BIAS_GRAD", "SEGMENTS", "DROPOUT", "CAUSAL", "EDGES"),
+    ("BIAS", "BIAS_GRAD", "SEGMENTS", "DROPOUT", "BITS", "CAUSAL", "EDGES"),
     ("SEGMENTS",),
 ]
 
@@ -924,9 +925,10 @@ def test_every_variant_compiles(name, flags, width, capability, hopper):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("single", ["queries", "keys"])
+@pytest.mark.parametrize("dropout", [(), ("DROPOUT", "BITS")])
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_single_query_or_key_compiles(name, single, hopper):
+def test_a_single_query_or_key_compiles(name, dropout, single, hopper):
     """Triton takes an argument of 1 for a constant."""
     kernel, configs = kernel_and_configs(name)
     config = configs[64]._replace(**{single: 16})
-    build(hopper, kernel, config, 64, ("BIAS", "BIAS_GRAD", "CAUSAL"), **{single: 1})
+    build(hopper, kernel, config, 64, ("BIAS", "BIAS_GRAD", "CAUSAL", *dropout), **{single: 1})
