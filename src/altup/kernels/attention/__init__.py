@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice, check_range
-from altup.kernels.attention import launch
-from altup.kernels.attention.launch import PEAKS, WIDTHS
+from altup.kernels.attention.launch import PEAKS, WIDTHS, draws_once
 from altup.kernels.attention.op import apart, attend, attend_joined, attend_peaks, keep_bits_op
 from altup.kernels.attention.reference import attention_reference, hidden_keys, keep_mask, lay_out
 from altup.kernels.attention.slots import joined
@@ -134,7 +133,7 @@ def _for_kernels(
 ) -> tuple[Tensor | None, ...]:
     """Bias, segments and the seed of dropout, or its bits, as the kernels read them."""
     seed = torch.randint(2**62, (1,), device=q.device) if dropout else None
-    if seed is not None and k.shape[2] <= launch.MOST_KEYS_WITH_BITS:
+    if seed is not None and draws_once(q.device, k.shape[2]):
         seed = keep_bits_op(seed, q.shape[0] * q.shape[1], q.shape[2], k.shape[2], dropout)
     return (
         None if by_distance is None else by_distance.float().contiguous(),

@@ -95,7 +95,7 @@ class AttentionCall(NamedTuple):
         queries, keys = _fit(config.queries, Q), _fit(config.keys, K)
         if (queries, keys) != (config.queries, config.keys):
             return TileConfig(queries, keys, 4, config.stages)
-        tuned = self.q.dtype in TUNED and _has_copy_engine(self.q.device)
+        tuned = self.q.dtype in TUNED and has_copy_engine(self.q.device)
         tight = self.seed is not None or (self.causal and self.query_segments is not None)
         if not tuned or (config.registers and tight) or (config.engine and Q <= FEW_QUERIES):
             return config._replace(registers=None, engine=False)
@@ -138,6 +138,16 @@ class AttentionCall(NamedTuple):
 
 def _fit(tile: int, count: int) -> int:
     return min(tile, max(16, 1 << (count - 1).bit_length()))
+
+
+def draws_once(device: torch.device, keys: int) -> bool:
+    """Whether dropout's decisions are bits that all kernels read. Before Hopper the keys' kernel would spill."""
+    return keys <= MOST_KEYS_WITH_BITS and has_copy_engine(device)
+
+
+@torch.compiler.assume_constant_result
+def has_copy_engine(device: torch.device) -> bool:
+    return _has_copy_engine(device)
 
 
 @functools.cache
