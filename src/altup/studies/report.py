@@ -20,6 +20,7 @@ from altup.studies.plots import study_plots
 from altup.studies.results import (
     Record,
     Result,
+    are_of_one_model,
     count_runs,
     drop_other_settings,
     read_record,
@@ -102,8 +103,7 @@ class StudyReport:
         swept = {
             name.partition(".")[0] for sweep in (one, other) for name in (*sweep["grid"], *(sweep["chosen"] or ()))
         }
-        names = (first.keys() | second.keys()) - swept - {"steps", "seed", "on_spike"}
-        return all(first.get(name) == second.get(name) for name in names)
+        return are_of_one_model(first, second, swept)
 
     @cached_property
     def begun(self) -> dict[tuple[str, str], Record]:

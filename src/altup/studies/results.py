@@ -331,10 +331,14 @@ class TunedRun:
 
     def is_model_of(self, other: TunedRun) -> bool:
         """Whether the two differ in nothing but the seed, what was tuned, and what time or a collapse decides."""
-        free = self.names | other.names | {"seed", "steps", "on_spike"}
-        names = (self.config.keys() | other.config.keys()) - free
-        same = all(self.config.get(name) == other.config.get(name) for name in names)
+        same = are_of_one_model(self.config, other.config, self.names | other.names)
         return same and self.start == other.start and (self.parent is None) == (other.parent is None)
+
+
+def are_of_one_model(config: Record, other: Record, tuned: Iterable[str]) -> bool:
+    """Whether two runs differ in nothing but what was tuned, the seed, and what time or a collapse decides."""
+    names = (config.keys() | other.keys()) - {*tuned, "seed", "steps", "on_spike"}
+    return all(config.get(name) == other.get(name) for name in names)
 
 
 def _runs_by_model(results: Sequence[Result], tuned: Mapping[str, TunedRun]) -> list[set[str]]:
