@@ -25,7 +25,6 @@ from altup.bench.timing import time_in_turns
 from altup.kernels.fp8 import functions, op
 from altup.kernels.fp8 import triton as kernels
 from altup.kernels.fp8.reference import product_reference
-from altup.nn import attention
 
 # Tokens, and width before and behind: T5 1.1's layers at batch 64 (base), 32 (large), 8 (xl).
 PRODUCTS = {
@@ -123,17 +122,15 @@ def _rate(moved: int, ms: float) -> str:
     return f"{moved / ms / 1e9:.2f} TB/s" if ms else ""
 
 
-def build_step(size: str, method: str, peaks: bool) -> tuple[torch.device, dict[str, Work]]:
-    """The same model in both precisions, compiled and recorded; with `peaks` also where attention's kernels find
-    the largest numbers of their gradients."""
+def build_step(size: str, method: str) -> tuple[torch.device, dict[str, Work]]:
+    """The same model in both precisions, compiled and recorded."""
     device = torch.device(DEVICE)
     on_gpu = device.type == "cuda"
     models = Models(Setup(device, not on_gpu, (size,), on_gpu, on_gpu), size if on_gpu else "tiny")
     works = {}
     with fast_math():
-        for name in ("bf16", "fp8", *(["fp8 peaks"] if peaks else [])):
+        for name in ("bf16", "fp8"):
             begun = time.monotonic()
-            attention.NOTES_PEAKS = name == "fp8 peaks"
             works[name] = models.ours(method, compiled=on_gpu, fp8=name != "bf16")
             works[name].forward(0)
             print(f"{size} {method} {name}: ready after {time.monotonic() - begun:.0f} s", flush=True)
@@ -165,7 +162,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="nothing is begun later")
     parser.add_argument("--step", action="append", default=[], help="SIZE:METHOD, such as 'base:altup k2'")
     parser.add_argument("--no-kernels", action="store_true")
-    parser.add_argument("--peaks", action="store_true", help="steps also with `altup.nn.attention.NOTES_PEAKS`")
     options = parser.parse_args()
     begun = time.monotonic()
     if INTERPRETED:
@@ -180,7 +176,7 @@ def main() -> None:
         size, method = step.split(":")
         if method not in METHODS:
             parser.error(f"--step {step}: one of {', '.join(METHODS)}")
-        device, works = build_step(size, method, options.peaks)
+        device, works = build_step(size, method)
         time_step(step, device, works)
         if place == 0 and device.type == "cuda":
             for name, work in works.items():

@@ -26,10 +26,7 @@ ON_GPU = torch.cuda.is_available()
 SETUP = Setup(torch.device("cuda" if ON_GPU else "cpu"), quick=not ON_GPU, compiles=ON_GPU, runs_triton=ON_GPU)
 BURST, PAUSE = 4, 0.3  # steps, and seconds before them
 
-TOGETHER = ("altup.nn.linear", "ROUNDS_TOGETHER")
-NORMS = ("altup.models.stack", "ROUNDS_NORMS")
-PEAKS = ("altup.nn.attention", "NOTES_PEAKS")
-SWITCHES = (TOGETHER, NORMS, PEAKS)  # of fp8, which no GPU has timed
+TOGETHER = ("altup.nn.linear", "ROUNDS_TOGETHER")  # of fp8, which is not decided
 
 
 class Variant(NamedTuple):
@@ -50,31 +47,25 @@ class Group(NamedTuple):
     variants: tuple[Variant, ...]
 
 
-MAIN = (
+BF16 = (
     Variant("dense", important=True),
     Variant("altup k2", "altup k2", important=True),
-    Variant("dense fp8", fp8=True, important=True),
     Variant("recycled k2", "recycled k2"),
-    Variant("dense fp8 +all", fp8=True, on=SWITCHES),
+)
+FP8 = (
+    Variant("dense fp8", fp8=True, important=True),
     Variant("altup k2 fp8", "altup k2", fp8=True),
-    Variant("altup k2 fp8 +all", "altup k2", fp8=True, on=SWITCHES),
+    Variant("dense fp8 +together", fp8=True, on=(TOGETHER,)),
 )
 PEER = Variant("hf sdpa compiled", "hf", important=True)
 GROUPS = {
-    "base": Group(
-        "base",
-        (
-            *MAIN,
-            Variant("dense dropout 0.1", dropout=0.1),
-            Variant("dense fp8 +together", fp8=True, on=(TOGETHER,)),
-            Variant("dense fp8 +norms", fp8=True, on=(NORMS,)),
-            Variant("dense fp8 +peaks", fp8=True, on=(PEAKS,)),
-        ),
-    ),
+    "base": Group("base", (*BF16, Variant("dense dropout 0.1", dropout=0.1))),
+    "base-fp8": Group("base", FP8),
     "base-hf": Group("base", (PEER,)),
-    "large": Group("large", MAIN),
+    "large": Group("large", BF16),
+    "large-fp8": Group("large", FP8),
     "large-hf": Group("large", (PEER,)),
-    "xl": Group("xl", MAIN),
+    "xl": Group("xl", (*BF16, *FP8)),
     "attention": Group(
         "attention",
         (
@@ -84,14 +75,12 @@ GROUPS = {
     ),
 }
 ATTENTION = (BATCH["base"], 12, INPUTS, 64) if ON_GPU else (2, 2, 24, 16)  # rows, heads, tokens, d
-USUAL = ("base", "base-hf", "attention")
+USUAL = ("base", "base-fp8", "base-hf", "attention")
 # What is divided by what, where both were timed.
 COMPARED = (
-    ("hf sdpa compiled", "dense"), ("hf sdpa compiled", "dense fp8"), ("hf sdpa compiled", "dense fp8 +all"),
-    ("altup k2", "dense"), ("recycled k2", "dense"), ("dense dropout 0.1", "dense"), ("dense", "dense fp8"),
-    ("altup k2 fp8", "dense fp8"), ("altup k2 fp8 +all", "dense fp8 +all"), ("dense fp8", "dense fp8 +all"),
-    ("dense fp8", "dense fp8 +together"), ("dense fp8", "dense fp8 +norms"), ("dense fp8", "dense fp8 +peaks"),
-    ("attention dropout 0.1", "attention"),
+    ("hf sdpa compiled", "dense"), ("hf sdpa compiled", "dense fp8"), ("altup k2", "dense"),
+    ("recycled k2", "dense"), ("dense dropout 0.1", "dense"), ("dense", "dense fp8"),
+    ("altup k2 fp8", "dense fp8"), ("dense fp8", "dense fp8 +together"), ("attention dropout 0.1", "attention"),
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ RECOMPILE_LIMIT = 64
 # Dtypes of weights with which compiled layers on a GPU join products, additions and norms in training; float32
 # under autocast, as in `altup pretrain` (`joins_in`).
 JOINS = (torch.bfloat16, torch.float32)
-ROUNDS_NORMS = False  # whether a norm that only maps in fp8 read is written in 8 bits; not timed on a GPU yet
+ROUNDS_NORMS = True  # whether a norm that only maps in fp8 read is written in 8 bits
 COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
 
 

@@ -18,9 +18,8 @@ from altup.nn.positions import rotate
 if TYPE_CHECKING:
     from transformers import Cache
 
-# Whether attention's kernels find the largest numbers of the gradients that fp8 rounds. They are right on a GPU;
-# off until a whole step was timed (benchmarks/fp8.py --peaks).
-NOTES_PEAKS = False
+# Whether attention's kernels find the largest numbers of the gradients that fp8 rounds.
+NOTES_PEAKS = True
 
 
 class Seen(NamedTuple):

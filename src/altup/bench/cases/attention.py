@@ -132,29 +132,39 @@ class Inputs:
         )
 
     def flex(self) -> Work:
-        """FlexAttention that looks the bias up in the table, with the table's gradient; it skips hidden blocks."""
+        """FlexAttention that looks the bias up in the table, with the table's gradient; it skips hidden blocks.
+
+        It computes whole tiles, and asks for the bias of positions behind the last token too: its gradient of the
+        queries is wrong then, even where our function answers with some number. So tokens fill its tiles here."""
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         length, seen = self.qkv[0].shape[2], None
-        if self.hidden is not None:
-            visible = ~self.hidden
+        more = -length % FLEX_TILE
+        full = length + more
+        if self.hidden is not None or more:
+            hidden = torch.zeros(length, length, device=self.device) if self.hidden is None else self.hidden
+            visible = F.pad(~hidden.bool(), (0, more, 0, more))
 
             def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
                 return i >= j if self.causal and self.segments is None else visible[i, j]
 
-            seen = create_block_mask(sees, None, None, length, length, device=str(self.device))
+            seen = create_block_mask(sees, None, None, full, full, device=str(self.device))
 
         def attend(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor) -> Tensor:
             def add_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                place = j - i + length - 1
-                # It asks for whole tiles, so for positions behind the last one too, and reads what we say there.
-                if length % FLEX_TILE:
-                    place = place.clamp(0, 2 * length - 2)
-                return score + by_distance[h, place]
+                return score + by_distance[h, j - i + full - 1]
 
             return flex_attention(q, k, v, score_mod=add_bias, block_mask=seen, scale=1.0)
 
-        return self.work(attend, compiled=True)
+        compiled = torch.compile(attend, dynamic=False)
+
+        def fill(q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor) -> Tensor:
+            if not more:
+                return compiled(q, k, v, by_distance)
+            q, k, v = (F.pad(x, (0, 0, 0, more)) for x in (q, k, v))
+            return compiled(q, k, v, F.pad(by_distance, (more, more)))[:, :, :length]
+
+        return self.work(fill)
 
     def without_bias(self) -> Work:
         return self.work(partial(unbiased, causal=self.causal), reference=self._unbiased_reference)
