@@ -1,4 +1,4 @@
-"""Forward + backward of T5 1.1 in turns: our models, switches that are not decided, Hugging Face's compiled model.
+"""Forward + backward of T5 1.1 in turns: our models and Hugging Face's compiled one.
 
     python benchmarks/step_turns.py --warm --build-s 180                   # fills the compiler's caches
     python benchmarks/step_turns.py --go FILE --out step_turns.csv         # builds beside other work, times on GO

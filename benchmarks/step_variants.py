@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,16 +24,13 @@ ON_GPU = torch.cuda.is_available()
 SETUP = Setup(torch.device("cuda" if ON_GPU else "cpu"), quick=not ON_GPU, compiles=ON_GPU, runs_triton=ON_GPU)
 BURST, PAUSE = 4, 0.3  # steps, and seconds before them
 
-TOGETHER = ("altup.nn.linear", "ROUNDS_TOGETHER")  # of fp8, which is not decided
-
 
 class Variant(NamedTuple):
-    """A model, and the switches that are on while it is built."""
+    """A model, and how it is trained."""
 
     name: str
     method: str = "dense"
     fp8: bool = False
-    on: tuple[tuple[str, str], ...] = ()
     dropout: float = 0.0
     important: bool = False
 
@@ -55,7 +50,6 @@ BF16 = (
 FP8 = (
     Variant("dense fp8", fp8=True, important=True),
     Variant("altup k2 fp8", "altup k2", fp8=True),
-    Variant("dense fp8 +together", fp8=True, on=(TOGETHER,)),
 )
 PEER = Variant("hf sdpa compiled", "hf", important=True)
 GROUPS = {
@@ -80,21 +74,8 @@ USUAL = ("base", "base-fp8", "base-hf", "attention")
 COMPARED = (
     ("hf sdpa compiled", "dense"), ("hf sdpa compiled", "dense fp8"), ("altup k2", "dense"),
     ("recycled k2", "dense"), ("dense dropout 0.1", "dense"), ("dense", "dense fp8"),
-    ("altup k2 fp8", "dense fp8"), ("dense fp8", "dense fp8 +together"), ("attention dropout 0.1", "attention"),
+    ("altup k2 fp8", "dense fp8"), ("attention dropout 0.1", "attention"),
 )  # fmt: skip
-
-
-@contextmanager
-def turned_on(switches: tuple[tuple[str, str], ...]) -> Iterator[None]:
-    modules = [(importlib.import_module(module), name) for module, name in switches]
-    before = [getattr(module, name) for module, name in modules]
-    for module, name in modules:
-        setattr(module, name, True)
-    try:
-        yield
-    finally:
-        for (module, name), value in zip(modules, before, strict=True):
-            setattr(module, name, value)
 
 
 class Builder:
@@ -111,10 +92,9 @@ class Builder:
         begun = time.monotonic()
         losses: list[torch.Tensor] = []
         try:
-            with turned_on(variant.on):
-                watch = Stopwatch(self._work(variant, losses), self.device)
-                watch.start_up()
-                watch.warm_up(1)
+            watch = Stopwatch(self._work(variant, losses), self.device)
+            watch.start_up()
+            watch.warm_up(1)
         finally:
             self.free()
         if self.models is not None:

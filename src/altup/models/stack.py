@@ -24,7 +24,6 @@ from altup.nn import (
     SequenceAltUp,
     StrideAndSkip,
     Sum,
-    linear,
 )
 from altup.nn.dynamic import DynamicUpdate
 from altup.nn.layers import bound_of
@@ -40,7 +39,6 @@ RECOMPILE_LIMIT = 64
 # Dtypes of weights with which compiled layers on a GPU join products, additions and norms in training; float32
 # under autocast, as in `altup pretrain` (`joins_in`).
 JOINS = (torch.bfloat16, torch.float32)
-ROUNDS_NORMS = True  # whether a norm that only maps in fp8 read is written in 8 bits
 COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
 
 
@@ -137,10 +135,12 @@ class LayerStack:
 
     def _rounds_together(self) -> bool:
         """Whether the layers' weights are rounded to 8 bits at once: in training, unless layers are computed again
-        in the backward pass or this is traced."""
-        wanted = linear.ROUNDS_TOGETHER and self.training and torch.is_grad_enabled()
-        again = any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
-        return wanted and not again and not torch.compiler.is_compiling()
+        in the backward pass or this is traced. The first layer stands for all."""
+        if not self.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        if any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers):
+            return False
+        return any(isinstance(part, Fp8Maps) and part.fp8 for part in self.layers[0].modules())
 
     def _run_layers(
         self, state: Blocks, inputs: Sequence[LayerInputs], output_hidden_states: bool | None
@@ -199,7 +199,7 @@ class LayerStack:
                 continue
             coefficients, following = (update.P, update.g, update.active), rule.active[index + 1]
             reader: Any = self.layers[index + 1].attention
-            lower = ROUNDS_NORMS and is_unhooked(reader) and reader.takes_low(x)
+            lower = is_unhooked(reader) and reader.takes_low(x)
             state, residual, normed, low = with_norm.altup_update_norm(
                 state, computed, x, *coefficients, norm.weight, norm.eps, following, low=lower
             )
@@ -246,7 +246,7 @@ class PreNormLayer(GradientCheckpointingLayer):
 
     def _reads_low(self, x: Tensor, update: Tensor, reader: nn.Module) -> bool:
         """Whether a norm is rounded to 8 bits where it is made, because nothing else reads it."""
-        wanted = ROUNDS_NORMS and not self.dropout and isinstance(reader, Fp8Maps) and is_unhooked(reader)
+        wanted = not self.dropout and isinstance(reader, Fp8Maps) and is_unhooked(reader)
         alone = self.experts is None or reader is not self.feed_forward
         return wanted and alone and rounds_norms(x, update) and reader.takes_low(x)  # type: ignore[operator]
 

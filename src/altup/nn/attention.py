@@ -18,9 +18,6 @@ from altup.nn.positions import rotate
 if TYPE_CHECKING:
     from transformers import Cache
 
-# Whether attention's kernels find the largest numbers of the gradients that fp8 rounds.
-NOTES_PEAKS = True
-
 
 class Seen(NamedTuple):
     """Which keys a query sees.
@@ -159,7 +156,7 @@ class Attention(Fp8Maps):
         own = (self.k, self.v) if memory is None and not cached else ()
         if isinstance(memory, Joined) or (own and cache is None and self.joins("projections", x)):
             return self._attend_joined(x, bias, seen, memory, constant_beyond)
-        slots = PEAKS if NOTES_PEAKS and own and cache is None and self._takes_kernels(x, bias, seen) else 0
+        slots = PEAKS if own and cache is None and self._takes_kernels(x, bias, seen) else 0
         rounded = self.rounded_maps("memory" if memory is not None or cached else "own")
         mapped = apply_linears(x, (*own, self.q), self.in_fp8("projections"), bound, slots, rounded, given)
         (*projected, queries), peaks = mapped[: len(own) + 1], mapped[len(own) + 1 :]

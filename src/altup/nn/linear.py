@@ -25,8 +25,6 @@ KINDS = ("projections", "output", "memory", "feed_forward")
 # Rounding costs time for each number of x and y, a product's gain grows with k·n: on an H200 it pays for a map
 # from k to n numbers from k·n = 512·(k + n) on.
 PAYS = 512
-# Whether the weights of all layers of a stack are rounded by a few launches; off until a GPU has timed it.
-ROUNDS_TOGETHER = False
 Bound = Callable[[], Tensor]  # what no number of a module's input exceeds, as the norm before it knows
 
 
