@@ -3,6 +3,7 @@ and every gradient, against the definition in float64 on the same inputs."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
@@ -213,7 +214,8 @@ def tiles(monkeypatch):
     """Set the queries and keys of a tile in every kernel."""
 
     def cut(queries: int, keys: int) -> None:
-        for table in (launch.FORWARD, launch.QUERIES, launch.KEYS, launch.KEYS_OF_FEW):
+        keys = (launch.KEYS, launch.KEYS_OF_FEW, launch.KEYS_BEFORE_HOPPER)
+        for table in (launch.FORWARD, launch.QUERIES, *keys):
             for width, config in table.items():
                 monkeypatch.setitem(table, width, config._replace(queries=queries, keys=keys))
 
@@ -876,6 +878,64 @@ def test_pretraining_stays_in_registers(name, flags, hopper):
     inside = compiled.asm["ttgir"].split("scf.for")[1].split("scf.yield")[0]
     moved = re.findall(r"convert_layout .* : tensor<(\d+)x(\d+)xf32.*#mma", inside)
     assert not [shape for shape in moved if shape == (str(configs[64].queries), str(configs[64].keys))]
+
+
+def call(width, flags, dtype=torch.bfloat16, queries=512):
+    """A call with these flags, of tensors that are nowhere."""
+    q, k = (torch.empty(1, 1, length, width, dtype=dtype, device="meta") for length in (queries, 512))
+    given = [torch.empty(1, device="meta") if flag in flags else None for flag in ("BIAS", "SEGMENTS", "DROPOUT")]
+    bias, packed, seed = given
+    return launch.AttentionCall(q, k, k, bias, packed, packed, seed, "CAUSAL" in flags, 0.0, 1.0, None)
+
+
+KEY_FLAGS = [
+    ("BIAS", "CAUSAL", "EVEN"),
+    ("BIAS", "CAUSAL", "DROPOUT"),
+    ("BIAS", "CAUSAL", "SEGMENTS"),
+    ("BIAS", "CAUSAL", "SEGMENTS", "DROPOUT"),
+    ("BIAS", "SEGMENTS", "EVEN"),
+    ("BIAS", "EVEN"),
+    ("CAUSAL",),
+]
+
+
+@pytest.mark.parametrize("capability", [80, pytest.param(86, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("width", [64, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flags", KEY_FLAGS)
+def test_keys_stay_in_registers_before_hopper(flags, width, capability, hopper, monkeypatch):
+    """With tiles of 64 queries and keys, an A100's causal attention would have 4 kilobytes on the stack."""
+    monkeypatch.setattr(launch, "_has_copy_engine", lambda device: False)
+    kernel, _ = kernel_and_configs("keys")
+    given = call(width, flags)
+    compiled = build(hopper, kernel, given.cut(given.key_tiles), width, flags, capability)
+    assert hopper.stack_bytes(compiled) <= 64
+
+
+def test_smaller_tiles_are_for_keys_that_would_spill(monkeypatch):
+    monkeypatch.setattr(launch, "_has_copy_engine", lambda device: False)
+    packed = ("BIAS", "CAUSAL", "SEGMENTS")
+    for width, flags in [(64, ("BIAS",)), (64, packed), (32, packed)]:
+        assert call(width, flags).key_tiles is launch.KEYS_BEFORE_HOPPER
+    for width, flags in [(64, ("CAUSAL",)), (32, ("BIAS",))]:
+        assert call(width, flags).key_tiles is launch.KEYS
+    assert call(64, packed, torch.float32).key_tiles is launch.KEYS
+    assert call(64, ("BIAS", "CAUSAL"), queries=100).key_tiles is launch.KEYS_OF_FEW
+    monkeypatch.setattr(launch, "_has_copy_engine", lambda device: True)
+    for width, flags, dtype in itertools.product(WIDTHS, KEY_FLAGS, TOLERANCE):
+        assert call(width, flags, dtype).key_tiles is launch.KEYS
+
+
+@runs_kernel
+@pytest.mark.parametrize("D", [32, 64])
+@pytest.mark.parametrize(("Q", "K"), [(128, 128), (70, 100)])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_smaller_tiles_of_keys(Q, K, D, dropout, poisoned, monkeypatch):
+    """As before Hopper, on any machine."""
+    monkeypatch.setattr(launch, "_has_copy_engine", lambda device: False)
+    monkeypatch.setattr(launch, "MOST_KEYS_WITH_BITS", 0)
+    flags = ("BIAS", "CAUSAL", "SEGMENTS")
+    assert call(D, flags, torch.float16, Q).key_tiles is launch.KEYS_BEFORE_HOPPER
+    compare(problem(1, 1, Q, K, D, torch.float16), dropout=dropout, causal=True, **segments(1, Q, K))
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -1,15 +1,53 @@
-"""Recording and replaying on a CUDA GPU."""
+"""Recording and replaying on a CUDA GPU, and what is done where it fails, without one."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from altup.kernels.cuda_graph import record, warm_up
+from altup.kernels.cuda_graph import record, try_recording, warm_up
+from tests.recordings import REFUSED, PretendedGraphs
 
-pytestmark = pytest.mark.gpu
+CPU = torch.device("cpu")
 
 
+def test_a_recording_that_fails_leaves_no_copies_of_weights_behind(monkeypatch, recwarn) -> None:
+    """Autocast keeps copies for the next use, but in a recording they are not made."""
+    x, weight = torch.randn(2, 3), torch.randn(4, 3, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        want = F.linear(x, weight)
+    with monkeypatch.context() as patch, torch.autocast("cpu", dtype=torch.bfloat16):
+        pretended = PretendedGraphs(patch)
+        pretended.fail[1] = RuntimeError(REFUSED)
+        assert try_recording(lambda: record(lambda: F.linear(x, weight)), CPU, "it is slow") is None
+        assert pretended.stream is pretended.main
+        assert torch.equal(F.linear(x, weight), want)
+    assert [str(warning.message) for warning in recwarn] == [f"it is slow: {REFUSED}"]
+
+
+def test_what_is_no_error_of_recording_is_not_caught(monkeypatch) -> None:
+    PretendedGraphs(monkeypatch)
+    with pytest.raises(KeyError):
+        try_recording(lambda: record(lambda: {}["x"]), CPU, "it is slow")
+
+
+@pytest.mark.gpu
+def test_a_recording_that_fails_leaves_a_gpu_ready(recwarn) -> None:
+    """The work asks for a number, which no recording knows; then launched work and another recording are right."""
+    x = torch.ones(3, device="cuda")
+    before = torch.cuda.current_stream()
+    assert try_recording(lambda: record(lambda: x.sum().item()), x.device, "it is slow") is None
+    assert torch.cuda.current_stream() == before
+    assert len(recwarn) == 1
+    assert float((x + torch.rand_like(x)).sum()) > 3
+    torch.cuda.empty_cache()
+    replay = try_recording(lambda: record(lambda: x * 2), x.device, "it is slow")
+    assert replay is not None
+    assert torch.equal(replay(), x * 2)
+
+
+@pytest.mark.gpu
 def test_a_replay_does_the_work_again_in_the_same_places() -> None:
     x, total = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
 
@@ -25,6 +63,7 @@ def test_a_replay_does_the_work_again_in_the_same_places() -> None:
     assert torch.equal(total, before + 5)
 
 
+@pytest.mark.gpu
 def test_many_warm_ups_leave_no_memory_behind() -> None:
     """Each stream that has multiplied matrices costs tens of megabytes, which are never given back."""
     device = torch.device("cuda", torch.cuda.current_device())

@@ -11,10 +11,12 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, Sta
 
 import altup
 from altup import AltUpT5ForConditionalGeneration
+from altup.kernels.cuda_graph import Replay
 from altup.models.recorded_decoding import free_memory, is_hooked
-from altup.models.t5 import generation
+from altup.models.t5 import generation, kept_decoding
 from altup.models.t5.kept_decoding import can_keep
 from tests.models.helpers import batch, regret, tiny_t5
+from tests.recordings import REFUSED, PretendedGraphs
 
 
 class QuantizedLike(DynamicCache):
@@ -83,6 +85,90 @@ def test_what_is_kept_decodes_other_batches_of_the_same_shape(method):
     assert [decoding is None for decoding in kept.values()] == [False, True]
     assert can_keep(model)
     assert not can_keep(model.train())  # whose dropout a kept step would leave out
+
+
+def six_calls(method="altup"):
+    """A model, calls of two shapes, and what it decodes without graphs."""
+    model = tiny_t5(method).eval()
+    ids, mask = (batch()[name] for name in ("input_ids", "attention_mask"))
+    calls = [({"input_ids": ids.roll(n, dims=0), "attention_mask": mask.roll(n, dims=0)}, 20) for n in range(4)]
+    calls += [(inputs, 14) for inputs, _ in calls[:2]]
+    return model, calls, [decode(model, *call, None) for call in calls]
+
+
+class TestWhereRecordingFails:
+    """A shape's first call records a step, its second what a call begins with and a step, in that order."""
+
+    @pytest.fixture
+    def graphs(self, monkeypatch):
+        return lambda: PretendedGraphs(monkeypatch, generation, kept_decoding)
+
+    @pytest.mark.parametrize("method", ["dense", "altup", "recycled"])
+    @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
+    def test_steps_are_launched_and_give_the_same_text(self, method, number, graphs, recwarn):
+        model, calls, want = six_calls(method)
+        pretended, kept = graphs(), {}
+        pretended.fail[number] = RuntimeError(f"{REFUSED}\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1")
+        for call, text in zip(calls, want, strict=True):
+            assert torch.equal(decode(model, *call, None, kept=kept), text)
+            assert pretended.stream is pretended.main
+        assert pretended.begun == number  # nothing is tried again
+        parts = [[type(part) is Replay for part in (one.begin, one.step)] for one in kept.values()]
+        assert parts == [[number > 3] * 2, [False, False]]  # both or none
+        assert [str(warning.message).endswith(f"as a CUDA graph: {REFUSED}") for warning in recwarn] == [True]
+
+    def test_recordings_that_do_not_fail(self, graphs, recwarn):
+        """What the tests around this one pretend, is enough to decode."""
+        model, calls, want = six_calls()
+        pretended, kept = graphs(), {}
+        for call, text in zip(calls, want, strict=True):
+            assert torch.equal(decode(model, *call, None, kept=kept), text)
+        assert pretended.begun == 6
+        assert all(type(part) is Replay for one in kept.values() for part in (one.begin, one.step))
+        assert not recwarn
+
+    @pytest.mark.parametrize("number", [1, 2, 3])
+    def test_too_little_memory_says_nothing_of_other_shapes(self, number, graphs, recwarn):
+        model, calls, want = six_calls()
+        pretended, kept = graphs(), {}
+        pretended.fail[number] = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+        for call, text in zip(calls, want, strict=True):
+            assert torch.equal(decode(model, *call, None, kept=kept), text)
+        assert pretended.begun == (5 if number == 2 else 6)
+        assert type(list(kept.values())[-1].step) is Replay
+        assert [str(warning.message).endswith(": CUDA out of memory") for warning in recwarn] == [True]
+
+    def test_no_memory_for_what_would_be_kept(self, graphs, monkeypatch, recwarn):
+        model, calls, want = six_calls()
+        pretended, kept, tried = graphs(), {}, []
+
+        def make(*args):
+            tried.append(args)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+        monkeypatch.setattr(kept_decoding, "Layer", make)
+        for call, text in zip(calls, want, strict=True):
+            assert torch.equal(decode(model, *call, None, kept=kept), text)
+        assert len(tried) == 2  # once a shape
+        assert pretended.begun == 6  # each call records its own step
+        assert len(recwarn) == 1
+
+    def test_an_error_that_launching_does_not_avoid_reaches_the_user(self, graphs, monkeypatch, recwarn):
+        model, calls, want = six_calls()
+        graphs()
+        kept: dict[Any, Any] = {}
+        decode(model, *calls[0], None, kept=kept)
+        with monkeypatch.context() as patch:
+            error = torch.OutOfMemoryError("CUDA out of memory")
+            patch.setattr(kept_decoding.Layer, "__call__", lambda *_: raise_(error))
+            for call in calls[1:3]:
+                with pytest.raises(torch.OutOfMemoryError):
+                    decode(model, *call, None, kept=kept)
+        assert torch.equal(decode(model, *calls[3], None, kept=kept), want[3])
+
+
+def raise_(error):
+    raise error
 
 
 def test_goes_on_behind_given_tokens():
@@ -191,7 +277,7 @@ def test_a_cache_that_would_fill_the_memory_is_not_made():
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["dense", "altup", "recycled", "sequence-altup", "moe"])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_replayed_steps_give_the_tokens_of_hugging_faces_loop(method, autocast):
+def test_replayed_steps_give_the_tokens_of_hugging_faces_loop(method, autocast, recwarn):
     model = tiny_t5(method).eval().cuda()
     inputs = {name: tensor.cuda() for name, tensor in batch().items() if name in ("input_ids", "attention_mask")}
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
@@ -200,6 +286,7 @@ def test_replayed_steps_give_the_tokens_of_hugging_faces_loop(method, autocast):
                 want = hugging_face(model, inputs, max_length=limit, eos_token_id=eos)
                 got = model.generate(**inputs, max_length=limit, eos_token_id=eos, do_sample=False)
                 assert torch.equal(got, want), (eos, limit)
+    assert not recwarn  # as where a step is launched
 
 
 AS_BASE = {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_heads": 12, "num_layers": 1, "num_decoder_layers": 2}
@@ -227,3 +314,4 @@ def test_an_accelerated_model_decodes_the_same_from_what_it_has_recorded(method,
             got = model.generate(**prompts, max_length=20, eos_token_id=ends, do_sample=False)
             assert torch.equal(got, want) or (autocast and regret(model, prompts, got, ends) < 0.2), number
     assert all(decoding.is_fused for decoding in calls._decodings.values())
+    assert all(type(decoding.step) is Replay for decoding in calls._decodings.values())

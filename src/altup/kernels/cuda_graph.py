@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from altup.core.errors import is_out_of_memory, warn_once
+
+Made = TypeVar("Made")
 WARM_UPS = 2  # runs before a recording, in which code is compiled and libraries choose their algorithms
 
 
@@ -38,10 +42,12 @@ def warm_up(run: Callable[[], Any], device: torch.device) -> None:
     """Run a few times beside the current stream, as a recording demands."""
     stream = _beside(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
-            run()
-    torch.cuda.current_stream(device).wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                run()
+    finally:  # what was launched before an error still writes
+        torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def record(run: Callable[[], Any], pool: Any = None) -> Replay:
@@ -51,3 +57,42 @@ def record(run: Callable[[], Any], pool: Any = None) -> Replay:
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = run()
     return Replay(graph, run, result)
+
+
+def can_record(device: torch.device) -> bool:
+    """Whether there are graphs for `device` at all."""
+    return device.type == "cuda"
+
+
+_launched: weakref.WeakSet[Any] = weakref.WeakSet()  # owners of work that no graph could hold
+
+
+def try_recording(make: Callable[[], Made], device: torch.device, warning: str, owner: Any = None) -> Made | None:
+    """What `make` records; None where that fails, and the same work is to be launched. `warning` is given, once.
+
+    It fails where memory lacks, where a driver is too old, or where the work does what no graph may hold. But for
+    lack of memory, which may be there the next time, nothing more is recorded for `owner`. An error that has
+    nothing to do with recording comes again when the work is launched, and reaches the user then.
+    """
+    if owner is not None and owner in _launched:
+        return None
+    stream = torch.cuda.current_stream(device) if can_record(device) else None
+    try:
+        return make()
+    except RuntimeError as error:
+        if stream is not None:
+            torch.cuda.set_stream(stream)  # a recording that fails may leave its own
+        torch.clear_autocast_cache()  # or copies of weights that were recorded, but never made
+        cause = _first(error)
+        if owner is not None and not is_out_of_memory(cause):
+            _launched.add(owner)
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0].split(". ")[0][:200]
+        warn_once(f"{warning}: {reason}")
+        return None
+
+
+def _first(error: BaseException) -> BaseException:
+    """Of errors that followed from each other: the end of a recording fails because a part of it has failed."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    return error

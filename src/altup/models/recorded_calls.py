@@ -17,8 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from altup.core.errors import warn_once
-from altup.kernels.cuda_graph import record, warm_up
+from altup.kernels.cuda_graph import record, try_recording, warm_up
 
 LAUNCHED = 2  # calls of one kind before one is recorded: they compile, and a shape may never come again
 MOST = 16  # kinds of calls without gradients that are recorded
@@ -73,17 +72,15 @@ class RecordedCalls:
                 self._never.add(key)
             return result
         if key not in self._recorded:
-            stream = torch.cuda.current_stream() if self._parameters[0].is_cuda else None
-            try:
-                self._recorded[key] = _Recorded(model, args, kwargs, self._parameters, self._pool, self.lends)
-            except RuntimeError as error:  # too little memory, or something that no graph may hold
-                if stream is not None:
-                    torch.cuda.set_stream(stream)  # a recording that fails may leave its own
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-                warn_once(f"altup.accelerate: a call is launched, because it could not be recorded: {reason}")
+            made = try_recording(
+                lambda: _Recorded(model, args, kwargs, self._parameters, self._pool, self.lends),
+                self._parameters[0].device,
+                "altup.accelerate: a call is launched, because it could not be recorded",
+            )
+            if made is None:
                 self._never.add(key)
                 return model._call_impl(*args, **kwargs)
-            self._pool = self._recorded[key].pool
+            self._recorded[key], self._pool = made, made.pool
         recorded = self._recorded[key]
         for other in self._recorded.values():
             other.keep_lent_gradients()  # all graphs share memory

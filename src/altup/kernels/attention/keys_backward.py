@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.attention.kept import keep, kept_bits, kept_words, words_of
-from altup.kernels.attention.launch import KEYS, KEYS_OF_FEW, AttentionCall, descriptors, strides
+from altup.kernels.attention.launch import AttentionCall, descriptors, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
     bias_row,
@@ -31,7 +31,7 @@ def keys_backward(
 ) -> None:  # fmt: skip
     """Writes dk and dv, and their largest numbers to `peaks`."""
     q, k, v = problem.q, problem.k, problem.v
-    config = problem.cut(KEYS_OF_FEW if problem.has_few_queries else KEYS)
+    config = problem.cut(problem.key_tiles)
     keys_kernel[(triton.cdiv(k.shape[2], config.keys) * problem.sequences,)](
         *descriptors(config, config.queries, q, d_out),
         *problem.tensors(),

@@ -51,6 +51,9 @@ TUNED = (torch.bfloat16,)  # in which limits on registers and the copy engine we
 # For few queries, as a decoder has: a program makes a few steps and ends.
 FEW_QUERIES = 128
 KEYS_OF_FEW = {**KEYS, 32: TileConfig(32, 64, 4, 3, 128), 64: TileConfig(32, 64, 4, 3, 128)}
+# Before Hopper, where the above would spill kilobytes (`_spills_keys`): the largest that the assembler fits into
+# registers. Not timed.
+KEYS_BEFORE_HOPPER = {**KEYS, 32: TileConfig(32, 64, 4, 3), 64: TileConfig(64, 32, 4, 3)}
 WIDTHS = tuple(FORWARD)
 PEAKS = 64  # slots for the largest numbers of gradients
 
@@ -96,7 +99,7 @@ class AttentionCall(NamedTuple):
         if (queries, keys) != (config.queries, config.keys):
             return TileConfig(queries, keys, 4, config.stages)
         tuned = self.q.dtype in TUNED and has_copy_engine(self.q.device)
-        tight = self.seed is not None or (self.causal and self.query_segments is not None)
+        tight = self.seed is not None or self.is_packed_causal
         if not tuned or (config.registers and tight) or (config.engine and Q <= FEW_QUERIES):
             return config._replace(registers=None, engine=False)
         return config
@@ -106,9 +109,27 @@ class AttentionCall(NamedTuple):
         return self.seed is not None and self.seed.numel() > 1
 
     @property
-    def has_few_queries(self) -> bool:
+    def is_packed_causal(self) -> bool:
+        return self.causal and self.query_segments is not None
+
+    @property
+    def key_tiles(self) -> dict[int, TileConfig]:
+        """Configurations of the kernel for keys."""
+        if self._has_few_queries:
+            return KEYS_OF_FEW
+        return KEYS_BEFORE_HOPPER if self._spills_keys else KEYS
+
+    @property
+    def _has_few_queries(self) -> bool:
         plain = self.query_segments is None and self.seed is None
         return plain and self.q.dtype in TUNED and self.q.shape[2] <= FEW_QUERIES
+
+    @property
+    def _spills_keys(self) -> bool:
+        """Whether 64 × 64 scores and their bias are too many registers; in 32 bits they are in any case."""
+        wide = self.q.shape[3] == 64 or self.is_packed_causal
+        biased = self.by_distance is not None and self.q.element_size() == 2
+        return wide and biased and not has_copy_engine(self.q.device)
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.q, self.k, self.v, self.by_distance, self.query_segments, self.key_segments, self.seed

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from altup.core.errors import UserError, warn_once
-from altup.kernels.cuda_graph import record
+from altup.core.errors import UserError
+from altup.kernels.cuda_graph import can_record, record, try_recording
 
 ROUND = 64  # lengths are rounded up to this, as attention wants its mask aligned
 
@@ -138,13 +138,11 @@ class FixedCache(Cache):
         return self._replay()
 
     def _record(self, step: Callable[[], Any]) -> Callable[[], Any]:
-        if self.place.device.type != "cuda":
+        device = self.place.device
+        if not can_record(device):
             return step
-        try:
-            return record(step)
-        except RuntimeError as error:
-            warn_once(f"altup.accelerate: this model's step cannot be recorded, so it runs one by one: {error}")
-            return step
+        warning = "altup.accelerate: this model's step cannot be recorded, so it runs one by one"
+        return try_recording(lambda: record(step), device, warning) or step
 
     def _masks(self) -> dict[str, Tensor]:
         """By kind of attention, 0 for slots that are seen and −∞ for others: [batch, 1, 1, size]. Slot s holds the

@@ -18,7 +18,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from transformers.modeling_outputs import BaseModelOutput
 
-from altup.kernels.cuda_graph import record
+from altup.kernels.cuda_graph import can_record, record, try_recording
 from altup.models.recorded_calls import RecordedCalls
 from altup.models.recorded_decoding import (
     fits_memory,
@@ -27,10 +27,12 @@ from altup.models.recorded_decoding import (
     repeatable_attention,
     uncached_autocast,
 )
-from altup.models.t5.kept_decoding import ALIGNED, KeptDecoding, Prompts, can_keep
+from altup.models.t5.kept_decoding import ALIGNED, LAUNCHED, KeptDecoding, Prompts, can_keep
 
 EAGER_STEPS = 3  # steps that are run one by one: they warm up what a graph records, and short answers end here
 KEPT = 2  # recordings that an accelerated model keeps: each holds the caches of a batch
+# In place of one whose weights and caches do not fit into the memory, and what is said then.
+NO_ROOM = "decoding is slower than it could be, because nothing can be kept for the next call"
 CHECK_EVERY = 8  # replayed steps between two checks whether all rows have ended, for which the host waits
 
 
@@ -114,7 +116,7 @@ def decode_greedily(
     """[batch, ≤ limit]: `input_ids` and the likeliest tokens behind them, with `pad` behind an end.
 
     What is recorded for the second call of a kind stays in `kept` for the next ones. On a CPU the same steps run
-    without a graph.
+    without a graph, as they do where recording fails.
     """
     given, device = input_ids.shape[1], input_ids.device
     prompts, kind = Prompts(input_ids, limit, eos, pad, encoder_outputs[0], attention_mask), device.type
@@ -123,16 +125,20 @@ def decode_greedily(
         if kept is not None and given == 1 and limit > EAGER_STEPS and can_keep(model):
             key = (prompts.shapes, autocast, torch.is_inference_mode_enabled())
             if key in kept:
-                decoding = kept.pop(key) or KeptDecoding(model, prompts)
+                decoding = kept.pop(key)
+                if decoding is None:
+                    decoding = try_recording(lambda: KeptDecoding(model, prompts), device, NO_ROOM) or NO_ROOM
                 kept[key] = decoding  # the latest one is the last
-                decoding.set_inputs(prompts)
-                decoding.begin()
-                with decoding.stance():
-                    done = _go_on(decoding.step, decoding.ended, given, given, limit, eos)
-                return decoding.tokens[:, : _end(decoding.tokens, given, done, eos)].clone()
-            kept[key] = None
-            while len(kept) > KEPT:
-                kept.pop(next(iter(kept)))
+                if decoding is not NO_ROOM:
+                    decoding.set_inputs(prompts)
+                    with decoding.stance():
+                        decoding.begin()
+                        done = _go_on(decoding.step, decoding.ended, given, given, limit, eos)
+                    return decoding.tokens[:, : _end(decoding.tokens, given, done, eos)].clone()
+            else:
+                kept[key] = None
+                while len(kept) > KEPT:
+                    kept.pop(next(iter(kept)))
         with torch.compiler.set_stance("force_eager"):
             return Decoding(model, prompts).decode_once()
 
@@ -180,7 +186,10 @@ class Decoding:
             done += 1
         if done < self.limit and not bool(self.ended.all()):
             self.latest = self.latest.clone()
-            step = record(self.feed_itself) if self.device.type == "cuda" else self.feed_itself
+            replay = None
+            if can_record(self.device):
+                replay = try_recording(lambda: record(self.feed_itself), self.device, LAUNCHED, owner=self.model)
+            step = replay or self.feed_itself
             done = _go_on(step, self.ended, self.given, done, self.limit, self.eos)
         return self.tokens[:, : _end(self.tokens, self.given, done, self.eos)]
 

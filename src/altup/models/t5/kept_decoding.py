@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from altup.kernels.altup_update import FUSED_BLOCKS
-from altup.kernels.cuda_graph import record, warm_up
+from altup.kernels.cuda_graph import Replay, can_record, record, try_recording, warm_up
 from altup.kernels.decoding import (
     add_and_norm,
     attend_to_cache,
@@ -40,6 +40,7 @@ from altup.nn.linear import is_bare, is_unhooked
 from altup.nn.positions import distance_bucket
 
 log = logging.getLogger(__name__)
+LAUNCHED = "decoding is slower than it could be, because it cannot be recorded as a CUDA graph"
 ALIGNED = 8  # places of a cache: attention copies a bias whose rows are of other lengths
 # Of a trial of the kernels: its tokens, and how far theirs may be below the highest logit, in standard deviations.
 TRIAL, REGRET = 3, 0.5
@@ -192,7 +193,8 @@ class Layer:
 class KeptDecoding:
     """For one shape of inputs: each batch is copied to the places of the first.
 
-    Two graphs: what a call begins with, and a step, which feeds itself.
+    Two graphs: what a call begins with, and a step, which feeds itself. Where they cannot be recorded, both are
+    launched.
     """
 
     def __init__(self, model: Any, prompts: Prompts) -> None:
@@ -226,8 +228,11 @@ class KeptDecoding:
         self.is_fused = fused is not None and self._kernels_work(fused)
         if fused is not None and self.is_fused:
             self.step = fused
-        if kind == "cuda":
-            self._record(device)
+        if can_record(device):
+            if getattr(model, COMPILED, False) and not self.is_fused:
+                self._compile()
+            if recorded := try_recording(lambda: self._record(device), device, LAUNCHED, owner=model):
+                self.begin, self.step = recorded
 
     def _kernels_work(self, step: Callable[[], None]) -> bool:
         """Whether the kernels give the tokens of plain code in a trial, or nearly as likely ones."""
@@ -252,9 +257,8 @@ class KeptDecoding:
             worst = torch.maximum(worst, ((logits.amax(dim=1) - chosen) / logits.std(dim=1)).max())
         return float(worst)
 
-    def _record(self, device: torch.device) -> None:
-        if getattr(self.model, COMPILED, False) and not self.is_fused:
-            self._compile()
+    def _record(self, device: torch.device) -> tuple[Replay, Replay]:
+        """`begin` and `step` as graphs."""
         with self.stance():
             step = self.step
 
@@ -264,7 +268,7 @@ class KeptDecoding:
 
             warm_up(run, device)
             begin = record(self._begin)
-            self.begin, self.step = begin, record(step, begin.graph.pool())
+            return begin, record(step, begin.graph.pool())
 
     def _compile(self) -> None:
         """The step as fewer kernels; where that fails it stays as it is."""
