@@ -72,7 +72,7 @@ def _pretrain(job: Job, out: Path) -> bool:
     config = PretrainConfig.from_dict(job.settings["config"], job.title)
     begin(job, config, out)
     try:
-        return _is_measured(job, pretrain(config, job.folder(out), resume=True))
+        return _is_measured(job, pretrain(config, job.folder(out), resume=True, stop_collapsed=True))
     except DivergedError as error:
         write_json(job.folder(out) / DIVERGED, {"reason": str(error)})
         return True

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
 
 POINTS = 120  # of a curve, at most
-COLLAPSED = 1.0  # nats a token above its own lowest: seeds differ by hundredths, a lost model by three
 # What a column measures: the metric of its one task, or None for the mean over its tasks.
 COLUMN_MEASURES: dict[str, dict[str, str | None]] = {
     "glue": {"glue": None},
@@ -159,14 +158,16 @@ def find_collapse(record: Record) -> float | None:
     measured; None of a run that trained.
 
     It has collapsed if it ends more than a nat above, without a finite loss, or before its last step, because it
-    diverged. It has then lost what it had learned, and says nothing of its model.
+    diverged or stayed more than a nat above. It has then lost what it had learned, and says nothing of its model.
     """
+    from altup.training.spikes import has_collapsed, rise_above_lowest
+
     if record["kind"] != "pretrain":
         return None
-    losses = [loss for _, loss, _ in record["curves"]["held_out"]]
-    rise = losses[-1] - min(losses) if losses else 0.0
+    losses = [loss for _, loss, _ in record["curves"]["held_out"]] or [0.0]
     has_loss = math.isfinite(record["measures"].get("loss", math.inf))
-    return None if has_loss and rise <= COLLAPSED and "diverged" not in record else rise
+    trained = has_loss and "diverged" not in record and not has_collapsed(losses)
+    return None if trained else rise_above_lowest(losses)
 
 
 def drop_weights(folder: Path) -> None:
