@@ -168,6 +168,25 @@ def test_a_run_that_collapses_stops_and_is_counted_as_if_it_had_gone_on(
     assert again.run(said.append).finished == 0
 
 
+def test_an_equal_time_run_that_collapsed_is_known_when_speeds_have_changed(
+    scale: Scale, data: Path, tmp_path: Path
+) -> None:
+    """Like one that was trained to its end, whose steps other seeds take as well."""
+    wild = with_settings(scale, {**scale.given, "steps": 12, "optimizer": "adamw", "lr": 3.0, "log_every": 2})
+    run = study_run(tmp_path, wild, data, shipped()["equal-time"], only=["Dense"])
+    assert run.run(lambda text: None).failed == []
+    (lost,) = [r.run for r in read_results(run.results) if r.metric == "collapse"]
+    for path in (tmp_path / "speed").glob("*.json"):  # another machine of the same name
+        speed = json.loads(path.read_text())
+        speed["train"]["relative"] *= 1.5 if speed["train"]["relative"] != 1 else 1
+        path.write_text(json.dumps(speed))
+    both = study_run(tmp_path, wild, data, shipped()["equal-time"], only=["Dense"], seeds=[0, 1])
+    first, second = [trial.pretrain for trial in both.plan().trials]
+    assert first is not None
+    assert second is not None
+    assert (first.key, first.steps) == (lost, second.steps)
+
+
 def test_nothing_goes_on_from_a_run_that_diverged(scale: Scale, data: Path, tmp_path: Path) -> None:
     """Neither a model that continues it, nor fine-tuning: they are left out, and that is said."""
     text = "title: Further\nquestion: Which?\nbaseline: Before\nrows:\n  Before: {method: dense, lr: 1e30}\n"
