@@ -9,7 +9,7 @@ import pytest
 from altup.core.errors import UserError
 from altup.studies.comparison import compare
 from altup.studies.results import Result
-from altup.studies.statistics import choose_results, compare_means, compare_pairs
+from altup.studies.statistics import choose_results, compare_means, compare_pairs, in_order
 from altup.studies.study import shipped
 from tests.studies.samples import SEEDS, result
 
@@ -144,6 +144,11 @@ def test_scales_texts_and_machines_are_not_mixed() -> None:
         choose_results([*other, *SEEDS], "paper")
     with pytest.raises(UserError, match="no results"):
         choose_results([])
+
+
+def test_lengths_come_from_the_shortest_on_whichever_was_run_first() -> None:
+    told = ["small, 8,000 steps", "tiny", "small, 900 steps", "base, 4 steps", "small, 8,000 steps", "odd, size"]
+    assert in_order(told) == ["small, 900 steps", "small, 8,000 steps", "tiny", "base, 4 steps", "odd, size"]
 
 
 def test_a_run_that_collapsed_is_counted_and_in_no_mean() -> None:

@@ -189,6 +189,8 @@ def _plan_trial(
         similar = pretrain_job(timed, study.row(timed_by), data)
         minutes = scale.minutes if study.equal_time else None
         steps = made or known.steps_in_time(config, timed, minutes, row.label == timed_by)
+        if minutes is None and (given := study.steps_by_speeds(row, timed.steps)):
+            steps = given
         needed = compared if minutes is not None else {**compared, known.key(timed): timed}
         trial = replace(trial, waits_for=tuple(needed))
         if steps is None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from altup.core.errors import UserError
 from altup.studies.results import Result
+from altup.studies.scale import read_variant
 from altup.studies.study import COLLAPSE, METRICS, SUPERSEDED, Claim, Study
 
 CONFIDENCE = 0.95
@@ -121,11 +122,11 @@ class Statistics:
 
     def sizes(self, study: str, label: str) -> list[str]:
         """The sizes at which a row was run."""
-        return list(dict.fromkeys(size for (s, l, size, _) in self._values if (s, l) == (study, label)))
+        return in_order(size for (s, l, size, _) in self._values if (s, l) == (study, label))
 
     def sizes_of(self, study: Study) -> list[str]:
         """The sizes at which any row was run."""
-        return list(dict.fromkeys(size for row in study.rows for size in self.sizes(study.name, row.label)))
+        return in_order(size for row in study.rows for size in self.sizes(study.name, row.label))
 
     def runs(self, study: str, label: str, size: str) -> list[str]:
         """Keys of the pretraining runs, by seed."""
@@ -189,6 +190,13 @@ class Statistics:
             return Verdict(claim, size, difference, NOT_VISIBLE)
         holds = (difference.mean > 0) == bool(METRICS[claim.metric].higher)
         return Verdict(claim, size, difference, REPRODUCED if holds else CONTRADICTED)
+
+
+def in_order(sizes: Iterable[str]) -> list[str]:
+    """Sizes as they come, each once, and the lengths of one from the shortest on, whichever was run first."""
+    found = {name: read_variant(name) for name in sizes}
+    first = list(dict.fromkeys(size for size, _ in found.values()))
+    return sorted(found, key=lambda name: (first.index(found[name][0]), found[name][1]))
 
 
 def choose_results(results: Sequence[Result], scale: str | None = None) -> Statistics:

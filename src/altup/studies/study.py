@@ -5,6 +5,7 @@ Studies are YAML files in `library/`, or a user's own. docs/studies.md explains 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -142,8 +143,9 @@ class Study:
     `settings` and `lengths` (numbers of steps, each compared for itself) are by scale; where a scale is not named
     its own count. Where rows continue others, the lengths are theirs. `finetune` lists the columns that a model
     may be fine-tuned for, and `finetune_at` the scales at which that is done. With `equal_time` every model trains
-    as long as the row of that label takes for the scale's steps. `frontier` names the dense rows between which the
-    speedup at equal accuracy is interpolated. `baseline` is what differences are taken to.
+    as long as the row of that label takes for the scale's steps; `speeds` by label, measured before and relative
+    to each other, say how many steps that makes, so that none are measured for it. `frontier` names the dense rows
+    between which the speedup at equal accuracy is interpolated. `baseline` is what differences are taken to.
     """
 
     name: str
@@ -161,6 +163,7 @@ class Study:
     finetune: tuple[str, ...] = ()
     finetune_at: tuple[str, ...] = ("paper",)
     equal_time: str | None = None
+    speeds: dict[str, float] = field(default_factory=dict)
     frontier: tuple[str, ...] = ()
     expect: tuple[Claim, ...] = ()
     order: int = 100
@@ -179,6 +182,14 @@ class Study:
     def timed_by(self, row: Row) -> str | None:
         """The label of the row as long as which this one trains, if any."""
         return row.time_of or self.equal_time
+
+    def steps_by_speeds(self, row: Row, steps: int) -> int | None:
+        """The steps that a row makes while the one as long as which it trains makes `steps`, by the speeds that
+        the study gives, if any."""
+        timed_by = self.timed_by(row)
+        if not self.speeds or timed_by is None:
+            return None
+        return max(1, round(steps * self.speeds[row.label] / self.speeds[timed_by]))
 
     @property
     def continued(self) -> set[str]:
@@ -276,6 +287,7 @@ def _check(study: Study, source: str) -> None:
             raise UserError(f"{source}: row {row.label!r} has the time of {row.time_of!r}, which has another's")
         if row.label in _relatives(study, row):
             raise UserError(f"{source}: row {row.label!r} is tuned from itself; one row must begin by itself")
+    _check_speeds(study, source, labels)
     exceptions = [scale for row in study.rows for scale in row.at]
     for scale in (*exceptions, *study.sizes, *study.settings, *study.lengths, *study.finetune_at):
         check_choice(f"{source}: scale", scale, SHIPPED)
@@ -292,6 +304,16 @@ def _check(study: Study, source: str) -> None:
                 raise UserError(
                     f"{source}: no row describes {told} of the table; add one, or leave it out by `where`"
                 )
+
+
+def _check_speeds(study: Study, source: str, labels: list[str]) -> None:
+    if study.speeds and not any(study.timed_by(row) for row in study.rows):
+        raise UserError(f"{source}: speeds count the steps of rows that train in equal time; add equal_time")
+    for label in study.speeds:
+        check_choice(f"{source}: speeds", label, labels)
+    for label in labels if study.speeds else ():
+        if not 0 < study.speeds.get(label, 0.0) < math.inf:
+            raise UserError(f"{source}: speeds has none of {label!r}; give a number above 0 for every row")
 
 
 def _relatives(study: Study, row: Row) -> list[str]:
