@@ -106,7 +106,16 @@ def test_hover_data_is_the_data() -> None:
 
 
 @pytest.mark.parametrize(
-    "points", [[], [(0, 0)], [(5, 2.5)], [(1, 3.0), (2, 3.0)], [(1, -1e-9), (2, 1e-9)], [(1, 1e12), (2, -1e12)]]
+    "points",
+    [
+        [],
+        [(0, 0)],
+        [(5, 2.5)],
+        [(1, 3.0), (2, 3.0)],
+        [(1, -1e-9), (2, 1e-9)],
+        [(1, 1e12), (2, -1e12)],
+        [(1, 1.3395), (2, 1.3395 + 2e-16)],
+    ],
 )
 def test_any_data_gives_a_drawing(points: list[tuple[float, float]]) -> None:
     chart = line_chart([Series("a", points, 0)], x_label="x", y_label="y")

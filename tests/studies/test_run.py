@@ -20,7 +20,7 @@ from altup.studies.jobs import deciding_fields, key_of, speed_key
 from altup.studies.report import StudyReport
 from altup.studies.results import Result, read_record, read_results, write_results
 from altup.studies.run import StudyRun, find_device
-from altup.studies.scale import Scale, find_scale, with_settings
+from altup.studies.scale import Scale, find_scale, prepare_smoke_tasks, with_settings
 from altup.studies.statistics import choose_results
 from altup.studies.study import read_study, shipped
 from altup.training.pretraining import PretrainConfig, pretrain
@@ -185,6 +185,59 @@ def test_an_equal_time_run_that_collapsed_is_known_when_speeds_have_changed(
     assert first is not None
     assert second is not None
     assert (first.key, first.steps) == (lost, second.steps)
+
+
+def test_fine_tuning_that_diverges_is_counted_as_collapsed(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """Beside the seeds of its model, whose pretraining counts; its other columns are tuned all the same. It is not
+    tried again, unless the user asks."""
+    settings = {"finetune.max_skipped": 1, "finetune.log_every": 1}
+    wild = with_settings(scale, {**scale.given, **settings})
+    glue = wild.columns["glue"]
+    wild = replace(wild, columns={**wild.columns, "glue": replace(glue, settings={**glue.settings, "lr": 1e30})})
+    text = TEXT + "finetune: [glue, squad]\nfinetune_at: [smoke]\nmeasures: [accuracy, glue, squad_f1]\n"
+    (tmp_path / "two.yaml").write_text(text)
+    tasks, said = prepare_smoke_tasks(tmp_path), list[str]()
+    fields = {"tasks": str(tasks), "seeds": [0, 1], "only": ["Dense"]}
+    run = study_run(tmp_path / "out", wild, data, read_study("two", text, "two"), **fields)
+    jobs = run.plan().training()
+    outcome = run.run(said.append)
+    assert (outcome.finished, outcome.failed, outcome.left) == (6, [], [])
+    assert sum("collapsed: tiny dense" in line and "on glue" in line for line in said) == 2
+    found = read_results(run.results)
+    assert {(r.seed, r.metric) for r in found if "collapse" in r.metric} == {
+        ("0", "collapse_glue"),
+        ("1", "collapse_glue"),
+    }
+    lost = [job for job in jobs if job.settings.get("column") == "glue"]
+    for job in lost:
+        record = read_record(run.results, job.key)
+        assert record is not None
+        assert "max_skipped=1" in record["diverged"]
+        assert (record["measures"], record["of"]) == ({}, job.settings["of"])
+    stats = choose_results(found)
+    assert stats.mean("two", "Dense", "tiny", "glue") is None
+    for metric in ("accuracy", "squad_f1"):
+        mean = stats.mean("two", "Dense", "tiny", metric)
+        assert mean is not None
+        assert mean.seeds == 2
+    told = "fine-tuning on GLUE: 2 collapsed"
+    assert stats.describe_collapses("two", "Dense", "tiny") == told
+    assert run.run(said.append).finished == 0
+    again = study_run(tmp_path / "out", wild, data, run.studies[0], **fields, repeat_collapsed=True)
+    repeated = again.todo(again.plan())
+    assert [job.settings["config"] for job in repeated] == [
+        {**job.settings["config"], "on_spike": "skip"} for job in lost
+    ]
+    assert again.run(said.append).finished == 2
+    assert sum("although spikes were skipped" in line for line in said) == 2
+    told += ", 2 of them again when repeated"
+    for results in (again, run):  # once it was repeated, that counts whatever is asked
+        assert results.run(said.append).finished == 0
+        assert choose_results(read_results(run.results)).describe_collapses("two", "Dense", "tiny") == told
+    report = StudyReport([run.results], names=[str(tmp_path / "two.yaml")])
+    assert report.stats.describe_collapses("two", "Dense", "tiny") == told
+    report.write(tmp_path / "report.html", plots=False)
+    assert f"2 seeds, {told}" in (tmp_path / "report.html").read_text()
 
 
 def test_nothing_goes_on_from_a_run_that_diverged(scale: Scale, data: Path, tmp_path: Path) -> None:

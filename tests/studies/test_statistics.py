@@ -177,3 +177,17 @@ def test_a_seed_that_collapsed_and_one_that_collapsed_twice_are_told_apart() -> 
     told = choose_results([*SEEDS, *lost, *more]).describe_collapses(*place)
     assert told == "2 collapsed, 1 of them repeated and counted, 1 of them again when repeated"
     assert choose_results(SEEDS).describe_collapses(*place) == ""
+
+
+def test_fine_tuning_that_collapsed_is_told_beside_pretraining_that_did() -> None:
+    """Each by itself: a seed whose fine-tuning collapsed has counted pretraining, which repeats nothing."""
+    place = "varying-k", "Dense", "small"
+    lost = [
+        result("Dense", 3, "0", "collapse_glue", run="g0"),
+        result("Dense", 3, "0", "collapse_squad", run="s0"),
+    ]
+    told = "fine-tuning on GLUE: 1 collapsed; fine-tuning on SQuAD: 1 collapsed"
+    assert choose_results([*SEEDS, *lost]).describe_collapses(*place) == told
+    lost += [result("Dense", 80.0, "0", "glue", run="g1"), result("Dense", 3.5, "2", "collapse", run="lost")]
+    told = "1 collapsed; fine-tuning on GLUE: 1 collapsed, repeated and counted; fine-tuning on SQuAD: 1 collapsed"
+    assert choose_results([*SEEDS, *lost]).describe_collapses(*place) == told

@@ -314,7 +314,8 @@ def interval_chart(mean: float, low: float, high: float, paper: float | None, hi
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers from at or below `low` to at or above `high`, about so many."""
-    span = high - low or abs(high) or 1.0
+    size = max(abs(low), abs(high)) or 1.0
+    span = high - low if high - low > 1e-9 * size else size  # means of equal numbers differ in their last digits
     magnitude = 10.0 ** math.floor(math.log10(span / about))
     step = min((m * magnitude for m in (1, 2, 2.5, 5, 10)), key=lambda s: abs(span / s - about))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

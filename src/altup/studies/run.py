@@ -145,9 +145,9 @@ class StudyRun:
         return None if record is None else record["measures"].get("loss", math.inf)
 
     def _collapsed(self, key: str) -> bool | None:
-        """Whether a run lost what it had learned; None where it is not done."""
+        """Whether a run lost what it had learned, or fine-tuning diverged; None where it is not done."""
         record = read_record(self.results, key)
-        return None if record is None else find_collapse(record) is not None
+        return None if record is None else bool(find_collapse(record))
 
     def estimate(self, on: Device) -> Callable[[Job], float]:
         """A function that gives a job's seconds on a device."""

@@ -40,7 +40,26 @@ class Metric:
         return f"{value:,.{self.digits}f}".replace("-", "−")
 
 
-COLLAPSE = "collapse"  # the measure of a run that lost what it had learned
+@dataclass(frozen=True)
+class FinetunedColumn:
+    """What a model may be fine-tuned for. `measures` are ours, with the metric of the column's one task, or None
+    for the mean over its tasks. A run that diverged has the measure `collapse` instead."""
+
+    title: str
+    measures: dict[str, str | None]
+    collapse: str
+
+
+FINETUNED: dict[str, FinetunedColumn] = {
+    "glue": FinetunedColumn("GLUE", {"glue": None}, "collapse_glue"),
+    "superglue": FinetunedColumn("SuperGLUE", {"superglue": None}, "collapse_superglue"),
+    "squad": FinetunedColumn("SQuAD", {"squad_em": "exact_match", "squad_f1": "f1_words"}, "collapse_squad"),
+    "triviaqa": FinetunedColumn(
+        "TriviaQA", {"triviaqa_em": "trivia_exact_match", "triviaqa_f1": "trivia_f1_words"}, "collapse_triviaqa"
+    ),
+}
+COLLAPSE = "collapse"  # the measure of a pretraining run that lost what it had learned
+COLLAPSES = {COLLAPSE, *(column.collapse for column in FINETUNED.values())}
 METRICS: dict[str, Metric] = {
     "accuracy": Metric("held-out accuracy", "%", paper=("pretrain_accuracy", "mlm_accuracy")),
     "loss": Metric("held-out loss", "nats a token", 3, higher=False),
@@ -65,6 +84,10 @@ METRICS: dict[str, Metric] = {
     "train_seconds": Metric("seconds of training, measured", "s", 1, None),
     "planned_seconds": Metric("seconds of training, planned", "s", 1, None),
     COLLAPSE: Metric("last held-out loss above the lowest of a run that collapsed", "nats a token", 3, None),
+    **{
+        column.collapse: Metric(f"step by which fine-tuning on {column.title} diverged", "updates", 0, None)
+        for column in FINETUNED.values()
+    },
 }
 # Ratios to the dense model, in whose rounds they were measured.
 RELATIVE = ("relative_speed", "relative_forward", "relative_generate")
@@ -83,7 +106,6 @@ LIBRARY = "library"
 SCALES = ("smoke", "long", "mini", "paper")
 SUPERSEDED = ("mini-adamw",)  # what was `mini` first; there are results of it
 SHIPPED = (*SCALES, *SUPERSEDED)
-FINETUNED = ("glue", "superglue", "squad", "triviaqa")  # columns that a model may be fine-tuned for
 # What a paper's row and a study's row are compared by, with what a row means that does not say it.
 IDENTITY = {"method": "dense", "k": 1, "stride": 1, "extra_layers": 0}
 # How P and g of AltUp may start other than as the identity and ones: `coefficients.py`.
