@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from altup.studies.charts import (
+    HEIGHT,
+    TOP,
     Bar,
     Point,
     Runs,
@@ -80,6 +82,21 @@ def test_a_line_goes_through_its_points() -> None:
     assert ticks_drawn["2.00"] == pytest.approx(y1, abs=0.2)
 
 
+def test_a_bar_stands_around_its_point_and_fits_into_the_chart() -> None:
+    series = Series("a", [(1, 1.0), (2, 2.0), (3, 3.0)], 1, errors=[0.5, 0.0, 2.0])
+    chart = svg_of(line_chart([series], x_label="x", y_label="y"))
+    path = next(e for e in chart.iter() if e.get("class") == "line c1").get("d") or ""
+    points = [tuple(map(float, p.split())) for p in path.removeprefix("M").split("L")]
+    bars = [
+        [float(e.get(n, "")) for n in ("x1", "y1", "y2")] for e in chart.iter() if e.get("class") == "error c1"
+    ]
+    unit = points[0][1] - points[1][1]
+    assert len(bars) == 2
+    for (x, y), (across, low, high), error in zip((points[0], points[2]), bars, (0.5, 2.0), strict=True):
+        assert (across, low - y, y - high) == pytest.approx((x, error * unit, error * unit), abs=0.2)
+        assert TOP <= high < low <= HEIGHT
+
+
 def test_hover_data_is_the_data() -> None:
     chart = line_chart([Series("a & b", [(1, 0.5), (2, 0.25)], 3)], x_label="step", y_label="loss")
     data = json.loads(html.unescape(re.search('data-hover="(.*?)"', chart)[1]))  # type: ignore[index]
@@ -89,7 +106,16 @@ def test_hover_data_is_the_data() -> None:
 
 
 @pytest.mark.parametrize(
-    "points", [[], [(0, 0)], [(5, 2.5)], [(1, 3.0), (2, 3.0)], [(1, -1e-9), (2, 1e-9)], [(1, 1e12), (2, -1e12)]]
+    "points",
+    [
+        [],
+        [(0, 0)],
+        [(5, 2.5)],
+        [(1, 3.0), (2, 3.0)],
+        [(1, -1e-9), (2, 1e-9)],
+        [(1, 1e12), (2, -1e12)],
+        [(1, 1.3395), (2, 1.3395 + 2e-16)],
+    ],
 )
 def test_any_data_gives_a_drawing(points: list[tuple[float, float]]) -> None:
     chart = line_chart([Series("a", points, 0)], x_label="x", y_label="y")

@@ -13,8 +13,9 @@ from altup.finetuning.config import FinetuneConfig
 from altup.studies.configs import resolve
 from altup.studies.jobs import StudyData, deciding_fields, speed_key
 from altup.studies.plan import KnownSpeed, make_plan
+from altup.studies.results import read_results
 from altup.studies.scale import Scale, find_scale, with_settings
-from altup.studies.study import Study, read_study, shipped
+from altup.studies.study import Study, find_study, read_study, shipped
 from tests.processes import prepare_text
 from tests.studies.samples import TEXT, TWO, plan
 
@@ -159,6 +160,38 @@ def test_equal_time_at_several_lengths(data: Path) -> None:
     seconds = {(trial.label, trial.size): trial.seconds for trial in found.trials}
     assert seconds["Dense", "tiny, 32 steps"] == pytest.approx(32 * 4 / 50)
     assert [variant.name for variant in with_settings(scale, {"steps": 5}).variants_of(study)] == ["tiny"]
+
+
+def test_equal_time_by_speeds_that_a_study_gives(data: Path) -> None:
+    """They need not be measured, and count whatever was measured or run since."""
+    text = TEXT + "equal_time: AltUp K=2\nspeeds: {Dense: 1, AltUp K=2: 0.8}\nlengths: {smoke: [4, 9]}\n"
+    study, scale = read_study("given", text, "given"), find_scale("smoke")
+    found = plan([study], scale, data, chosen_steps=lambda *place: 77)
+    assert not any(trial.waits for trial in found.trials)
+    steps = [(trial.label, trial.size, trial.pretrain.steps) for trial in found.trials if trial.pretrain]
+    assert steps == [
+        ("Dense", "tiny, 4 steps", 5), ("AltUp K=2", "tiny, 4 steps", 4),
+        ("Dense", "tiny, 9 steps", 11), ("AltUp K=2", "tiny, 9 steps", 9),
+    ]  # fmt: skip
+    assert all(trial.waits for trial in plan([study], with_settings(scale, {}, minutes=0.1), data).trials)
+
+
+def test_the_runs_that_the_repository_keeps_are_those_of_its_study(data: Path) -> None:
+    """`benchmarks/longer_runs.yaml` had one length first; its runs are the longest of three now."""
+    folder = Path(__file__).parents[2] / "benchmarks"
+    study, scale = find_study(str(folder / "longer_runs.yaml")), find_scale(str(folder / "longer.yaml"))
+    kept = {path.stem: json.loads(path.read_text()) for path in (folder / "results/longer/runs").glob("*.json")}
+    (text,) = {record["data"] for record in kept.values()}
+    known = replace(StudyData.prepared(str(data), None), identity=text)
+    found = make_plan(
+        [study], scale, known, seeds=scale.seeds, speeds={}, machine="here", chosen_steps=lambda *place: None
+    )
+    keys = {trial.pretrain.key: trial for trial in found.trials if trial.pretrain}
+    assert len(keys) == 18
+    assert kept.keys() <= keys.keys()
+    for result in read_results(folder / "results/longer"):
+        trial = keys[result.run]
+        assert (trial.label, trial.size, str(trial.seed)) == (result.label, result.size, result.seed)
 
 
 # Keys as the first version made them: scale, study, row, size, seed, kind, column.

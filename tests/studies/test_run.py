@@ -16,14 +16,14 @@ import pytest
 
 from altup.core.errors import UserError
 from altup.studies.forecast import forecast
-from altup.studies.jobs import speed_key
+from altup.studies.jobs import deciding_fields, key_of, speed_key
 from altup.studies.report import StudyReport
 from altup.studies.results import Result, read_record, read_results, write_results
 from altup.studies.run import StudyRun, find_device
-from altup.studies.scale import Scale, find_scale, with_settings
+from altup.studies.scale import Scale, find_scale, prepare_smoke_tasks, with_settings
 from altup.studies.statistics import choose_results
 from altup.studies.study import read_study, shipped
-from altup.training.pretraining import PretrainConfig
+from altup.training.pretraining import PretrainConfig, pretrain
 from tests.processes import altup, start, wait_until
 from tests.studies.samples import TEXT, TWO, study_run
 from tests.training.compare import records, weights
@@ -125,6 +125,119 @@ def test_a_run_that_diverges_is_counted_as_collapsed(scale: Scale, data: Path, t
     assert report.stats.describe_collapses("two", "Dense", "tiny") == "2 collapsed"
     report.write(tmp_path / "report.html")
     assert "2 collapsed" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_that_collapses_stops_and_is_counted_as_if_it_had_gone_on(
+    scale: Scale, data: Path, tmp_path: Path
+) -> None:
+    """Half of its steps are saved. Its key is that of the run that an earlier version trained to its end: that one
+    is read, told and repeated in the same way."""
+    destroying = {"steps": 12, "eval_every": 2, "log_every": 2, "save_every": 4, "optimizer": "adamw", "lr": 3.0}
+    wild, said = with_settings(scale, {**scale.given, **destroying}), list[str]()
+    run = study_run(tmp_path / "out", wild, data, only=["Dense"])
+    (job,) = run.plan().training()
+    config = PretrainConfig.from_dict(job.settings["config"], "")
+    assert job.key == key_of("pretrain", deciding_fields(config), {}, job.settings["data"])
+    outcome = run.run(said.append)
+    assert (outcome.finished, outcome.failed, outcome.left) == (1, [], [])
+    assert sum("collapsed: " in line and "twice in a row" in line for line in said) == 1
+    record = read_record(run.results, job.key)
+    assert record is not None
+    assert (record["step"], record["measures"]) == (6, {})
+    before = study_run(tmp_path / "before", wild, data, only=["Dense"])
+    pretrain(config, job.folder(before.out))
+    assert before.run(said.append).finished == 0
+    to_its_end = read_record(before.results, job.key)
+    assert to_its_end is not None
+    assert to_its_end["step"] == 12
+    assert to_its_end["curves"]["held_out"][:3] == record["curves"]["held_out"]
+    for either in (run, before):
+        found = read_results(either.results)
+        assert [r.value > 1 for r in found if r.metric == "collapse"] == [True]
+        stats = choose_results(found)
+        assert stats.describe_collapses("two", "Dense", "tiny") == "1 collapsed"
+        assert stats.mean("two", "Dense", "tiny", "loss") is None
+        assert either.run(said.append).finished == 0
+        again = study_run(either.out, wild, data, only=["Dense"], repeat_collapsed=True)
+        (repeated,) = again.todo(again.plan())
+        assert repeated.settings["config"] == {**job.settings["config"], "on_spike": "skip"}
+    again = study_run(run.out, wild, data, only=["Dense"], repeat_collapsed=True)
+    assert again.run(said.append).finished == 1
+    told = choose_results(read_results(run.results)).describe_collapses("two", "Dense", "tiny")
+    assert told == "1 collapsed, again when repeated"
+    assert again.run(said.append).finished == 0
+
+
+def test_an_equal_time_run_that_collapsed_is_known_when_speeds_have_changed(
+    scale: Scale, data: Path, tmp_path: Path
+) -> None:
+    """Like one that was trained to its end, whose steps other seeds take as well."""
+    wild = with_settings(scale, {**scale.given, "steps": 12, "optimizer": "adamw", "lr": 3.0, "log_every": 2})
+    run = study_run(tmp_path, wild, data, shipped()["equal-time"], only=["Dense"])
+    assert run.run(lambda text: None).failed == []
+    (lost,) = [r.run for r in read_results(run.results) if r.metric == "collapse"]
+    for path in (tmp_path / "speed").glob("*.json"):  # another machine of the same name
+        speed = json.loads(path.read_text())
+        speed["train"]["relative"] *= 1.5 if speed["train"]["relative"] != 1 else 1
+        path.write_text(json.dumps(speed))
+    both = study_run(tmp_path, wild, data, shipped()["equal-time"], only=["Dense"], seeds=[0, 1])
+    first, second = [trial.pretrain for trial in both.plan().trials]
+    assert first is not None
+    assert second is not None
+    assert (first.key, first.steps) == (lost, second.steps)
+
+
+def test_fine_tuning_that_diverges_is_counted_as_collapsed(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """Beside the seeds of its model, whose pretraining counts; its other columns are tuned all the same. It is not
+    tried again, unless the user asks."""
+    settings = {"finetune.max_skipped": 1, "finetune.log_every": 1}
+    wild = with_settings(scale, {**scale.given, **settings})
+    glue = wild.columns["glue"]
+    wild = replace(wild, columns={**wild.columns, "glue": replace(glue, settings={**glue.settings, "lr": 1e30})})
+    text = TEXT + "finetune: [glue, squad]\nfinetune_at: [smoke]\nmeasures: [accuracy, glue, squad_f1]\n"
+    (tmp_path / "two.yaml").write_text(text)
+    tasks, said = prepare_smoke_tasks(tmp_path), list[str]()
+    fields = {"tasks": str(tasks), "seeds": [0, 1], "only": ["Dense"]}
+    run = study_run(tmp_path / "out", wild, data, read_study("two", text, "two"), **fields)
+    jobs = run.plan().training()
+    outcome = run.run(said.append)
+    assert (outcome.finished, outcome.failed, outcome.left) == (6, [], [])
+    assert sum("collapsed: tiny dense" in line and "on glue" in line for line in said) == 2
+    found = read_results(run.results)
+    assert {(r.seed, r.metric) for r in found if "collapse" in r.metric} == {
+        ("0", "collapse_glue"),
+        ("1", "collapse_glue"),
+    }
+    lost = [job for job in jobs if job.settings.get("column") == "glue"]
+    for job in lost:
+        record = read_record(run.results, job.key)
+        assert record is not None
+        assert "max_skipped=1" in record["diverged"]
+        assert (record["measures"], record["of"]) == ({}, job.settings["of"])
+    stats = choose_results(found)
+    assert stats.mean("two", "Dense", "tiny", "glue") is None
+    for metric in ("accuracy", "squad_f1"):
+        mean = stats.mean("two", "Dense", "tiny", metric)
+        assert mean is not None
+        assert mean.seeds == 2
+    told = "fine-tuning on GLUE: 2 collapsed"
+    assert stats.describe_collapses("two", "Dense", "tiny") == told
+    assert run.run(said.append).finished == 0
+    again = study_run(tmp_path / "out", wild, data, run.studies[0], **fields, repeat_collapsed=True)
+    repeated = again.todo(again.plan())
+    assert [job.settings["config"] for job in repeated] == [
+        {**job.settings["config"], "on_spike": "skip"} for job in lost
+    ]
+    assert again.run(said.append).finished == 2
+    assert sum("although spikes were skipped" in line for line in said) == 2
+    told += ", 2 of them again when repeated"
+    for results in (again, run):  # once it was repeated, that counts whatever is asked
+        assert results.run(said.append).finished == 0
+        assert choose_results(read_results(run.results)).describe_collapses("two", "Dense", "tiny") == told
+    report = StudyReport([run.results], names=[str(tmp_path / "two.yaml")])
+    assert report.stats.describe_collapses("two", "Dense", "tiny") == told
+    report.write(tmp_path / "report.html", plots=False)
+    assert f"2 seeds, {told}" in (tmp_path / "report.html").read_text()
 
 
 def test_nothing_goes_on_from_a_run_that_diverged(scale: Scale, data: Path, tmp_path: Path) -> None:

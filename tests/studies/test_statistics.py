@@ -9,7 +9,7 @@ import pytest
 from altup.core.errors import UserError
 from altup.studies.comparison import compare
 from altup.studies.results import Result
-from altup.studies.statistics import choose_results, compare_means, compare_pairs
+from altup.studies.statistics import choose_results, compare_means, compare_pairs, in_order
 from altup.studies.study import shipped
 from tests.studies.samples import SEEDS, result
 
@@ -146,6 +146,11 @@ def test_scales_texts_and_machines_are_not_mixed() -> None:
         choose_results([])
 
 
+def test_lengths_come_from_the_shortest_on_whichever_was_run_first() -> None:
+    told = ["small, 8,000 steps", "tiny", "small, 900 steps", "base, 4 steps", "small, 8,000 steps", "odd, size"]
+    assert in_order(told) == ["small, 900 steps", "small, 8,000 steps", "tiny", "base, 4 steps", "odd, size"]
+
+
 def test_a_run_that_collapsed_is_counted_and_in_no_mean() -> None:
     lost = [result("Dense", 9.0, "2", run="lost"), result("Dense", 3.5, "2", "collapse", run="lost")]
     stats = choose_results([*SEEDS, *lost])
@@ -172,3 +177,17 @@ def test_a_seed_that_collapsed_and_one_that_collapsed_twice_are_told_apart() -> 
     told = choose_results([*SEEDS, *lost, *more]).describe_collapses(*place)
     assert told == "2 collapsed, 1 of them repeated and counted, 1 of them again when repeated"
     assert choose_results(SEEDS).describe_collapses(*place) == ""
+
+
+def test_fine_tuning_that_collapsed_is_told_beside_pretraining_that_did() -> None:
+    """Each by itself: a seed whose fine-tuning collapsed has counted pretraining, which repeats nothing."""
+    place = "varying-k", "Dense", "small"
+    lost = [
+        result("Dense", 3, "0", "collapse_glue", run="g0"),
+        result("Dense", 3, "0", "collapse_squad", run="s0"),
+    ]
+    told = "fine-tuning on GLUE: 1 collapsed; fine-tuning on SQuAD: 1 collapsed"
+    assert choose_results([*SEEDS, *lost]).describe_collapses(*place) == told
+    lost += [result("Dense", 80.0, "0", "glue", run="g1"), result("Dense", 3.5, "2", "collapse", run="lost")]
+    told = "1 collapsed; fine-tuning on GLUE: 1 collapsed, repeated and counted; fine-tuning on SQuAD: 1 collapsed"
+    assert choose_results([*SEEDS, *lost]).describe_collapses(*place) == told

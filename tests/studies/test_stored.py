@@ -72,6 +72,14 @@ def test_a_record_that_does_not_fit(path: tuple[Any, ...], new: Any, told: str) 
     assert told in str(record_misfit(changed(RECORD, path, new)))
 
 
+def test_fine_tuning_that_diverged_says_on_what() -> None:
+    """Its column names the measure under which it is counted."""
+    lost = {**record("a", kind="finetune"), "of": "b", "diverged": "by step 3"}
+    assert record_misfit({**lost, "column": "glue"}) is None
+    for wrong in (lost, {**lost, "column": "chess"}):
+        assert "column must be one of glue, superglue, squad, triviaqa" in str(record_misfit(wrong))
+
+
 @pytest.mark.parametrize(
     ("path", "new", "told"),
     [

@@ -591,6 +591,20 @@ def test_a_run_that_diverges_counts_as_infinitely_bad(scale: Scale, data: Path, 
     assert "2, 1 diverged" in text_sweeps(report.sweeps(report.studies[0]))
 
 
+def test_a_run_of_a_sweep_that_collapses_stops_and_counts_as_infinitely_bad(
+    scale: Scale, data: Path, tmp_path: Path
+) -> None:
+    """Its loss need not jump from one record to the next."""
+    given = {**scale.given, "steps": 12, "eval_every": 2, "log_every": 12}
+    changed = replace(scale, tune=Tuning({"lr": [0.01, 1.0]}, steps=12), given=given)
+    run = study_run(tmp_path, changed, data, seeds=[1], only=["Dense"])
+    assert run.run(lambda text: None).failed == []
+    (sweep,) = [json.loads(path.read_text()) for path in (tmp_path / "results" / "sweeps").glob("*.json")]
+    assert sweep["chosen"] == {"lr": 0.01}
+    (lost,) = [key for _, loss, key in sweep["runs"] if loss is None]
+    assert 0 < (read_record(run.results, lost) or {})["step"] < 12
+
+
 def test_a_sweep_that_fails_leaves_the_other_models_alone(tuned: Scale, data: Path, tmp_path: Path) -> None:
     run = study_run(tmp_path / "out", tuned, data, seeds=[1])
     job = next(job for job in run.plan().tuning() if "dense" in job.title)

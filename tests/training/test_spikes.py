@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import signal
@@ -15,7 +16,8 @@ import torch
 from altup.core.errors import DivergedError
 from altup.core.runs import list_checkpoints
 from altup.core.sealed_folders import damage
-from altup.training.spikes import is_spike
+from altup.training.loop import Loop
+from altup.training.spikes import has_collapsed, is_spike, rise_above_lowest, stays_collapsed
 from tests.torchrun import train_together
 from tests.training import spoiled
 from tests.training.compare import assert_same_bits, assert_same_run, records, weights
@@ -107,6 +109,48 @@ def test_a_spike_may_stop_the_run_and_then_be_left_out(whole: Path, tmp_path: Pa
 def test_spikes_without_end_stop_the_run(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"6 loss spikes came one after the other behind step 30"):
         loop(tmp_path, Spoiled(bad=frozenset(range(32, 1000)))).run()
+
+
+def losing(out: Path, stops_collapsed: bool) -> Loop:
+    """A run that learns for 20 steps, and then from labels that nobody can know."""
+    made = loop(out, Spoiled(bad=frozenset(range(20, 40))), on_spike="ignore", eval_every=4, lr=0.1)
+    made.stops_collapsed = stops_collapsed
+    return made
+
+
+def test_a_run_that_stays_above_its_lowest_stops_if_asked(tmp_path: Path) -> None:
+    """At the second evaluation in a row; until there it is the run that goes on, and so it is after a stop."""
+    told = r"by step 28 the held-out loss was more than a nat above its own lowest twice in a row"
+    assert losing(tmp_path / "on", stops_collapsed=False).run().finished
+    with pytest.raises(DivergedError, match=told):
+        losing(tmp_path / "stopped", stops_collapsed=True).run()
+    until = [record for record in records(tmp_path / "on") if record["step"] <= 28]
+    assert records(tmp_path / "stopped") == until
+    cut = losing(tmp_path / "cut", stops_collapsed=True)
+    cut.build_model = stopping(27)  # between the two evaluations
+    assert not cut.run().finished
+    for _ in range(2):  # a kill before the error was noted: the run meets it again
+        with pytest.raises(DivergedError, match=told):
+            losing(tmp_path / "cut", stops_collapsed=True).run(resume=True)
+        assert records(tmp_path / "cut") == until
+
+
+def test_a_run_that_is_lost_at_its_end_is_finished(tmp_path: Path) -> None:
+    made = losing(tmp_path, stops_collapsed=True)
+    made.config.steps = 28
+    assert made.run().finished
+
+
+def test_what_counts_as_a_collapse() -> None:
+    assert not has_collapsed([4.0, 2.5, 3.5])
+    assert has_collapsed([4.0, 2.5, 3.6])
+    assert rise_above_lowest([4.0, 2.5, 6.0]) == 3.5
+    assert stays_collapsed([4.0, 2.5, 3.6, 3.6])
+    assert not stays_collapsed([4.0, 2.5, 3.6, 3.4])
+    assert not stays_collapsed([2.5, 3.6, 2.4, 3.6])
+    assert not stays_collapsed([9.0, 5.0])
+    assert stays_collapsed([2.5, math.inf, math.inf])
+    assert not stays_collapsed([math.inf, 4.0, 3.0])
 
 
 @pytest.mark.slow

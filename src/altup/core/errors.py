@@ -28,7 +28,7 @@ class UserError(ValueError):
 
 
 class DivergedError(UserError):
-    """A run whose gradients are no longer finite."""
+    """A run that ended before its last step: gradients that are not finite, a loss that jumped or stays high."""
 
 
 TOLD: set[str] = set()  # what `warn_once` has said

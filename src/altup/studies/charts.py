@@ -28,13 +28,20 @@ Format = Callable[[float], str]
 class Series:
     """A line; `colour` counts through the palette of style.css (0 is the neutral one, for the baseline).
 
-    The point at `mark` is drawn large.
+    The point at `mark` is drawn large. `errors` are half the heights of the points' bars, 0 for none.
     """
 
     name: str
     points: Sequence[tuple[float, float]]
     colour: int
     mark: float | None = None
+    errors: Sequence[float] = ()
+
+    @property
+    def bars(self) -> list[tuple[float, float, float]]:
+        """The points that have an error: x, and the ends of the bar."""
+        found = zip(self.points, self.errors, strict=bool(self.errors))
+        return [(x, y - error, y + error) for (x, y), error in found if error]
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ def line_chart(
     series = [s for s in series if s.points]
     xs = [x for s in series for x, _ in s.points] or [0.0, 1.0]
     ys = [y for s in series for _, y in s.points] or [0.0, 1.0]
+    ys += [y for s in series for _, *ends in s.bars for y in ends]
     names = max((len(s.name) for s in series), default=0)
     right = WIDTH - max(RIGHT, 24 + NAME_WIDTH * names)
     x_ticks = [x for x in ticks(0.0, max(xs)) if max(xs) < 1 or x == int(x)]
@@ -100,6 +108,9 @@ def line_chart(
         path = "M" + "L".join(f"{x} {y}" for x, y in line)
         end_x, end_y = line[-1]
         parts.append(f'<path class="line c{s.colour}" d="{path}"/>')
+        for x, low, high in s.bars:
+            (across, bottom), (_, top) = axes.place(x, low), axes.place(x, high)
+            parts.append(f'<line class="error c{s.colour}" x1="{across}" x2="{across}" y1="{bottom}" y2="{top}"/>')
         if len(line) <= FEW_POINTS:
             parts.extend(f'<circle class="dot c{s.colour}" cx="{x}" cy="{y}" r="3"/>' for x, y in line)
         parts.extend(
@@ -303,7 +314,8 @@ def interval_chart(mean: float, low: float, high: float, paper: float | None, hi
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers from at or below `low` to at or above `high`, about so many."""
-    span = high - low or abs(high) or 1.0
+    size = max(abs(low), abs(high)) or 1.0
+    span = high - low if high - low > 1e-9 * size else size  # means of equal numbers differ in their last digits
     magnitude = 10.0 ** math.floor(math.log10(span / about))
     step = min((m * magnitude for m in (1, 2, 2.5, 5, 10)), key=lambda s: abs(span / s - about))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError, check_choice
-from altup.studies.jobs import Job, StudyData, pretrain_job
+from altup.studies.jobs import NOTHING, Job, StudyData, pretrain_job
 from altup.studies.scale import Scale
 from altup.studies.study import Row, Study
 from altup.studies.tuning import REPORTING, Losses, Parent, Sweep, find_sweep, swept_names, tunable
@@ -16,7 +15,6 @@ from altup.studies.tuning import REPORTING, Losses, Parent, Sweep, find_sweep, s
 if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 # Key of a run → whether it lost what it had learned; None where it was not run.
 Collapsed = Callable[[str], bool | None]
 OTHER_ORDER = 1000  # added to the seed of a model that goes on, which else would see its parent's batches again
@@ -175,8 +173,10 @@ class Model:
     def counted(self, config: PretrainConfig, parent: Parent | None) -> tuple[Job, Job | None]:
         """The run of a config; or, where that collapsed and is repeated or was, the one that repeats it and the
         one that collapsed."""
-        job = self.job(config, parent)
-        again = self.job(replace(config, on_spike="skip"), parent)
+        return self.choose(self.job(config, parent), self.job(replace(config, on_spike="skip"), parent))
+
+    def choose(self, job: Job, again: Job) -> tuple[Job, Job | None]:
+        """The same of a job and what would repeat it."""
         repeated = self.repeat or self.collapsed(again.key) is not None
         if not self.collapsed(job.key) or not repeated or again.key == job.key:
             return job, None

@@ -105,7 +105,10 @@ class Lines(Plot):
 
     @property
     def content(self) -> frozenset[Any]:
-        return frozenset((self.x_label, tuple(self.x_names), s.name, tuple(s.points), s.mark) for s in self.series)
+        return frozenset(
+            (self.x_label, tuple(self.x_names), s.name, tuple(s.points), s.mark, tuple(s.errors))
+            for s in self.series
+        )
 
     @property
     def picture(self) -> Markup:
@@ -118,6 +121,8 @@ class Lines(Plot):
             xs, ys = zip(*s.points, strict=True)
             dots = "o" if len(xs) <= FEW_POINTS else None
             axes.plot(xs, ys, color=COLOURS[s.colour], label=s.name, marker=dots, markersize=4)
+            for x, low, high in s.bars:
+                axes.plot([x, x], [low, high], color=COLOURS[s.colour], linewidth=1.5)
             marked = [point for point in s.points if point[0] == s.mark]
             axes.scatter([x for x, _ in marked], [y for _, y in marked], color=COLOURS[s.colour], s=60)
         if self.x_names:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from altup.training.config import TrainConfig
     from altup.training.pretraining import PretrainConfig
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 NOT_PREPARED = "imagined"  # identity of text that is not there
 DIVERGED = "diverged.json"  # says why a run ended before its last step: its folder then has no final model
 # What decides how fast a model is, beside the machine.
@@ -224,12 +226,14 @@ def pretrain_job(config: PretrainConfig, row: Row, data: StudyData, parent: Job 
     return Job("pretrain", key, title, settings, config.steps, config.steps * config.batch_size, of_parent)
 
 
-def finetune_job(column: str, scale: Scale, trained: Job, seed: int, data: StudyData) -> Job:
+def finetune_job(
+    column: str, scale: Scale, trained: Job, seed: int, data: StudyData, changes: Mapping[str, Any] = NOTHING
+) -> Job:
     """Fine-tuning of a pretrained run for one column; the worker fills in where the model lies."""
     from altup.finetuning.config import FinetuneConfig
 
     of = scale.columns[column]
-    settings = {**scale.finetune, **of.settings, "tasks": of.tasks, "seed": seed, "data": data.tasks}
+    settings = {**scale.finetune, **of.settings, "tasks": of.tasks, "seed": seed, "data": data.tasks, **changes}
     tuned = FinetuneConfig.from_dict({**settings, "model": trained.key}, f"scale {scale.name}, column {column}")
     tasks = data.identify_tasks(name for name, _ in tuned.weighted_names())
     key = key_of("finetune", deciding_fields(tuned), tuned.eval_limit, trained.key, *([tasks] if tasks else []))

@@ -28,7 +28,8 @@ class Trial:
     settings for the end of a sweep; `as_long_as` are then jobs of about the same time, the training first. `size`
     is the variant's name. `seconds` is what the run should take, where a study compares times. `parent` is the run
     that it goes on from, if any; if it collapsed there will be no job. `collapsed` is the run of the same seed
-    that lost what it had learned, where it is repeated: `pretrain` is then that run with `on_spike: skip`.
+    that lost what it had learned, where it is repeated: `pretrain` is then that run with `on_spike: skip`. So it
+    is with `collapsed_finetune` and `finetune`.
     """
 
     study: Study
@@ -44,6 +45,7 @@ class Trial:
     parent: Parent | None = None
     seconds: float | None = None
     finetune: dict[str, Job] = field(default_factory=dict)
+    collapsed_finetune: tuple[Job, ...] = ()
 
     @property
     def waits(self) -> bool:
@@ -189,6 +191,8 @@ def _plan_trial(
         similar = pretrain_job(timed, study.row(timed_by), data)
         minutes = scale.minutes if study.equal_time else None
         steps = made or known.steps_in_time(config, timed, minutes, row.label == timed_by)
+        if minutes is None and (given := study.steps_by_speeds(row, timed.steps)):
+            steps = given
         needed = compared if minutes is not None else {**compared, known.key(timed): timed}
         trial = replace(trial, waits_for=tuple(needed))
         if steps is None:
@@ -196,14 +200,20 @@ def _plan_trial(
     if any(study.timed_by(other) for other in study.rows) and steps and (own := known.steps_a_second(config)):
         trial = replace(trial, seconds=steps / own)
 
-    def finetuned(job: Job) -> dict[str, Job]:
-        useful = () if model.collapsed(job.key) else columns
-        return {name: finetune_job(name, scale, job, seed, data) for name in useful}
+    def finetuned(job: Job) -> dict[str, tuple[Job, Job | None]]:
+        """The run of each column, and the one that it repeats."""
+        found = {}
+        for name in () if model.collapsed(job.key) else columns:
+            first, again = (finetune_job(name, scale, job, seed, data, c) for c in ({}, {"on_spike": "skip"}))
+            found[name] = model.choose(first, again)
+        return found
 
     if steps is None or not model.settled:
-        return replace(trial, as_long_as=(similar, *finetuned(similar).values())), compared
+        return replace(trial, as_long_as=(similar, *(tuned for tuned, _ in finetuned(similar).values()))), compared
     job, lost = model.counted(replace(config, steps=steps), parent)
-    return replace(trial, pretrain=job, collapsed=lost, finetune=finetuned(job)), compared
+    tuned = finetuned(job)
+    trial = replace(trial, pretrain=job, collapsed=lost, finetune={name: one for name, (one, _) in tuned.items()})
+    return replace(trial, collapsed_finetune=tuple(lost for _, lost in tuned.values() if lost)), compared
 
 
 def _timed(study: Study, label: str, scale: Scale, variant: Variant, seed: int, data: StudyData) -> PretrainConfig:

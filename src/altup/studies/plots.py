@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from altup.core.text import number_of
 from altup.studies.charts import Bar, Point, Runs, Series
 from altup.studies.drawings import Bars, Dots, Lines, Plot, Scatter
 from altup.studies.frontier import frontier_points
 from altup.studies.results import Records
+from altup.studies.scale import read_variant
 from altup.studies.statistics import Statistics
 from altup.studies.study import METRICS, Study
 
@@ -17,6 +19,24 @@ from altup.studies.study import METRICS, Study
 FIXED = {"Dense": 0, "AltUp K=2": 1, "Recycled K=2": 2, "AltUp K=4": 3}
 PALETTE = 7
 SPEEDS = {"relative_speed": "training", "relative_forward": "forward pass", "relative_generate": "generation"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run costs, along an axis: a measure times `unit`; of the row `of`, if not of the run's own."""
+
+    measure: str
+    label: str
+    unit: float
+    of: str | None = None
+
+    def find(self, study: Study, stats: Statistics, label: str, size: str) -> float | None:
+        mean = stats.mean(study.name, self.of or label, size, self.measure)
+        return None if mean is None else mean.mean * self.unit
+
+
+MINUTES = Cost("planned_seconds", "minutes of training", 1 / 60)
+FLOPS = Cost("run_flops", "FLOPs of the run (10¹⁵)", 1e-15)
 
 
 def colours(study: Study) -> dict[str, int]:
@@ -28,12 +48,15 @@ def colours(study: Study) -> dict[str, int]:
 
 
 def study_plots(study: Study, stats: Statistics, record: Records) -> list[Plot]:
-    """Whatever the results allow, at the size most rows were run at."""
+    """Whatever the results allow, at the size most rows were run at; of several lengths, the longest."""
     sizes = [size for row in study.rows for size in stats.sizes(study.name, row.label)]
     if not sizes:
         return []
-    size = sizes[-1] if study.lengths else statistics.mode(sizes)  # the longest, where there are several lengths
-    plots = [*_against_cost(study, stats), *_ends(study, stats, size), *_curves(study, stats, record, size)]
+    size = (
+        max(reversed(sizes), key=lambda name: read_variant(name)[1]) if study.lengths else statistics.mode(sizes)
+    )
+    plots = _by_length(study, stats) if study.lengths else []
+    plots += [*_ends(study, stats, size), *_curves(study, stats, record, size)]
     plots += _speed_bars(study, stats, size)
     if study.frontier:
         plots += _frontiers(study, stats)
@@ -90,37 +113,80 @@ def _curves(study: Study, stats: Statistics, record: Records, size: str) -> list
     ]  # fmt: skip
 
 
-def _against_cost(study: Study, stats: Statistics) -> list[Plot]:
-    """Loss and accuracy of runs of several lengths, against their time and their FLOPs, a line a model."""
-    costs = {
-        "time": ("planned_seconds", "minutes of training", 1 / 60),
-        "flops": ("run_flops", "FLOPs of the run (10¹⁵)", 1e-15),
-    }
-    plots: list[Plot] = []
-    for name, (cost, label, unit) in costs.items():
+def _by_length(study: Study, stats: Statistics) -> list[Plot]:
+    """Of runs of several lengths: how far each model is from the baseline, against time; and loss and accuracy,
+    against time and against FLOPs, a line a model."""
+    time, plots = _time_axis(study, stats), list[Plot]()
+    for metric in ("loss", "accuracy"):
+        plots += _differences(study, stats, metric, time)
+    for name, cost in (("time", time), ("FLOPs", FLOPS)):
         for metric in ("loss", "accuracy"):
-            series = []
-            for row in study.rows:
-                pairs = [
-                    [stats.mean(study.name, row.label, size, m) for m in (cost, metric)]
-                    for size in stats.sizes(study.name, row.label)
-                ]
-                points = sorted((x.mean * unit, y.mean) for x, y in pairs if x is not None and y is not None)
-                series.append(Series(row.label, points, colours(study)[row.label]))
-            if not study.lengths or max(len(s.points) for s in series) < 2:
-                continue
-            better = "lower" if metric == "loss" else "higher"
-            form = METRICS[metric]
-            plots.append(
-                Lines(
-                    f"{study.name}-{metric}-against-{name}", f"{form.title.capitalize()} against {name}"
-                    .replace("flops", "FLOPs"),
-                    f"Each point is the end of a run of its own, with a schedule that ends there; {better} is "
-                    "better. Where a line crosses that of the dense model its method begins or ceases to pay.",
-                    series, label, form.head, "{:.3f}".format if metric == "loss" else "{:.2f}".format,
-                )
-            )  # fmt: skip
+            plots += _against_cost(study, stats, metric, name, cost)
     return plots
+
+
+def _time_axis(study: Study, stats: Statistics) -> Cost:
+    """Minutes; where a study gives speeds and none were measured, steps of the row whose time all rows take."""
+    places = [(row.label, size) for row in study.rows for size in stats.sizes(study.name, row.label)]
+    timed = any(MINUTES.find(study, stats, *place) is not None for place in places)
+    if timed or not study.speeds or not study.equal_time:
+        return MINUTES
+    return Cost("steps", f"time, in steps of {study.equal_time}", 1.0, study.equal_time)
+
+
+def _against_cost(study: Study, stats: Statistics, metric: str, name: str, cost: Cost) -> list[Plot]:
+    series = []
+    for row in study.rows:
+        points = []
+        for size in stats.sizes(study.name, row.label):
+            x, y = cost.find(study, stats, row.label, size), stats.mean(study.name, row.label, size, metric)
+            if x is not None and y is not None:
+                points.append((x, y.mean))
+        series.append(Series(row.label, sorted(points), colours(study)[row.label]))
+    if max(len(s.points) for s in series) < 2:
+        return []
+    better, form = "lower" if metric == "loss" else "higher", METRICS[metric]
+    return [
+        Lines(
+            f"{study.name}-{metric}-against-{name.lower()}", f"{form.title.capitalize()} against {name}",
+            f"Each point is the end of a run of its own, with a schedule that ends there; {better} is "
+            "better. Where a line crosses that of the dense model its method begins or ceases to pay.",
+            series, cost.label, form.head, "{:.3f}".format if metric == "loss" else "{:.2f}".format,
+        )
+    ]  # fmt: skip
+
+
+def _differences(study: Study, stats: Statistics, metric: str, cost: Cost) -> list[Plot]:
+    """Differences between models are hundredths where the loss falls by a whole nat, so they have a plot of their
+    own."""
+    series = []
+    for row in (row for row in study.rows if row.label != study.baseline):
+        found = []
+        for size in stats.sizes(study.name, row.label):
+            x = cost.find(study, stats, row.label, size)
+            difference = stats.difference(study, size, metric, row.label, study.baseline)
+            if x is not None and difference is not None:
+                found.append((x, difference.mean, difference.error or 0.0))
+        if len(found) > 1:
+            found.sort()
+            points, errors = [(x, mean) for x, mean, _ in found], [error for _, _, error in found]
+            series.append(Series(row.label, points, colours(study)[row.label], errors=errors))
+    if not series:
+        return []
+    xs = sorted({x for s in series for x, _ in s.points})
+    zero = Series(study.baseline, [(x, 0.0) for x in xs], colours(study)[study.baseline])
+    below = "below" if metric == "loss" else "above"
+    bars = " Bars are standard errors over seeds." if any(s.bars for s in series) else ""
+    form = METRICS[metric]
+    return [
+        Lines(
+            f"{study.name}-{metric}-difference", f"{form.title.capitalize()}: difference to {study.baseline}",
+            f"Each point compares runs that end there; {below} the line of {study.baseline} a model is better."
+            f"{bars}",
+            [zero, *series], cost.label, f"difference in {form.head}",
+            "{:+.3f}".format if metric == "loss" else "{:+.2f}".format,
+        )
+    ]  # fmt: skip
 
 
 def mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, float, float]]:

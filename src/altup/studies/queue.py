@@ -71,11 +71,9 @@ def _pretrain(job: Job, out: Path) -> bool:
 
     config = PretrainConfig.from_dict(job.settings["config"], job.title)
     begin(job, config, out)
-    try:
-        return _is_measured(job, pretrain(config, job.folder(out), resume=True))
-    except DivergedError as error:
-        write_json(job.folder(out) / DIVERGED, {"reason": str(error)})
-        return True
+    with _noting_divergence(job, out):
+        return _is_measured(job, pretrain(config, job.folder(out), resume=True, stop_collapsed=True))
+    return True
 
 
 def _finetune(job: Job, out: Path) -> bool:
@@ -85,7 +83,18 @@ def _finetune(job: Job, out: Path) -> bool:
 
     trained = trained_folder(job, job.settings["of"], out)
     config = FinetuneConfig.from_dict({**job.settings["config"], "model": str(trained)}, job.title)
-    return _is_measured(job, finetune(config, job.folder(out), resume=True))
+    with _noting_divergence(job, out):
+        return _is_measured(job, finetune(config, job.folder(out), resume=True))
+    return True
+
+
+@contextlib.contextmanager
+def _noting_divergence(job: Job, out: Path) -> Iterator[None]:
+    """A run that has diverged is done: its folder says why, and it is not tried again."""
+    try:
+        yield
+    except DivergedError as error:
+        write_json(job.folder(out) / DIVERGED, {"reason": str(error)})
 
 
 def _is_measured(job: Job, outcome: TrainOutcome) -> bool:

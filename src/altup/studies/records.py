@@ -28,20 +28,12 @@ from altup.studies.results import (
     write_sweep,
 )
 from altup.studies.stored import is_finite
-from altup.studies.study import COLLAPSE, METRICS
+from altup.studies.study import COLLAPSE, FINETUNED, METRICS
 
 if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
 
 POINTS = 120  # of a curve, at most
-COLLAPSED = 1.0  # nats a token above its own lowest: seeds differ by hundredths, a lost model by three
-# What a column measures: the metric of its one task, or None for the mean over its tasks.
-COLUMN_MEASURES: dict[str, dict[str, str | None]] = {
-    "glue": {"glue": None},
-    "superglue": {"superglue": None},
-    "squad": {"squad_em": "exact_match", "squad_f1": "f1_words"},
-    "triviaqa": {"triviaqa_em": "trivia_exact_match", "triviaqa_f1": "trivia_f1_words"},
-}
 
 
 def record_job(job: Job, out: Path, results: Path, alone: bool) -> bool:
@@ -49,17 +41,18 @@ def record_job(job: Job, out: Path, results: Path, alone: bool) -> bool:
     where nothing was stored."""
     if job.kind == "speed" or read_record(results, job.key) or not job.is_done(out) or lacks_scores(job, out):
         return False
+    folder = job.folder(out)
+    diverged = (folder / DIVERGED).exists()
     if job.kind == "pretrain":
         from altup.training.pretraining import PretrainConfig
 
         config = PretrainConfig.from_dict(job.settings["config"], job.title)
-        folder = job.folder(out)
-        diverged = (folder / DIVERGED).exists()
         found = _describe_diverged(config, folder) if diverged else describe_run(config, folder, alone)
         kept = ("start", "continues", "data", "tunes", "tuned_by", "tuned")
         found |= {name: job.settings[name] for name in kept if name in job.settings}
     else:
-        found = _describe_finetuning(job, job.folder(out))
+        found = {name: job.settings[name] for name in ("of", "column", "data")}
+        found |= _end_of(folder) if diverged else _describe_finetuning(job, folder)
     write_record(results, {"key": job.key, "kind": job.kind, "title": job.title, **origin(), **found})
     return True
 
@@ -143,30 +136,38 @@ def _read_metrics(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, An
 
 def _describe_diverged(config: PretrainConfig, folder: Path) -> Record:
     """A run that diverged has no measure. In a sweep it is worse than all others, elsewhere it has collapsed."""
+    curves = _curves(*_read_metrics(folder))
+    return {"config": deciding_fields(config), "curves": curves, "coefficients": {}, **_end_of(folder)}
+
+
+def _end_of(folder: Path) -> Record:
+    """Where a run that diverged ended, and why."""
     held_out, train = _read_metrics(folder)
-    return {
-        "config": deciding_fields(config),
-        "step": max((r["step"] for r in (*held_out, *train)), default=0),
-        "measures": {},
-        "curves": _curves(held_out, train),
-        "coefficients": {},
-        "diverged": read_json(folder / DIVERGED)["reason"],
-    }
+    last = max((r["step"] for r in (*held_out, *train)), default=0)
+    return {"step": last, "measures": {}, "diverged": read_json(folder / DIVERGED)["reason"]}
 
 
-def find_collapse(record: Record) -> float | None:
-    """How far a pretraining run that collapsed stood above its own lowest held-out loss when that was last
-    measured; None of a run that trained.
+def find_collapse(record: Record) -> dict[str, float]:
+    """The measure that says of a run that it collapsed: how far pretraining stood above its own lowest held-out
+    loss when that was last measured, or the step by which fine-tuning diverged. Nothing of a run that trained."""
+    if record["kind"] != "pretrain":
+        return {FINETUNED[record["column"]].collapse: record["step"]} if "diverged" in record else {}
+    rise = _find_rise(record)
+    return {} if rise is None else {COLLAPSE: rise}
+
+
+def _find_rise(record: Record) -> float | None:
+    """Of a pretraining run that collapsed; None of one that trained.
 
     It has collapsed if it ends more than a nat above, without a finite loss, or before its last step, because it
-    diverged. It has then lost what it had learned, and says nothing of its model.
+    diverged or stayed more than a nat above. It has then lost what it had learned, and says nothing of its model.
     """
-    if record["kind"] != "pretrain":
-        return None
-    losses = [loss for _, loss, _ in record["curves"]["held_out"]]
-    rise = losses[-1] - min(losses) if losses else 0.0
+    from altup.training.spikes import has_collapsed, rise_above_lowest
+
+    losses = [loss for _, loss, _ in record["curves"]["held_out"]] or [0.0]
     has_loss = math.isfinite(record["measures"].get("loss", math.inf))
-    return None if has_loss and rise <= COLLAPSED and "diverged" not in record else rise
+    trained = has_loss and "diverged" not in record and not has_collapsed(losses)
+    return None if trained else rise_above_lowest(losses)
 
 
 def drop_weights(folder: Path) -> None:
@@ -200,14 +201,10 @@ def _describe_finetuning(job: Job, folder: Path) -> Record:
     best = max(held_out, key=lambda r: r["score"])
     place = folder / "evaluation" / f"step-{best['step']}" / "scores.json"
     tasks = json.loads(place.read_text(encoding="utf-8"))["tasks"]
-    column = job.settings["column"]
     measures = {}
-    for name, metric in COLUMN_MEASURES[column].items():
+    for name, metric in FINETUNED[job.settings["column"]].measures.items():
         measures[name] = best["score"] if metric is None else tasks[0]["metrics"][metric]
     return {
-        "of": job.settings["of"],
-        "column": column,
-        "data": job.settings["data"],
         "step": best["step"],
         "measures": measures,
         "tasks": {task["task"]: task["metrics"] for task in tasks},
@@ -241,15 +238,14 @@ def collect(plan: Plan, out: Path, results: Path, command: str) -> list[Result]:
 
 
 def _run_results(trial: Trial, results: Path, common: dict[str, Any]) -> Iterable[Result]:
-    for job in (trial.collapsed, trial.pretrain, *trial.finetune.values()):
+    for job in (trial.collapsed, trial.pretrain, *trial.collapsed_finetune, *trial.finetune.values()):
         record = read_record(results, job.key) if job else None
         if record is None:
             continue
         measures = dict(record["measures"])
         if trial.seconds is not None and record["kind"] == "pretrain":
             measures["planned_seconds"] = trial.seconds
-        if (rise := find_collapse(record)) is not None:
-            measures[COLLAPSE] = rise
+        measures |= find_collapse(record)
         for metric, value in measures.items():
             if not math.isfinite(value):
                 continue  # of a model that diverged; its record tells

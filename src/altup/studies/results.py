@@ -26,7 +26,7 @@ from altup.studies.configs import resolve, tuned_names, tuned_settings
 from altup.studies.jobs import deciding_fields, file_name, key_of, model_key
 from altup.studies.scale import Scale, find_scale
 from altup.studies.stored import record_misfit, sweep_misfit
-from altup.studies.study import COLLAPSE, METRICS, SHIPPED, SUPERSEDED, Study
+from altup.studies.study import COLLAPSE, COLLAPSES, METRICS, SHIPPED, SUPERSEDED, Study
 
 RUNS = "runs"
 SCALE_RECORDS = "scales"
@@ -365,14 +365,14 @@ def share_results(
     Models are the same where everything that decides what they compute is, except the seed and what was tuned for
     them, as each model is tuned once. Those that continue another stay in the study that they were run for.
     """
-    collapsed = {result.run for result in results if result.metric == COLLAPSE}
+    collapsed = {result.run for result in results if result.metric in COLLAPSES}
     by_place: dict[Place, Measured] = {}
     for result in sorted(results, key=lambda r: (r.date, r.run)):
-        if result.run in collapsed and result.metric != COLLAPSE:
+        if result.run in collapsed and result.metric not in COLLAPSES:
             continue  # it must not hide the run that repeats it
         place = result.study, result.label, result.size
         # Of a seed a run may have collapsed and the one that repeated it too: both are kept.
-        measure = f"{COLLAPSE} of {result.run}" if result.metric == COLLAPSE else result.metric
+        measure = f"{result.metric} of {result.run}" if result.metric in COLLAPSES else result.metric
         by_place.setdefault(place, {})[result.seed, measure] = result
     models: dict[str, Measured] = {}
     for found in by_place.values():

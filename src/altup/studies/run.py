@@ -15,13 +15,13 @@ from typing import Any
 
 from altup.core.errors import UserError, choose_one
 from altup.core.hardware import PEAK_BF16, device_name, peak_flops
-from altup.studies.jobs import Job, StudyData, objective_of, read_speed, speed_file, speed_key
+from altup.studies.jobs import Job, StudyData, objective_of, read_speed, speed_file, speed_key, usual_fields
 from altup.studies.plan import KnownSpeed, Plan, make_plan
 from altup.studies.queue import Queue
 from altup.studies.records import collect, drop_weights, find_collapse, follow_sweep, lacks_scores, record_job
-from altup.studies.results import Result, read_record, read_results
+from altup.studies.results import Place, Result, read_record, read_results
 from altup.studies.scale import Scale, prepare_smoke_tasks, prepare_smoke_text
-from altup.studies.study import Study
+from altup.studies.study import COLLAPSE, Study
 
 USE_OF_PEAK = 0.35  # what runs of small to large models reach of a GPU's bf16 peak, roughly
 CPU_FLOPS = 15e9  # what small models reach on one core, roughly
@@ -111,12 +111,7 @@ class StudyRun:
     def plan(self) -> Plan:
         data = self.study_data
         self.scale.check_seeds(self.seeds, f"scale {self.scale.name}")
-        made = {
-            (r.study, r.label, r.size): round(r.value)
-            for r in reversed(read_results(self.results))
-            if (r.metric, r.scale, r.data, r.hardware)
-            == ("steps", self.scale.name, data.identity, self.device.name)
-        }
+        made = self._steps_made()
         return make_plan(
             self.studies, self.scale, data, seeds=self.seeds, only=self.only,
             finetune=self.finetune and (data.tasks is not None or self.scale.base == "paper"),
@@ -126,15 +121,33 @@ class StudyRun:
             losses=self._loss, collapsed=self._collapsed, repeat_collapsed=self.repeat_collapsed,
         )  # fmt: skip
 
+    def _steps_made(self) -> dict[Place, int]:
+        """The steps of runs that were made here at this scale; of one that stopped before its end, all of them."""
+        here = self.scale.name, self.study_data.identity, self.device.name
+        made: dict[Place, int] = {}
+        for r in reversed(read_results(self.results)):
+            if (r.scale, r.data, r.hardware) != here or r.metric not in ("steps", COLLAPSE):
+                continue
+            steps = round(r.value) if r.metric == "steps" else self._planned_steps(r.run)
+            if steps:
+                made[r.study, r.label, r.size] = steps
+        return made
+
+    def _planned_steps(self, key: str) -> int | None:
+        from altup.training.pretraining import PretrainConfig
+
+        record = read_record(self.results, key)
+        return {**usual_fields(PretrainConfig), **record["config"]}["steps"] if record else None
+
     def _loss(self, key: str) -> float | None:
         """Of a sweep's run: infinite if it diverged, None if it is not done."""
         record = read_record(self.results, key)
         return None if record is None else record["measures"].get("loss", math.inf)
 
     def _collapsed(self, key: str) -> bool | None:
-        """Whether a run lost what it had learned; None where it is not done."""
+        """Whether a run lost what it had learned, or fine-tuning diverged; None where it is not done."""
         record = read_record(self.results, key)
-        return None if record is None else find_collapse(record) is not None
+        return None if record is None else bool(find_collapse(record))
 
     def estimate(self, on: Device) -> Callable[[Job], float]:
         """A function that gives a job's seconds on a device."""

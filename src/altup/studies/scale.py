@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
@@ -155,6 +156,12 @@ class Variant:
     def changes(self, study: Study, row: Row) -> dict[str, Any]:
         """What it changes in a row's config: the steps, but not of a row that others continue."""
         return {"steps": self.steps} if self.steps and row.label not in study.continued else {}
+
+
+def read_variant(name: str) -> tuple[str, int]:
+    """The size and the steps that a variant's name tells; 0 steps where its study has no lengths."""
+    found = re.fullmatch(r"(.*), (\d[\d,]*) steps", name)
+    return (found[1], int(found[2].replace(",", ""))) if found else (name, 0)
 
 
 def find_scale(name: str) -> Scale:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from altup.core.errors import UserError
-from altup.studies.results import Result
-from altup.studies.study import COLLAPSE, METRICS, SUPERSEDED, Claim, Study
+from altup.studies.results import Place, Result
+from altup.studies.scale import read_variant
+from altup.studies.study import COLLAPSE, COLLAPSES, FINETUNED, METRICS, SUPERSEDED, Claim, Study
 
 CONFIDENCE = 0.95
 REPRODUCED, NOT_VISIBLE, CONTRADICTED = "reproduced", "not visible", "contradicted"
@@ -100,12 +101,12 @@ class Statistics:
     @cached_property
     def _values(self) -> dict[tuple[str, str, str, str], dict[str, Result]]:
         """(study, label, size, metric) → seed → the result that counts."""
-        collapsed = {r.run for r in self.results if r.metric == COLLAPSE}
+        collapsed = {r.run for r in self.results if r.metric in COLLAPSES}
         machines = Counter(r.hardware for r in self.results if not r.seed)
         usual = machines.most_common(1)[0][0] if machines else ""
         found: dict[tuple[str, str, str, str], dict[str, Result]] = {}
         for result in sorted(self.results, key=lambda r: (r.date, r.run)):
-            if result.run in collapsed and result.metric != COLLAPSE:
+            if result.run in collapsed and result.metric not in COLLAPSES:
                 continue
             if result.seed or result.hardware == usual:
                 place = result.study, result.label, result.size, result.metric
@@ -121,20 +122,20 @@ class Statistics:
 
     def sizes(self, study: str, label: str) -> list[str]:
         """The sizes at which a row was run."""
-        return list(dict.fromkeys(size for (s, l, size, _) in self._values if (s, l) == (study, label)))
+        return in_order(size for (s, l, size, _) in self._values if (s, l) == (study, label))
 
     def sizes_of(self, study: Study) -> list[str]:
         """The sizes at which any row was run."""
-        return list(dict.fromkeys(size for row in study.rows for size in self.sizes(study.name, row.label)))
+        return in_order(size for row in study.rows for size in self.sizes(study.name, row.label))
 
     def runs(self, study: str, label: str, size: str) -> list[str]:
         """Keys of the pretraining runs, by seed."""
         by_seed = self._values.get((study, label, size, "accuracy"), {})
         return [by_seed[seed].run for seed in sorted(by_seed)]
 
-    def collapses(self, study: str, label: str, size: str) -> dict[str, int]:
-        """Of each seed of a model with a run that collapsed: how many did."""
-        place = study, label, size, COLLAPSE
+    def collapses(self, study: str, label: str, size: str, metric: str = COLLAPSE) -> dict[str, int]:
+        """Of each seed of a model with a run that collapsed: how many did, by the `metric` that says so."""
+        place = study, label, size, metric
         lost = {(r.seed, r.run) for r in self.results if (r.study, r.label, r.size, r.metric) == place}
         return Counter(seed for seed, _ in sorted(lost))
 
@@ -144,11 +145,21 @@ class Statistics:
 
     def describe_collapses(self, study: str, label: str, size: str) -> str:
         """`2 collapsed, 1 of them repeated and counted, 1 of them again when repeated`: seeds, and what became of
-        their repetitions; "" where none collapsed."""
-        lost = self.collapses(study, label, size)
+        their repetitions; then the same of fine-tuning, by its columns; "" where none collapsed."""
+        place = study, label, size
+        told = {"": self._describe_collapses(place, COLLAPSE, "accuracy")}
+        for column in FINETUNED.values():
+            told[f"fine-tuning on {column.title}: "] = self._describe_collapses(
+                place, column.collapse, next(iter(column.measures))
+            )
+        return "; ".join(f"{what}{words}" for what, words in told.items() if words)
+
+    def _describe_collapses(self, place: Place, collapse: str, measure: str) -> str:
+        """Of runs that have one of two measures: that of a collapse, or that of what they were made for."""
+        lost = self.collapses(*place, collapse)
         if not lost:
             return ""
-        counted = self._values.get((study, label, size, "accuracy"), {})
+        counted = self._values.get((*place, measure), {})
         rest = {
             "repeated and counted": len(lost.keys() & counted.keys()),
             "again when repeated": sum(runs > 1 for runs in lost.values()),
@@ -189,6 +200,13 @@ class Statistics:
             return Verdict(claim, size, difference, NOT_VISIBLE)
         holds = (difference.mean > 0) == bool(METRICS[claim.metric].higher)
         return Verdict(claim, size, difference, REPRODUCED if holds else CONTRADICTED)
+
+
+def in_order(sizes: Iterable[str]) -> list[str]:
+    """Sizes as they come, each once, and the lengths of one from the shortest on, whichever was run first."""
+    found = {name: read_variant(name) for name in sizes}
+    first = list(dict.fromkeys(size for size, _ in found.values()))
+    return sorted(found, key=lambda name: (first.index(found[name][0]), found[name][1]))
 
 
 def choose_results(results: Sequence[Result], scale: str | None = None) -> Statistics:

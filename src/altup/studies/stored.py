@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from altup.core.schema import describe_kind, fits
+from altup.studies.study import FINETUNED
 
 Number = int | float
 # What every record of a run has, and what the reports read of a pretraining run.
@@ -36,7 +37,8 @@ def record_misfit(record: Any) -> str | None:
     if wrong := misfit(record, kinds, MORE):
         return wrong
     if record["kind"] != "pretrain":
-        return None
+        told = "diverged" not in record or record.get("column") in FINETUNED
+        return None if told else f"column must be one of {', '.join(FINETUNED)}"
     for name, size in CURVES.items():
         if any(len(point) != size for point in record["curves"].get(name, [[]])):
             return f"curves.{name} is no list of {size} numbers each"

@@ -5,6 +5,7 @@ Studies are YAML files in `library/`, or a user's own. docs/studies.md explains 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -39,7 +40,26 @@ class Metric:
         return f"{value:,.{self.digits}f}".replace("-", "−")
 
 
-COLLAPSE = "collapse"  # the measure of a run that lost what it had learned
+@dataclass(frozen=True)
+class FinetunedColumn:
+    """What a model may be fine-tuned for. `measures` are ours, with the metric of the column's one task, or None
+    for the mean over its tasks. A run that diverged has the measure `collapse` instead."""
+
+    title: str
+    measures: dict[str, str | None]
+    collapse: str
+
+
+FINETUNED: dict[str, FinetunedColumn] = {
+    "glue": FinetunedColumn("GLUE", {"glue": None}, "collapse_glue"),
+    "superglue": FinetunedColumn("SuperGLUE", {"superglue": None}, "collapse_superglue"),
+    "squad": FinetunedColumn("SQuAD", {"squad_em": "exact_match", "squad_f1": "f1_words"}, "collapse_squad"),
+    "triviaqa": FinetunedColumn(
+        "TriviaQA", {"triviaqa_em": "trivia_exact_match", "triviaqa_f1": "trivia_f1_words"}, "collapse_triviaqa"
+    ),
+}
+COLLAPSE = "collapse"  # the measure of a pretraining run that lost what it had learned
+COLLAPSES = {COLLAPSE, *(column.collapse for column in FINETUNED.values())}
 METRICS: dict[str, Metric] = {
     "accuracy": Metric("held-out accuracy", "%", paper=("pretrain_accuracy", "mlm_accuracy")),
     "loss": Metric("held-out loss", "nats a token", 3, higher=False),
@@ -64,6 +84,10 @@ METRICS: dict[str, Metric] = {
     "train_seconds": Metric("seconds of training, measured", "s", 1, None),
     "planned_seconds": Metric("seconds of training, planned", "s", 1, None),
     COLLAPSE: Metric("last held-out loss above the lowest of a run that collapsed", "nats a token", 3, None),
+    **{
+        column.collapse: Metric(f"step by which fine-tuning on {column.title} diverged", "updates", 0, None)
+        for column in FINETUNED.values()
+    },
 }
 # Ratios to the dense model, in whose rounds they were measured.
 RELATIVE = ("relative_speed", "relative_forward", "relative_generate")
@@ -82,7 +106,6 @@ LIBRARY = "library"
 SCALES = ("smoke", "long", "mini", "paper")
 SUPERSEDED = ("mini-adamw",)  # what was `mini` first; there are results of it
 SHIPPED = (*SCALES, *SUPERSEDED)
-FINETUNED = ("glue", "superglue", "squad", "triviaqa")  # columns that a model may be fine-tuned for
 # What a paper's row and a study's row are compared by, with what a row means that does not say it.
 IDENTITY = {"method": "dense", "k": 1, "stride": 1, "extra_layers": 0}
 # How P and g of AltUp may start other than as the identity and ones: `coefficients.py`.
@@ -142,8 +165,9 @@ class Study:
     `settings` and `lengths` (numbers of steps, each compared for itself) are by scale; where a scale is not named
     its own count. Where rows continue others, the lengths are theirs. `finetune` lists the columns that a model
     may be fine-tuned for, and `finetune_at` the scales at which that is done. With `equal_time` every model trains
-    as long as the row of that label takes for the scale's steps. `frontier` names the dense rows between which the
-    speedup at equal accuracy is interpolated. `baseline` is what differences are taken to.
+    as long as the row of that label takes for the scale's steps; `speeds` by label, measured before and relative
+    to each other, say how many steps that makes, so that none are measured for it. `frontier` names the dense rows
+    between which the speedup at equal accuracy is interpolated. `baseline` is what differences are taken to.
     """
 
     name: str
@@ -161,6 +185,7 @@ class Study:
     finetune: tuple[str, ...] = ()
     finetune_at: tuple[str, ...] = ("paper",)
     equal_time: str | None = None
+    speeds: dict[str, float] = field(default_factory=dict)
     frontier: tuple[str, ...] = ()
     expect: tuple[Claim, ...] = ()
     order: int = 100
@@ -179,6 +204,14 @@ class Study:
     def timed_by(self, row: Row) -> str | None:
         """The label of the row as long as which this one trains, if any."""
         return row.time_of or self.equal_time
+
+    def steps_by_speeds(self, row: Row, steps: int) -> int | None:
+        """The steps that a row makes while the one as long as which it trains makes `steps`, by the speeds that
+        the study gives, if any."""
+        timed_by = self.timed_by(row)
+        if not self.speeds or timed_by is None:
+            return None
+        return max(1, round(steps * self.speeds[row.label] / self.speeds[timed_by]))
 
     @property
     def continued(self) -> set[str]:
@@ -276,6 +309,7 @@ def _check(study: Study, source: str) -> None:
             raise UserError(f"{source}: row {row.label!r} has the time of {row.time_of!r}, which has another's")
         if row.label in _relatives(study, row):
             raise UserError(f"{source}: row {row.label!r} is tuned from itself; one row must begin by itself")
+    _check_speeds(study, source, labels)
     exceptions = [scale for row in study.rows for scale in row.at]
     for scale in (*exceptions, *study.sizes, *study.settings, *study.lengths, *study.finetune_at):
         check_choice(f"{source}: scale", scale, SHIPPED)
@@ -292,6 +326,16 @@ def _check(study: Study, source: str) -> None:
                 raise UserError(
                     f"{source}: no row describes {told} of the table; add one, or leave it out by `where`"
                 )
+
+
+def _check_speeds(study: Study, source: str, labels: list[str]) -> None:
+    if study.speeds and not any(study.timed_by(row) for row in study.rows):
+        raise UserError(f"{source}: speeds count the steps of rows that train in equal time; add equal_time")
+    for label in study.speeds:
+        check_choice(f"{source}: speeds", label, labels)
+    for label in labels if study.speeds else ():
+        if not 0 < study.speeds.get(label, 0.0) < math.inf:
+            raise UserError(f"{source}: speeds has none of {label!r}; give a number above 0 for every row")
 
 
 def _relatives(study: Study, row: Row) -> list[str]:

@@ -132,7 +132,7 @@ def missing_note(study: Study, stats: Statistics, record: Records) -> str:
     told: dict[str, None] = {}  # in order, each once
     for result in stats.results:
         kept = record(result.run) if result.study == study.name and result.seed else None
-        if kept is None or kept["kind"] != "finetune" or result.metric not in study.measures:
+        if kept is None or kept["kind"] != "finetune" or "diverged" in kept or result.metric not in study.measures:
             continue
         tasks, name = list(kept["tasks"]), COLUMN_NAMES[kept["column"]]
         left_out = [task for task in SUITES.get(tasks[0].split("/")[0], ()) if task not in tasks]

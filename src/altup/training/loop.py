@@ -45,10 +45,12 @@ from altup.training.spikes import (
     count_left_out,
     describe_left_out,
     go_back,
+    held_out_losses,
     is_spike,
     new_records,
     remember,
     state_before,
+    stays_collapsed,
 )
 from altup.training.watchdog import Watchdog
 
@@ -84,7 +86,8 @@ class Loop:
     where a run goes on with another `yardstick`, which says what is measured. `measures_start` evaluates before
     the first step too; `saves_first` saves before the first evaluation, which nobody has tried yet. One that fails
     is told and recorded, and the run goes on. `flops` is the cost of one training example, for the share of the
-    device's peak. `introduction` is said once nothing more can be refused. `afterwards` writes what belongs to the
+    device's peak. With `stops_collapsed` a run that has lost what it had learned ends before its last step, with a
+    DivergedError. `introduction` is said once nothing more can be refused. `afterwards` writes what belongs to the
     folder of a run that has ended, on the first rank.
     """
 
@@ -105,6 +108,7 @@ class Loop:
     afterwards: Callable[[TrainOutcome], None] | None = None
     measures_start: bool = False
     saves_first: bool = False
+    stops_collapsed: bool = False
 
     def run(self, resume: bool = False) -> TrainOutcome:
         """Train to the end, or until a signal asks to stop."""
@@ -312,6 +316,8 @@ class _Training:
                 self._save()
             if record := self._evaluate(done):
                 self.reporter.record(record)
+            if self.loop.stops_collapsed and not last:  # a run that has made all its steps may as well end
+                self._check_collapse(done)
             if state.evaluation_due:
                 state.evaluation_due, self.saved_at = False, None
         if done % config.save_every == 0 or last:
@@ -381,6 +387,18 @@ class _Training:
                 raise SpikeError(done, loss, checkpoint)
             self.reporter.say(f"the loss at step {done:,} is a spike, but no checkpoint is from before it")
         self.state.recent = remember(self.state.recent, loss)
+
+    def _check_collapse(self, done: int) -> None:
+        """Stop a run that does not come back. The first rank looks: it writes the records."""
+        told = None
+        if self.process_group.is_first and stays_collapsed(losses := held_out_losses(self.folder.metrics)):
+            told = (
+                f"by step {done:,} the held-out loss was more than a nat above its own lowest twice in a row "
+                f"({losses[-1]:.4f}, lowest {min(losses):.4f}): the model has lost what it had learned. Start "
+                "again with a lower lr"
+            )
+        if told := self.process_group.broadcast(told):
+            raise DivergedError(told)
 
     def _warn_of_uncompiled(self) -> None:
         """Report each reason once."""

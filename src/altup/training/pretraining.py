@@ -230,7 +230,11 @@ def build_skeleton(
 
 
 def pretrain(
-    config: PretrainConfig, out: str | Path, resume: bool = False, push_to_hub: str | None = None
+    config: PretrainConfig,
+    out: str | Path,
+    resume: bool = False,
+    push_to_hub: str | None = None,
+    stop_collapsed: bool = False,
 ) -> TrainOutcome:
     """Train as `config` says in the folder `out`, under `torchrun` with the other processes.
 
@@ -239,6 +243,8 @@ def pretrain(
         out: The folder of the run.
         resume: Go on from the newest whole checkpoint in `out`, if there is one.
         push_to_hub: A Hugging Face repository to upload the final model to.
+        stop_collapsed: Raise an error once the held-out loss was more than a nat above its own lowest at two
+            evaluations in a row, instead of training a lost model to its last step.
 
     Returns:
         How the run ended: `finished`, `step`, `evaluation` (the last held-out figures) and `skipped`.
@@ -305,6 +311,7 @@ def pretrain(
             introduction=_introduction(config, start, cost, batches, process_group),
             afterwards=afterwards,
             measures_start=start is not None,
+            stops_collapsed=stop_collapsed,
         ).run(resume)
         if process_group.is_first and push_to_hub and outcome.finished:
             upload(folder, push_to_hub)

@@ -7,6 +7,10 @@ do and while the loss falls. These losses and what was left out are part of the 
 and resumed leaves out the same batches.
 
 Going on from step c, step s reads the batch of s + n, with n the number of batches left out so far.
+
+A run has collapsed where its held-out loss lies more than a nat above its own lowest: it has lost what it had
+learned. Where a run is asked to stop then (`pretrain(…, stop_collapsed=True)`), it does once two evaluations in a
+row say so.
 """
 
 from __future__ import annotations
@@ -24,12 +28,13 @@ from altup.core.runs import list_checkpoints, step_of
 from altup.core.sealed_folders import remove
 from altup.core.text import number_of
 from altup.training.checkpoints import TrainingState, read_state, replace_state
-from altup.training.metrics import read_records
+from altup.training.metrics import VALIDATION, read_records
 
 RECORDS, LEAST = 10, 5  # losses that one is compared with
 DEVIATIONS, SHARE = 5.0, 0.1
 MOST = 5  # times that a run goes back to the same checkpoint
 LEFT_OUT = "left out"  # the split of a record
+COLLAPSED = 1.0  # nats a token above its own lowest: seeds differ by hundredths, a lost model by three
 
 
 class SpikeError(Exception):
@@ -47,6 +52,28 @@ def is_spike(loss: float, recent: Sequence[float]) -> bool:
     usual = statistics.median(recent)
     deviation = 1.4826 / math.sqrt(2) * statistics.median(abs(a - b) for a, b in itertools.pairwise(recent))
     return loss > usual + max(DEVIATIONS * deviation, SHARE * usual)
+
+
+def rise_above_lowest(losses: Sequence[float]) -> float:
+    """How far the last of a run's held-out losses lies above the lowest of them, in nats; infinite where it is not
+    finite."""
+    return losses[-1] - min(losses) if math.isfinite(losses[-1]) else math.inf
+
+
+def has_collapsed(losses: Sequence[float]) -> bool:
+    """Whether a run had lost what it had learned when the last of its held-out losses was measured."""
+    return rise_above_lowest(losses) > COLLAPSED
+
+
+def stays_collapsed(losses: Sequence[float]) -> bool:
+    """Whether two evaluations in a row say so: a single one may be a spike that passes."""
+    return len(losses) > 1 and has_collapsed(losses) and has_collapsed(losses[:-1])
+
+
+def held_out_losses(metrics: Path) -> list[float]:
+    """Those that a run has recorded, in their order."""
+    found = [r["loss"] for r in read_records(metrics) if r["split"] == VALIDATION and "loss" in r]
+    return [math.inf if loss is None else loss for loss in found]  # null is a number that is not finite
 
 
 def remember(recent: Sequence[float], loss: float) -> list[float]:
