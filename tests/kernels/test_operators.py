@@ -110,6 +110,12 @@ def test_a_second_derivative_is_refused(direct):
         torch.autograd.grad(slope.sum(), first)
 
 
+def test_what_has_no_gradient_refuses_one(direct):
+    made = scale_backward(inputs()[:2], None, 1.0)
+    with pytest.raises(RuntimeError):
+        made[0].sum().backward()
+
+
 def test_compiled_it_stays_an_operator(direct):
     first, second, weight = inputs()
     seen = []

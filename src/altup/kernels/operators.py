@@ -20,9 +20,9 @@ DIRECT = False  # no GPU has seen it yet
 
 
 class Operator:
-    """What `torch.library.custom_op` makes of a function that changes nothing it is given, kept in `registered`,
-    and the function itself. Tensors and lists of tensors come before or among numbers; what is made is a tensor,
-    or a tuple of tensors and lists.
+    """A function that changes nothing it is given: as `torch.library.custom_op` registers it (`registered`), and
+    itself. It takes tensors, lists of tensors, numbers and None, a tensor or list first, and gives a tensor, or a
+    tuple of tensors and lists.
     """
 
     def __init__(self, name: str, schema: str, function: Callable[..., Any]) -> None:
@@ -41,8 +41,10 @@ class Operator:
     def __call__(self, *given: Any) -> Any:
         if not (DIRECT and is_unwatched(given[0])):
             return self.registered(*given)
-        if self.differentiate is None or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return self.run(*given)
+        if self.differentiate is None:  # which PyTorch's own refuses to differentiate
+            return self.registered(*given)
         call = _Call(self, given)
         made = call.gather(_Direct.apply(call, *_spread(given)), call.made)
         return made if call.is_tuple else made[0]
