@@ -1,12 +1,8 @@
-"""Beside `altup bench gemma3n`: training steps by the clock, in turns; the compiler's cache; profiles.
+"""Beside `altup bench gemma3n`: training steps by the clock, in turns; FlexAttention's tiles; profiles.
 
-    python benchmarks/gemma3n_steps.py compile --peer flex hf --build-s 200     # into TORCHINDUCTOR_CACHE_DIR
     python benchmarks/gemma3n_steps.py race "hf layers compiled" altup "altup recorded" --go FILE --out steps.csv
     python benchmarks/gemma3n_steps.py profile "hf eager" altup
-
-`compile` fills the caches: layers of E2B make eight graphs, forward and backward, and the head one more. Several
-processes share them, each with the rest of the model left out, in a few GiB. FlexAttention's tiles are tried
-first, unless the cache holds what an earlier run found (`tune` does that alone).
+    python benchmarks/gemma3n_steps.py tune     # tiles, for --flex
 
 `race` says of each provider where its time goes before it is timed: weights, building, first forward and first
 backward pass, what was traced and compiled meanwhile and what came from the caches. With `--go FILE` (see
@@ -14,8 +10,8 @@ turns.py) that is done beside other work. Providers that do not fit into memory 
 
     race "hf flex layers compiled" altup / altup "altup recorded"
 
-where a group is built when the one before it has been timed. All providers share the weights; a recorded step
-keeps its memory, the others' is free between turns.
+where a group is built when the one before it has been timed; each has an equal share of the seconds. All
+providers share the weights; a recorded step keeps its memory, the others' is free between turns.
 
 Without a GPU all run at toy sizes, to see that they work.
 """
@@ -23,6 +19,7 @@ Without a GPU all run at toy sizes, to see that they work.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gemma3n_compile import COMPILER, DEVICE, ON_GPU, SETUP, Shape, compile_all, free, load_options, permit_flex
+from gemma3n_flex import BEST, COMPILER, DEVICE, ON_GPU, SETUP, permit_flex, tune
 from turns import Gate, in_words, open_sheet, ratio, say
 
 from altup.bench.cases import gemma3n as case
@@ -41,8 +38,10 @@ from altup.bench.problem import Provider
 from altup.bench.rows import Sheet
 from altup.bench.runner import COMPILING, GIB, TimeIsUp, _number, _spread, fast_math, stopped_after
 from altup.bench.timing import Spread, Stopwatch, synchronize, take_turns
+from altup.models.stack import compile_layers
 
 BURST = 3  # steps that are timed as one
+MOST_UNTIMED = 5  # steps before them
 APART = 2e-2  # how far losses may be: bf16 rounds
 KINDS = {  # of kernels, by what their names hold: the first that fits
     "attention": ("flash", "fmha", "sdpa", "flex"),
@@ -53,6 +52,18 @@ KINDS = {  # of kernels, by what their names hold: the first that fits
     "copies": ("copy", "Copy", "Memcpy", "Memset", "Cat", "FillFunctor"),
     "reductions": ("reduce_kernel", "SoftMax", "softmax"),
 }
+
+
+def free() -> None:
+    gc.collect()
+    if ON_GPU:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def allocations() -> int:
+    """How often PyTorch has asked the GPU for memory, for which a step waits."""
+    return torch.cuda.memory_stats(DEVICE).get("num_device_alloc", 0) if ON_GPU else 0
 
 
 def compiler_counts() -> dict[str, float]:
@@ -112,17 +123,26 @@ def on_a_cpu(models: case.Models, rows: int, length: int, tuned: str) -> dict[st
     for name, remake in {"": False, " remake": True}.items():
         plain: Any = partial(case.accelerate, implementation="plain", remake=remake)
         peers |= {f"altup{name}": plain, f"altup recorded{name}": partial(plain, record=True)}
-    return {
-        name: Provider(name, partial(models._step, rows, length, tuned, prepare))
-        for name, prepare in peers.items()
-    }
+    plain, compiled = peers["altup"], partial(compile_layers, **COMPILER)
+    peers["altup layers compiled"] = partial(case.in_turn, plain, compiled)
+    builds = {name: partial(models._step, rows, length, tuned, prepare) for name, prepare in peers.items()}
+    builds["altup direct"] = partial(case.called_directly, builds["altup"])
+    return {name: Provider(name, build) for name, build in builds.items()}
+
+
+def settle(watch: Stopwatch) -> None:
+    """Steps that do not count, until one has asked the GPU for no more memory."""
+    for _ in range(MOST_UNTIMED):
+        before = allocations()
+        watch.refill()
+        if allocations() == before:
+            return
 
 
 class Race:
     """Providers of a step: each is prepared and then has its turns."""
 
-    def __init__(self, shape: Shape, sheet: Sheet | None) -> None:
-        rows, length, size, tuned = shape
+    def __init__(self, rows: int, length: int, size: str, tuned: str, sheet: Sheet | None) -> None:
         self.models = case.Models(SETUP, size)
         self.problem, self.sheet = self.models.step(rows, length, tuned), sheet
         self.providers = {provider.name: provider for provider in self.problem.providers}
@@ -134,27 +154,41 @@ class Race:
 
     def run(self, groups: Sequence[Sequence[str]], rounds: int, gate: Gate) -> None:
         """One group after the other. What fails or comes too late is said, and the others go on."""
+        with self._until_stopped(), gate.building():
+            with stage("weights"):
+                self.models.whole()
+            self._build(groups[0])
+        self._compare()
+        gate.wait()
         for number, group in enumerate(groups):
-            for name in [name for name in self.watches if name not in group]:
-                del self.watches[name]
-            free()
-            with self._until_stopped(), stopped_after(gate.left) if number else gate.building():
-                if not number:
-                    with stage("weights"):
-                        self.models.whole()
-                for name in group:
-                    if name not in self.watches:
-                        self._try(name, self.prepare)
-            free()
-            self._compare()
-            gate.wait()
-            self.clock = {name: [] for name in self.watches}
-            for turn, name in take_turns(self.watches, rounds):
-                if turn and gate.left < 0:
-                    say("time limit")
-                    break
-                self._try(name, self.turn)
+            share = gate.left / (len(groups) - number)
+            if share <= 0:
+                say(f"no time for {', '.join(group)}")
+                continue
+            until = time.monotonic() + share
+            if number:
+                with self._until_stopped(), stopped_after(share):
+                    self._build(group)
+                self._compare()
+            self._time(rounds, until)
             self.tell()
+
+    def _build(self, group: Sequence[str]) -> None:
+        """A group's providers, without those of the group before that it does not share."""
+        for name in [name for name in self.watches if name not in group]:
+            del self.watches[name]
+        for name in group:
+            if name not in self.watches:
+                self._try(name, self.prepare)
+
+    def _time(self, rounds: int, until: float) -> None:
+        """One round in any case."""
+        self.clock = {name: [] for name in self.watches}
+        for turn, name in take_turns(self.watches, rounds):
+            if turn and time.monotonic() > until:
+                say("time limit")
+                break
+            self._try(name, self.turn)
 
     @contextmanager
     def _until_stopped(self) -> Iterator[None]:
@@ -197,6 +231,7 @@ class Race:
 
     def _compare(self) -> None:
         """Of the whole model with all its layers."""
+        free()
         if self.losses:
             off = max(self.losses.values()) / min(self.losses.values()) - 1
             say(f"losses differ by {off:.1e}{'' if off < APART else ': they DISAGREE'}")
@@ -204,7 +239,7 @@ class Race:
     def turn(self, name: str) -> None:
         watch = self.watches[name]
         free()
-        watch.refill()
+        settle(watch)
         begun = time.perf_counter()
         for _ in range(BURST):
             watch._repeat()
@@ -268,32 +303,28 @@ def groups_of(names: Sequence[str]) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("compile", "tune", "race", "profile"))
+    parser.add_argument("what", choices=("race", "profile", "tune"))
     parser.add_argument("providers", nargs="*", default=["hf eager", "altup"], help="as `altup bench` names them")
-    parser.add_argument(
-        "--peer", nargs="+", choices=("hf", "flex"), default=["hf"], help="what `compile` compiles"
-    )
-    parser.add_argument("--processes", type=int, default=6, help="of `compile` and `tune`")
     parser.add_argument("--size", choices=tuple(case.SHAPES), default="E2B")
     parser.add_argument("--tuned", choices=tuple(case.TUNED), default="all", help="which weights")
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--length", type=int, default=2048 if ON_GPU else 12)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--flex", type=json.loads, default={}, help="kernel options of FlexAttention, JSON")
+    parser.add_argument(
+        "--flex", type=json.loads, default=BEST, help="kernel options of FlexAttention, JSON; {} for PyTorch's own"
+    )
     parser.add_argument("--out", type=Path, help="CSV that rows are added to")
     Gate.add_flags(parser, build_s=300, time_s=60)
     given = parser.parse_args()
     say(f"imported, torch {torch.__version__}")
     permit_flex()
-    load_options(given.flex)
-    shape = Shape(given.rows, given.length, given.size, given.tuned)
-    if given.what in ("compile", "tune"):
-        peers = given.peer if given.what == "compile" else []
-        tunes = given.what == "tune" or ("flex" in peers and not case.FLEX)
-        compile_all(peers, shape, given.processes, given.build_s, tunes)
-        return
+    case.FLEX.update(given.flex)
     with fast_math(), torch._dynamo.config.patch(COMPILING):
-        race = Race(shape, open_sheet(given.out, DEVICE, SETUP.dtype) if given.out else None)
+        if given.what == "tune":
+            say(f"best: --flex '{json.dumps(tune(given.rows, given.length, given.build_s))}'")
+            return
+        sheet = open_sheet(given.out, DEVICE, SETUP.dtype) if given.out else None
+        race = Race(given.rows, given.length, given.size, given.tuned, sheet)
         if unknown := set(given.providers) - {*race.providers, "/"}:
             parser.error(f"{', '.join(unknown)}: not among {', '.join(race.providers)}")
         if given.what == "race":

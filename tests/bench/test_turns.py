@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,6 +109,31 @@ def test_what_is_not_built_in_time_does_not_stop_the_rounds(scripts, tmp_path):
 def test_groups_of_a_race_are_parted_by_a_stroke(scripts):
     steps = importlib.import_module("gemma3n_steps")
     assert steps.groups_of(["a", "b", "/", "b", "c"]) == [["a", "b"], ["b", "c"]]
+
+
+def test_every_group_of_a_race_has_its_share_of_the_seconds(scripts, monkeypatch):
+    steps = importlib.import_module("gemma3n_steps")
+    race = steps.Race(1, 8, "E2B", "all", None)
+    monkeypatch.setattr(race, "prepare", lambda name: race.watches.update({name: None}))
+    monkeypatch.setattr(race, "tell", lambda: told.append({name: len(t) for name, t in race.clock.items()}))
+    told: list[dict[str, int]] = []
+
+    def turn(name):
+        time.sleep(0.05)
+        race.clock[name].append(50.0)
+
+    monkeypatch.setattr(race, "turn", turn)
+    race.run([["a", "b"], ["b", "c"], ["d"]], 1000, steps.Gate(time_s=1.2))
+    assert [set(group) for group in told] == [{"a", "b"}, {"b", "c"}, {"d"}]
+    assert all(1 <= rounds < 12 for group in told for rounds in group.values())
+
+
+def test_steps_are_timed_once_they_ask_for_no_more_memory(scripts, monkeypatch):
+    steps = importlib.import_module("gemma3n_steps")
+    asked, taken = iter([0, 9, 9, 10, 10, 10]), []
+    monkeypatch.setattr(steps, "allocations", lambda: next(asked))
+    steps.settle(SimpleNamespace(refill=lambda: taken.append(1)))
+    assert len(taken) == 3
 
 
 def test_a_stage_that_ends_early_says_so(scripts, capsys):

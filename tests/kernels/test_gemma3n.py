@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import library
 
 from altup.core.errors import UserError
+from altup.kernels import operators
 from altup.kernels.gemma3n import (
     Router,
     correct,
@@ -31,7 +32,7 @@ from altup.kernels.gemma3n import (
 )
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, runs_kernel
 from tests.kernels.updates import SUM_TOLERANCE, TOLERANCE, distance
-from tests.models.gemma3n.tiny import accelerated, assert_same, batch, tiny_gemma
+from tests.models.gemma3n.tiny import accelerated, assert_same, batch, gradients, tiny_gemma
 
 EPS = 1e-6
 
@@ -436,28 +437,44 @@ def test_autocast_rounds_nothing():
 @runs_kernel
 def test_the_operators_are_what_pytorch_takes_them_for():
     blocks, y, branch, router, norm, A, C, scale, branch_norm = problem(2, (2, 5))
-    library.opcheck(op.predict, (blocks, router, norm, EPS, A, 1, False))
-    library.opcheck(op.predict, ([torch.stack(blocks)], router, norm, EPS, A, 1, True), test_utils=CHEAP_CHECKS)
+    library.opcheck(op.predict.registered, (blocks, router, norm, EPS, A, 1, False))
+    library.opcheck(
+        op.predict.registered, ([torch.stack(blocks)], router, norm, EPS, A, 1, True), test_utils=CHEAP_CHECKS
+    )
     g = torch.randn(2, 2, device=DEVICE, requires_grad=True)
-    library.opcheck(correct_op.correction, (y, router, norm, EPS, C, blocks[0], scale, 0))
-    library.opcheck(correct_op.correction, (y, router, norm, EPS, C, None, None, 0), test_utils=CHEAP_CHECKS)
-    library.opcheck(correct_op.correct, (blocks, y, g, branch, branch_norm, 0, EPS))
-    library.opcheck(correct_op.correct, ([torch.stack(blocks)], y, g, None, None, 1, EPS), test_utils=CHEAP_CHECKS)
-    library.opcheck(gate_op.gate, (y, branch, 0.3))
-    library.opcheck(gate_op.gate, (y, branch, None), test_utils=CHEAP_CHECKS)
-    library.opcheck(gate_op.gated_linear, (y, branch, torch.randn(3, 5, device=DEVICE, requires_grad=True), 0.3))
+    library.opcheck(correct_op.correction.registered, (y, router, norm, EPS, C, blocks[0], scale, 0))
+    library.opcheck(
+        correct_op.correction.registered, (y, router, norm, EPS, C, None, None, 0), test_utils=CHEAP_CHECKS
+    )
+    library.opcheck(correct_op.correct.registered, (blocks, y, g, branch, branch_norm, 0, EPS))
+    library.opcheck(
+        correct_op.correct.registered, ([torch.stack(blocks)], y, g, None, None, 1, EPS), test_utils=CHEAP_CHECKS
+    )
+    library.opcheck(gate_op.gate.registered, (y, branch, 0.3))
+    library.opcheck(gate_op.gate.registered, (y, branch, None), test_utils=CHEAP_CHECKS)
+    library.opcheck(
+        gate_op.gated_linear.registered, (y, branch, torch.randn(3, 5, device=DEVICE, requires_grad=True), 0.3)
+    )
     heads = random(1, 3, 2, 4), random(4), *positions(1, 3, 4), EPS
-    library.opcheck(rotary_op.rotary, heads)
+    library.opcheck(rotary_op.rotary.registered, heads)
     norm, other, last = (random(5) for _ in range(3))
-    library.opcheck(residual_op.residual, (y, branch, norm, blocks[0], blocks[1], other, last, EPS))
-    library.opcheck(residual_op.residual, (y, branch, norm, None, None, None, None, EPS), test_utils=CHEAP_CHECKS)
-    library.opcheck(residual_op.norm_alone, (y.detach(), norm.detach(), EPS), test_utils=CHEAP_CHECKS)
-    library.opcheck(op.match, (y, blocks, False), test_utils=CHEAP_CHECKS)
-    library.opcheck(op.match, (y, blocks, True), test_utils=CHEAP_CHECKS)
+    library.opcheck(residual_op.residual.registered, (y, branch, norm, blocks[0], blocks[1], other, last, EPS))
+    library.opcheck(
+        residual_op.residual.registered, (y, branch, norm, None, None, None, None, EPS), test_utils=CHEAP_CHECKS
+    )
+    library.opcheck(residual_op.norm_alone.registered, (y.detach(), norm.detach(), EPS), test_utils=CHEAP_CHECKS)
+    library.opcheck(op.match.registered, (y, blocks, False), test_utils=CHEAP_CHECKS)
+    library.opcheck(op.match.registered, (y, blocks, True), test_utils=CHEAP_CHECKS)
+
+
+@pytest.fixture
+def direct(monkeypatch):
+    """Kernels that do not go through PyTorch's dispatcher, where nothing is compiled."""
+    monkeypatch.setattr(operators, "DIRECT", True)
 
 
 @runs_kernel
-def test_compiled_it_is_the_same():
+def test_compiled_it_is_the_same(direct):
     blocks, *rest = problem(2, (2, 5))
 
     def run(blocks, *rest):
@@ -472,7 +489,7 @@ def test_compiled_it_is_the_same():
 
 
 @runs_kernel
-def test_compiled_additions_are_the_same():
+def test_compiled_additions_are_the_same(direct):
     x, a, r = (random(2, 5) for _ in range(3))
     norms = [random(5) for _ in range(3)]
     inputs = [x, a, r, *norms]
@@ -496,6 +513,20 @@ def test_a_whole_model():
     data = {name: value.to(DEVICE) for name, value in batch(1, 3).items()}
     data["labels"][0, 1:] = data["input_ids"][0, 1:]
     assert_same(model, ours, data, tolerance=1e-5 if DEVICE == "cpu" else 5e-5)  # a GPU's products differ too
+
+
+@runs_kernel
+@pytest.mark.parametrize("remake", [False, True])
+def test_a_whole_model_called_directly_has_the_same_bits(remake, monkeypatch):
+    ours = accelerated(tiny_gemma(2, 1, layers=2).to(DEVICE), "triton", remake=remake)
+    data = {name: value.to(DEVICE) for name, value in batch(1, 3).items()}
+    results = []
+    for direct in (False, True):
+        monkeypatch.setattr(operators, "DIRECT", direct)
+        loss, slopes = gradients(ours, data)
+        results.append([loss, *(slope.clone() for slope in slopes.values() if slope is not None)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def types(K, pointer="*bf16"):

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -65,9 +66,21 @@ class Config(NamedTuple):
     stages: int = 1  # and in how many iterations' loads are in flight at once
 
 
+@functools.cache
 def multiprocessors(device: torch.device) -> int:
     """One where Triton's interpreter stands in for a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def ceil_div(a: int, b: int) -> int:
+    """`triton.cdiv`, which takes the host some microseconds."""
+    return -(-a // b)
+
+
+@functools.cache
+def power_of_two(number: int) -> int:
+    """The next one, as `triton.next_power_of_2` has it."""
+    return 1 << (number - 1).bit_length()
 
 
 def flat(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
@@ -78,6 +91,12 @@ def flat(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
 def vector_width(*tensors: Tensor | None) -> int:
     """Elements in a 16-byte vector of the widest dtype."""
     return 16 // max(tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Entering a context costs the host, so only where there is something to leave."""
+    is_on = torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if is_on else nullcontext()
 
 
 def on_its_device(operator: Operator) -> Operator:

@@ -16,6 +16,7 @@ import altup
 from altup.core import errors
 from altup.models.gemma3n import classes
 from altup.models.gemma3n.parts import Fused, FusedDecoderLayer
+from altup.models.stack import compile_layers
 from tests.models.gemma3n.tiny import (
     ROWS,
     accelerated,
@@ -460,6 +461,18 @@ def test_a_recorded_loop_trains_to_the_same_bits():
             assert len(model._compiled_call_impl._recorded) == 2
     for one, other in zip(*trained, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.slow
+def test_compiled_layers_are_one_graph_each():
+    ours = accelerated(tiny_gemma())
+    compiled = compile_layers(copy.deepcopy(ours), backend="aot_eager", fullgraph=True)
+    data = batch()
+    want, got = gradients(ours, data), gradients(compiled, data)
+    torch.testing.assert_close(got[0], want[0])
+    for name, g in want[1].items():
+        if g is not None:
+            torch.testing.assert_close(got[1][name], g, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
 
 from altup.kernels.gemma3n.sums import ROUTER, blocks_of, outer_sum, router_gradients, router_numbers
-from altup.kernels.launch import on_its_device
+from altup.kernels.operators import operator
 
 
-@library.custom_op(
+@operator(
     "altup::gemma3n_correction",
-    mutates_args=(),
-    schema=f"(Tensor y, {ROUTER}, Tensor C, Tensor? predicted, Tensor? scale, int active) "
+    f"(Tensor y, {ROUTER}, Tensor C, Tensor? predicted, Tensor? scale, int active) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
 )
-@on_its_device
 def correction(
     y: Tensor,
     weight: Tensor,
@@ -48,14 +46,12 @@ def _(y: Tensor, weight: Any, norm: Any, eps: float, C: Tensor, predicted: Tenso
     return _corrected(y, C, predicted)
 
 
-@library.custom_op(
+@operator(
     "altup::gemma3n_correction_backward",
-    mutates_args=(),
-    schema="(Tensor dg, Tensor? dz, Tensor y, Tensor weight, Tensor norm, Tensor C, Tensor? predicted, "
+    "(Tensor dg, Tensor? dz, Tensor y, Tensor weight, Tensor norm, Tensor C, Tensor? predicted, "
     "Tensor? scale, Tensor g, Tensor routed, Tensor inverses, int active, bool scale_grad) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-@on_its_device
 def correction_backward(
     dg: Tensor,
     dz: Tensor | None,
@@ -126,13 +122,11 @@ def _differentiate_correction(ctx: Any, dg: Tensor, dz: Tensor, *_: Any) -> tupl
 correction.register_autograd(_differentiate_correction, setup_context=_save_correction)
 
 
-@library.custom_op(
+@operator(
     "altup::gemma3n_correct",
-    mutates_args=(),
-    schema="(Tensor[] predicted, Tensor y, Tensor g, Tensor? branch, Tensor? norm, int active, float eps) "
+    "(Tensor[] predicted, Tensor y, Tensor g, Tensor? branch, Tensor? norm, int active, float eps) "
     "-> (Tensor, Tensor)",
 )
-@on_its_device
 def correct(
     predicted: Sequence[Tensor],
     y: Tensor,
@@ -159,13 +153,11 @@ def _(predicted: Any, y: Tensor, g: Tensor, branch: Tensor | None, *_: Any) -> A
     return _new(y, g, branch)
 
 
-@library.custom_op(
+@operator(
     "altup::gemma3n_correct_backward",
-    mutates_args=(),
-    schema="(Tensor grads, Tensor predicted, Tensor y, Tensor g, Tensor? branch, Tensor? norm, Tensor inverses, "
+    "(Tensor grads, Tensor predicted, Tensor y, Tensor g, Tensor? branch, Tensor? norm, Tensor inverses, "
     "int active, bool norm_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-@on_its_device
 def correct_backward(
     grads: Tensor,
     predicted: Tensor,

@@ -10,15 +10,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, library
+from torch import Tensor
 
-from altup.kernels.launch import on_its_device
+from altup.kernels.launch import without_autocast
+from altup.kernels.operators import operator
 
 
-@library.custom_op(
-    "altup::gemma3n_gate", mutates_args=(), schema="(Tensor gate, Tensor up, float? z) -> (Tensor, Tensor)"
-)
-@on_its_device
+@operator("altup::gemma3n_gate", "(Tensor gate, Tensor up, float? z) -> (Tensor, Tensor)")
 def gate(gate: Tensor, up: Tensor, z: float | None) -> tuple[Tensor, Tensor]:
     """gelu(s) ∘ up: [..., d], and each token's mean and standard deviation: [..., 2] (empty without z)."""
     from altup.kernels.gemma3n import gate_kernels as kernels
@@ -38,12 +36,10 @@ def _(gate: Tensor, up: Tensor, z: float | None) -> Any:
     return _gated(gate, z)
 
 
-@library.custom_op(
+@operator(
     "altup::gemma3n_gate_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor stats, Tensor gate, Tensor up, float? z) -> (Tensor, Tensor)",
+    "(Tensor grad, Tensor stats, Tensor gate, Tensor up, float? z) -> (Tensor, Tensor)",
 )
-@on_its_device
 def gate_backward(grad: Tensor, stats: Tensor, gate: Tensor, up: Tensor, z: float | None) -> tuple[Tensor, Tensor]:
     """The gradients of gate and up."""
     from altup.kernels.gemma3n import gate_kernels as kernels
@@ -72,19 +68,14 @@ def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple:
 gate.register_autograd(_differentiate, setup_context=_save)
 
 
-@library.custom_op(
-    "altup::gemma3n_gated_linear",
-    mutates_args=(),
-    schema="(Tensor gate, Tensor up, Tensor weight, float? z) -> (Tensor, Tensor)",
-)
-@on_its_device
+@operator("altup::gemma3n_gated_linear", "(Tensor gate, Tensor up, Tensor weight, float? z) -> (Tensor, Tensor)")
 def gated_linear(gate: Tensor, up: Tensor, weight: Tensor, z: float | None) -> tuple[Tensor, Tensor]:
     """(gelu(s) ∘ up)·weightᵀ: [..., n], and `gate`'s second; weight: [n, d]."""
     from altup.kernels.gemma3n import gate_kernels as kernels
 
     hidden, stats = _gated(gate, z)
     kernels.forward(hidden, stats, gate, up, z)
-    with torch.autocast(gate.device.type, enabled=False):
+    with without_autocast(gate.device.type):
         return F.linear(hidden, weight), stats
 
 
@@ -93,13 +84,10 @@ def _(gate: Tensor, up: Tensor, weight: Tensor, z: float | None) -> Any:
     return gate.new_empty(*gate.shape[:-1], len(weight)), _gated(gate, z)[1]
 
 
-@library.custom_op(
+@operator(
     "altup::gemma3n_gated_linear_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor stats, Tensor gate, Tensor up, Tensor weight, float? z) "
-    "-> (Tensor, Tensor, Tensor)",
+    "(Tensor grad, Tensor stats, Tensor gate, Tensor up, Tensor weight, float? z) -> (Tensor, Tensor, Tensor)",
 )
-@on_its_device
 def gated_linear_backward(
     grad: Tensor, stats: Tensor, gate: Tensor, up: Tensor, weight: Tensor, z: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,7 +96,7 @@ def gated_linear_backward(
 
     rows = grad.reshape(-1, grad.shape[-1])
     d_gate, d_up, hidden = gate.new_empty(gate.shape), up.new_empty(up.shape), gate.new_empty(gate.shape)
-    with torch.autocast(gate.device.type, enabled=False):
+    with without_autocast(gate.device.type):
         kernels.backward(d_gate, d_up, hidden, rows @ weight, stats, gate, up, z)
         return d_gate, d_up, rows.t() @ hidden.view(-1, hidden.shape[-1])
 

@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
 
 from altup.kernels.gemma3n.sums import ROUTER, blocks_of, outer_sum, router_gradients, router_numbers
-from altup.kernels.launch import on_its_device
+from altup.kernels.operators import operator
 
 
-@library.custom_op(
+@operator(
     "altup::gemma3n_predict",
-    mutates_args=(),
-    schema=f"(Tensor[] state, {ROUTER}, Tensor A, int active, bool stacked) -> (Tensor[], Tensor, Tensor)",
+    f"(Tensor[] state, {ROUTER}, Tensor A, int active, bool stacked) -> (Tensor[], Tensor, Tensor)",
 )
-@on_its_device
 def predict(
     state: Sequence[Tensor], weight: Tensor, norm: Tensor, eps: float, A: Tensor, active: int, stacked: bool
 ) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -47,13 +45,11 @@ def _(
     return _predicted(state, weight, stacked)
 
 
-@library.custom_op(
+@operator(
     "altup::gemma3n_predict_backward",
-    mutates_args=(),
-    schema="(Tensor[] grads, Tensor[] state, Tensor weight, Tensor norm, Tensor A, Tensor routed, "
+    "(Tensor[] grads, Tensor[] state, Tensor weight, Tensor norm, Tensor A, Tensor routed, "
     "Tensor inverses, int active) -> (Tensor[], Tensor, Tensor)",
 )
-@on_its_device
 def predict_backward(
     grads: Sequence[Tensor],
     state: Sequence[Tensor],
@@ -117,12 +113,7 @@ def _differentiate_predict(ctx: Any, grads: list[Tensor], *_: Any) -> tuple:
 predict.register_autograd(_differentiate_predict, setup_context=_save_predict)
 
 
-@library.custom_op(
-    "altup::gemma3n_match",
-    mutates_args=(),
-    schema="(Tensor h, Tensor[] projected, bool mean) -> (Tensor, Tensor)",
-)
-@on_its_device
+@operator("altup::gemma3n_match", "(Tensor h, Tensor[] projected, bool mean) -> (Tensor, Tensor)")
 def match(h: Tensor, projected: Sequence[Tensor], mean: bool) -> tuple[Tensor, Tensor]:
     """The matched blocks [K, ..., d], or their mean [..., d], and each token's magnitudes [..., K]."""
     from altup.kernels.gemma3n import ends_kernels as kernels
@@ -142,12 +133,10 @@ def _(h: Tensor, projected: Sequence[Tensor], mean: bool) -> Any:
     return _matched(h, projected, mean)
 
 
-@library.custom_op(
+@operator(
     "altup::gemma3n_match_backward",
-    mutates_args=(),
-    schema="(Tensor grads, Tensor h, Tensor[] projected, Tensor sizes, bool mean) -> (Tensor, Tensor[])",
+    "(Tensor grads, Tensor h, Tensor[] projected, Tensor sizes, bool mean) -> (Tensor, Tensor[])",
 )
-@on_its_device
 def match_backward(
     grads: Tensor, h: Tensor, projected: Sequence[Tensor], sizes: Tensor, mean: bool
 ) -> tuple[Tensor, list[Tensor]]:

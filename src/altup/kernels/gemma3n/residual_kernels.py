@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.gemma3n.tokens import load, store
-from altup.kernels.launch import flat, multiprocessors
+from altup.kernels.launch import flat, multiprocessors, power_of_two
 
 NORMS = 3  # of a, r and out
 PROGRAMS_PER_SM = 2  # backward; not timed yet
@@ -116,7 +116,7 @@ def _backward_kernel(
 
 def _tile(d: int) -> dict[str, int]:
     """A thread holds about 16 bytes of bfloat16."""
-    block = triton.next_power_of_2(d)
+    block = power_of_two(d)
     return {"BLOCK": block, "num_warps": min(16, max(1, block // 256))}
 
 

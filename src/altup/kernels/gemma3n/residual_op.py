@@ -5,20 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
 
-from altup.kernels.launch import on_its_device
+from altup.kernels.operators import operator
 
 WIDEST = 8192  # columns, which a program holds at once
 
 
-@library.custom_op(
+@operator(
     "altup::gemma3n_residual",
-    mutates_args=(),
-    schema="(Tensor x, Tensor a, Tensor a_norm, Tensor? n, Tensor? r, Tensor? r_norm, Tensor? norm, float eps) "
+    "(Tensor x, Tensor a, Tensor a_norm, Tensor? n, Tensor? r, Tensor? r_norm, Tensor? norm, float eps) "
     "-> (Tensor, Tensor, Tensor)",
 )
-@on_its_device
 def residual(
     x: Tensor,
     a: Tensor,
@@ -50,13 +48,11 @@ def _(x: Tensor, a: Any, a_norm: Any, n: Any, r: Any, r_norm: Any, norm: Tensor 
     return _made(x, norm)
 
 
-@library.custom_op(
+@operator(
     "altup::gemma3n_residual_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor? d_normed, Tensor? out, Tensor a, Tensor a_norm, Tensor? r, Tensor? r_norm, "
+    "(Tensor grad, Tensor? d_normed, Tensor? out, Tensor a, Tensor a_norm, Tensor? r, Tensor? r_norm, "
     "Tensor? norm, Tensor inverses) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-@on_its_device
 def residual_backward(
     grad: Tensor,
     d_normed: Tensor | None,
@@ -71,7 +67,7 @@ def residual_backward(
     """The gradients of x and n (empty where it is `grad`), of a and r, and of the norms' weights: [3, d]."""
     from altup.kernels.gemma3n import residual_kernels as kernels
 
-    dx, da, dr, _ = _gradients(a, r, norm)
+    dx, da, dr = _gradients(a, r, norm)
     changes = r is not None or norm is not None
     sums = kernels.backward(
         dx if changes else None, da, None if r is None else dr, grad, d_normed, out, a, a_norm, r, r_norm, norm,
@@ -80,13 +76,12 @@ def residual_backward(
     return dx, da, dr, sums
 
 
-def _gradients(a: Tensor, r: Tensor | None, norm: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gradients(a: Tensor, r: Tensor | None, norm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     changes = r is not None or norm is not None
     return (
         a.new_empty(a.shape if changes else 0),
         a.new_empty(a.shape),
         a.new_empty(0 if r is None else a.shape),
-        a.new_empty(3, a.shape[-1], dtype=torch.float32),
     )
 
 
@@ -94,7 +89,7 @@ def _gradients(a: Tensor, r: Tensor | None, norm: Tensor | None) -> tuple[Tensor
 def _(
     grad: Any, d_normed: Any, out: Any, a: Tensor, a_norm: Any, r: Tensor | None, r_norm: Any, norm: Any, *_: Any
 ) -> Any:
-    return _gradients(a, r, norm)
+    return *_gradients(a, r, norm), a.new_empty(3, a.shape[-1], dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -121,30 +116,29 @@ def _differentiate(ctx: Any, grad: Tensor, d_normed: Tensor, *_: Any) -> tuple:
 residual.register_autograd(_differentiate, setup_context=_save)
 
 
-@library.custom_op(
-    "altup::gemma3n_norm", mutates_args=(), schema="(Tensor x, Tensor norm, float eps) -> (Tensor, Tensor)"
-)
-@on_its_device
+@operator("altup::gemma3n_norm", "(Tensor x, Tensor norm, float eps) -> (Tensor, Tensor)")
 def norm_alone(x: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x normed, and `residual`'s last, of which only the third number is filled."""
     from altup.kernels.gemma3n import residual_kernels as kernels
 
-    _, normed, inverses = _made(x, norm)
+    normed, inverses = made = _normed(x)
     kernels.forward(None, normed, inverses, x, None, None, None, None, None, norm, eps)
-    return normed, inverses
+    return made
+
+
+def _normed(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(*x.shape[:-1], 3, dtype=torch.float32)
 
 
 @norm_alone.register_fake
 def _(x: Tensor, norm: Tensor, eps: float) -> Any:
-    return _made(x, norm)[1:]
+    return _normed(x)
 
 
-@library.custom_op(
+@operator(
     "altup::gemma3n_norm_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor d_normed, Tensor x, Tensor norm, Tensor inverses) -> (Tensor, Tensor)",
+    "(Tensor grad, Tensor d_normed, Tensor x, Tensor norm, Tensor inverses) -> (Tensor, Tensor)",
 )
-@on_its_device
 def norm_alone_backward(
     grad: Tensor, d_normed: Tensor, x: Tensor, norm: Tensor, inverses: Tensor
 ) -> tuple[Tensor, Tensor]:

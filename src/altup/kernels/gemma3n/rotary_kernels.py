@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.gemma3n.tokens import load, store
-from altup.kernels.launch import flat, multiprocessors
+from altup.kernels.launch import ceil_div, flat, multiprocessors, power_of_two
 
 HEADS, WARPS = 8, 4  # of a program; not timed yet
 PROGRAMS_PER_SM = 8  # backward
@@ -82,9 +82,9 @@ def forward(out: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, ep
     heads, D = x.shape[-2:]
     rows = x.numel() // D
     if rows:
-        _forward_kernel[(triton.cdiv(rows, HEADS),)](
+        _forward_kernel[(ceil_div(rows, HEADS),)](
             out, x, weight, cos, sin, rows, heads, cos.numel() // D, D, eps,
-            ROWS=HEADS, HALF=triton.next_power_of_2(D // 2), num_warps=WARPS,
+            ROWS=HEADS, HALF=power_of_two(D // 2), num_warps=WARPS,
         )  # fmt: skip
 
 
@@ -93,12 +93,12 @@ def backward(dx: Tensor, grad: Tensor, x: Tensor, weight: Tensor, cos: Tensor, s
     grad, x, weight, cos, sin = flat((grad, x, weight, cos, sin))
     heads, D = x.shape[-2:]
     rows = x.numel() // D
-    programs = min(triton.cdiv(rows, HEADS), multiprocessors(x.device) * PROGRAMS_PER_SM)
+    programs = min(ceil_div(rows, HEADS), multiprocessors(x.device) * PROGRAMS_PER_SM)
     sums = x.new_empty(max(1, programs), D, dtype=torch.float32)
     if not rows:
         return sums.zero_()[0]
     _backward_kernel[(programs,)](
         dx, sums, grad, x, weight, cos, sin, rows, heads, cos.numel() // D, D, eps,
-        ROWS=HEADS, HALF=triton.next_power_of_2(D // 2), num_warps=WARPS,
+        ROWS=HEADS, HALF=power_of_two(D // 2), num_warps=WARPS,
     )  # fmt: skip
     return sums.sum(dim=0)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, library
+from torch import Tensor
 
-from altup.kernels.launch import on_its_device
+from altup.kernels.operators import operator
 
 
-@library.custom_op(
-    "altup::gemma3n_rotary",
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor cos, Tensor sin, float eps) -> Tensor",
-)
-@on_its_device
+@operator("altup::gemma3n_rotary", "(Tensor x, Tensor weight, Tensor cos, Tensor sin, float eps) -> Tensor")
 def rotary(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
     """x normed and turned: [batch, tokens, heads, D]."""
     from altup.kernels.gemma3n import rotary_kernels as kernels
@@ -29,12 +24,10 @@ def _(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor
     return x.new_empty(x.shape)
 
 
-@library.custom_op(
+@operator(
     "altup::gemma3n_rotary_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor weight, Tensor cos, Tensor sin, float eps) -> (Tensor, Tensor)",
+    "(Tensor grad, Tensor x, Tensor weight, Tensor cos, Tensor sin, float eps) -> (Tensor, Tensor)",
 )
-@on_its_device
 def rotary_backward(
     grad: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from altup.kernels.launch import without_autocast
+
 ROUTER = "Tensor weight, Tensor norm, float eps"  # of an operator's schema
 
 
@@ -37,7 +39,7 @@ def router_gradients(
 def outer_sum(a: Tensor, b: Tensor) -> Tensor:
     """Σ over tokens of a ⊗ b: [..., n], [..., m] → [n, m] in float32; a is rounded to b's dtype."""
     a, b = a.flatten(0, -2).t(), b.flatten(0, -2)
-    with torch.autocast(b.device.type, enabled=False):
+    with without_autocast(b.device.type):
         if b.is_cuda and b.dtype != torch.float32:
             return torch.mm(a.to(b.dtype), b, out_dtype=torch.float32)
         return a.float() @ b.float()

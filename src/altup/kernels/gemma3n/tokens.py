@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.launch import Config, multiprocessors, vector_width
+from altup.kernels.launch import Config, ceil_div, multiprocessors, vector_width
 
 COLUMNS = Config(
     warps=1, vectors=1, programs_per_sm=8
@@ -182,9 +182,9 @@ def columns_of(x: Tensor) -> int:
 def column_sums(x: Tensor) -> tuple[Tensor, int, tuple[int, int] | None]:
     """Room for the sums of each chunk of tokens, the tokens of a chunk, and the grid."""
     d = x.shape[-1]
-    tokens, across = x.numel() // d, triton.cdiv(d, columns_of(x))
+    tokens, across = x.numel() // d, ceil_div(d, columns_of(x))
     if not tokens:
         return x.new_zeros(1, d, dtype=torch.float32), 0, None
-    rows = triton.cdiv(tokens * across, multiprocessors(x.device) * COLUMNS.programs_per_sm)
-    chunks = triton.cdiv(tokens, rows)
+    rows = ceil_div(tokens * across, multiprocessors(x.device) * COLUMNS.programs_per_sm)
+    chunks = ceil_div(tokens, rows)
     return x.new_empty(chunks, d, dtype=torch.float32), rows, (across, chunks)

@@ -108,6 +108,7 @@ class FusedAttention(Fused):
     """
 
     is_sliding: bool
+    head_dim: int
     sliding_window: Any
 
     def forward(
@@ -165,7 +166,7 @@ class FusedAttention(Fused):
 
     def _split(self, x: Tensor) -> Tensor:
         """[batch, tokens, heads · D] → [batch, tokens, heads, D]."""
-        return x.view(*x.shape[:-1], -1, self.config.head_dim)
+        return x.view(*x.shape[:-1], -1, self.head_dim)
 
     def _heads(self, project: Any, norm: Any, hidden_states: Tensor, positions: Any) -> Tensor:
         x, (cos, sin) = self._split(project(hidden_states)), positions
