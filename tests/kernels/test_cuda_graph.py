@@ -26,6 +26,20 @@ def test_a_recording_that_fails_leaves_no_copies_of_weights_behind(monkeypatch, 
     assert [str(warning.message) for warning in recwarn] == [f"it is slow: {REFUSED}"]
 
 
+def test_an_error_that_the_caller_handles_is_not_the_reason(monkeypatch, recwarn) -> None:
+    """A batch did not fit, and a smaller one cannot be recorded, which has nothing to do with memory."""
+    pretended, owner = PretendedGraphs(monkeypatch), torch.nn.Identity()
+    pretended.fail[1] = RuntimeError(REFUSED)
+    try:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    except torch.OutOfMemoryError:
+        for _ in range(2):
+            made = try_recording(lambda: record(lambda: torch.ones(2) + 1 + 1), CPU, "it is slow", owner)
+            assert made is None
+    assert pretended.begun == 1  # nothing is tried again
+    assert [str(warning.message) for warning in recwarn] == [f"it is slow: {REFUSED}"]
+
+
 def test_what_is_no_error_of_recording_is_not_caught(monkeypatch) -> None:
     PretendedGraphs(monkeypatch)
     with pytest.raises(KeyError):

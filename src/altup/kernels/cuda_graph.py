@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,13 +78,14 @@ def try_recording(make: Callable[[], Made], device: torch.device, warning: str, 
     if owner is not None and owner in _launched:
         return None
     stream = torch.cuda.current_stream(device) if can_record(device) else None
+    handled = sys.exc_info()[1]
     try:
         return make()
     except RuntimeError as error:
         if stream is not None:
             torch.cuda.set_stream(stream)  # a recording that fails may leave its own
         torch.clear_autocast_cache()  # or copies of weights that were recorded, but never made
-        cause = _first(error)
+        cause = _first(error, handled)
         if owner is not None and not is_out_of_memory(cause):
             _launched.add(owner)
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0].split(". ")[0][:200]
@@ -91,8 +93,11 @@ def try_recording(make: Callable[[], Made], device: torch.device, warning: str, 
         return None
 
 
-def _first(error: BaseException) -> BaseException:
-    """Of errors that followed from each other: the end of a recording fails because a part of it has failed."""
-    while isinstance(error.__context__, RuntimeError):
+def _first(error: BaseException, handled: BaseException | None) -> BaseException:
+    """Of errors that followed from each other: the end of a recording fails because a part of it has failed.
+
+    `handled` is the caller's own, as where a batch was too large and a smaller one is tried: it explains nothing.
+    """
+    while isinstance(error.__context__, RuntimeError) and error.__context__ is not handled:
         error = error.__context__
     return error
