@@ -45,6 +45,7 @@ from altup.bench.timing import Spread
 FIRST = 2  # rounds before anything else is built
 STUBBORN = 5.0  # seconds until a process that does not end its building is left out of a round
 HANGS = 30.0  # seconds for a burst
+ROUNDS = "of the times in each round"
 
 
 def serve(name: str) -> None:
@@ -299,16 +300,20 @@ class Turns:
                     self._compare(found, above, below)
 
     def _compare(self, found: dict[str, dict[int, list[float]]], above: str, below: str) -> None:
-        """By the rounds that both took part in."""
-        common = sorted(found[above].keys() & found[below].keys())
-        if not common:
-            return
-        ways: tuple[Callable[[list[float]], float], ...] = (lambda burst: burst[0], statistics.median)
-        texts = []
-        for way in ways:
-            middle, error = ratio([way(found[above][i]) for i in common], [way(found[below][i]) for i in common])
-            texts.append(f"{middle:.4f} ± {error:.4f}")
-        print(f"    {above} / {below}: {', '.join(texts)} in {len(common)} rounds", flush=True)
+        pairs = common_rounds(found, above, below)
+        if pairs["both"]:
+            told = [ratio(*zip(*pairs[mode], strict=True)) for mode in ("first", "both")]
+            texts = ", ".join(f"{middle:.4f} ± {error:.4f}" for middle, error in told)
+            print(f"    {above} / {below}: {texts} in {len(pairs['both'])} rounds", flush=True)
+
+
+def common_rounds(found: Any, above: str, below: str) -> dict[str, list[tuple[float, float]]]:
+    """What both took in each round that both took part in: first steps, and medians of all."""
+    common = sorted(found[above].keys() & found[below].keys())
+    return {
+        "first": [(found[above][i][0], found[below][i][0]) for i in common],
+        "both": [(statistics.median(found[above][i]), statistics.median(found[below][i])) for i in common],
+    }
 
 
 def write_rows(path: Path, turns: Turns) -> None:
@@ -325,6 +330,17 @@ def write_rows(path: Path, turns: Turns) -> None:
             fields: dict[str, Any] = {**sizes_of(size), **vars(Spread.of(values))}
             case = "attention" if size == "attention" else "step"
             sheet.add(BenchRow(case, name, kind, mode, "ms", note=note, **fields))
+    for size in dict.fromkeys(size for size, _ in turns.samples):
+        found = {name: bursts for (s, name), bursts in turns.samples.items() if s == size}
+        for above, below in COMPARED:
+            if above in found and below in found:
+                for mode, pairs in common_rounds(found, above, below).items():
+                    if pairs:
+                        fields = {**sizes_of(size), **vars(Spread.of([a / b for a, b in pairs]))}
+                        case = "attention" if size == "attention" else "step"
+                        sheet.add(
+                            BenchRow(case, f"{above} / {below}", "ours", mode, "ratio", note=ROUNDS, **fields)
+                        )
 
 
 def main() -> None:
