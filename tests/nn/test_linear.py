@@ -131,6 +131,30 @@ def test_weights_rounded_together_change_nothing(family, method, monkeypatch):
     assert all(part.rounded is None for part in model.modules() if isinstance(part, Fp8Maps))
 
 
+class Adapted(nn.Module):
+    """A map with an adapter, as PEFT wraps one: it has the map's weight, and does more."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.more = base, nn.Linear(base.in_features, base.out_features, bias=False)
+
+    @property
+    def weight(self):
+        return self.base.weight
+
+    def forward(self, x):
+        return self.base(x) + self.more(x)
+
+
+@pytest.mark.parametrize("name", ["wi_0", "wo"])
+def test_an_adapter_that_comes_later_counts(name):
+    part = GatedFeedForward(32, 64).train()
+    use_fp8(part)
+    setattr(part, name, Adapted(getattr(part, name)))
+    part(torch.randn(16, 32)).square().mean().backward()
+    assert getattr(part, name).more.weight.grad.norm() > 0
+
+
 def test_dropout_in_the_feed_forward_is_kept():
     part = GatedFeedForward(32, 64, dropout=0.5).train()
     use_fp8(part)

@@ -54,7 +54,12 @@ class Fp8Maps(nn.Module):
         return wanted and joins_in(x) and all(is_bare(part) for part in self.children())
 
     def in_fp8(self, kind: str) -> bool:
-        return self.training and kind in self.fp8
+        """Whether maps of this kind are computed in fp8 now. An adapter may have taken a map's place since
+        `use_fp8`."""
+        return self.training and kind in self.fp8 and self.has_plain_maps()
+
+    def has_plain_maps(self) -> bool:
+        return all(type(part) is nn.Linear and is_unhooked(part) for part in self.children())
 
 
 def use_fp8(model: nn.Module, kinds: Collection[str] = KINDS, device: torch.device | None = None) -> int:
@@ -71,8 +76,7 @@ def use_fp8(model: nn.Module, kinds: Collection[str] = KINDS, device: torch.devi
     number = 0
     for module in model.modules():
         if isinstance(module, Fp8Maps):
-            bare = all(is_bare(part, bias=getattr(part, "bias", None) is not None) for part in module.children())
-            module.fp8 = frozenset(kinds) if bare else frozenset()
+            module.fp8 = frozenset(kinds) if module.has_plain_maps() else frozenset()
             module.fused_fp8 = fused
             number += bool(module.fp8)
     return number
