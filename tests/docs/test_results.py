@@ -44,3 +44,28 @@ def test_the_page_agrees_with_the_results() -> None:
         assert row[2:8] == [*told(label, "loss"), *told(label, "accuracy")]
         words = [verdicts[label, "Dense", metric].word for metric in ("loss", "accuracy") if label != "Dense"]
         assert row[8] == ", ".join(words)
+
+
+def test_the_page_agrees_with_the_results_of_the_decoder() -> None:
+    """Seeds, losses, differences, intervals and verdicts."""
+    report = StudyReport(
+        [ROOT / "benchmarks" / "results" / "desk"], "desk", [str(ROOT / "benchmarks" / "desk_decoder.yaml")]
+    )
+    (study,), stats = report.studies, report.stats
+    lines = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("| decoder, width 64"))
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines[head + 2 :][: len(study.rows)]
+    ]
+    words = {v.claim.better: v.word for v in stats.verdicts(study) if v.claim.than == "Dense"}
+    for row, (name, *told) in zip(study.rows, table, strict=True):
+        assert name.lower().startswith(row.label.lower())
+        mean = stats.mean(study.name, row.label, "tiny", "loss")
+        assert mean is not None
+        wanted = [f"{len(stats.runs(study.name, row.label, 'tiny'))}", METRICS["loss"].show(mean.mean), "", "", ""]
+        if row.label != "Dense":
+            found = stats.difference(study, "tiny", "loss", row.label, "Dense")
+            assert found is not None
+            shown = f"{found.mean:+.3f}".replace("-", "−")
+            wanted[2:] = [shown, show_interval(found, METRICS["loss"]), words.get(row.label, "")]
+        assert told == wanted
