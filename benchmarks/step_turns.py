@@ -20,6 +20,7 @@ all runs at toy size, to see that it works.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import signal
@@ -45,7 +46,6 @@ from altup.bench.timing import Spread
 FIRST = 2  # rounds before anything else is built
 STUBBORN = 5.0  # seconds until a process that does not end its building is left out of a round
 HANGS = 30.0  # seconds for a burst
-ROUNDS = "of the times in each round"
 
 
 def serve(name: str) -> None:
@@ -330,17 +330,22 @@ def write_rows(path: Path, turns: Turns) -> None:
             fields: dict[str, Any] = {**sizes_of(size), **vars(Spread.of(values))}
             case = "attention" if size == "attention" else "step"
             sheet.add(BenchRow(case, name, kind, mode, "ms", note=note, **fields))
-    for size in dict.fromkeys(size for size, _ in turns.samples):
-        found = {name: bursts for (s, name), bursts in turns.samples.items() if s == size}
-        for above, below in COMPARED:
-            if above in found and below in found:
-                for mode, pairs in common_rounds(found, above, below).items():
-                    if pairs:
-                        fields = {**sizes_of(size), **vars(Spread.of([a / b for a, b in pairs]))}
-                        case = "attention" if size == "attention" else "step"
-                        sheet.add(
-                            BenchRow(case, f"{above} / {below}", "ours", mode, "ratio", note=ROUNDS, **fields)
-                        )
+    write_ratios(path.with_name(f"{path.stem}_ratios.csv"), turns)
+
+
+def write_ratios(path: Path, turns: Turns) -> None:
+    """Medians of the ratios in each round, which the medians of all steps do not give."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(("size", "above", "below", "steps", "median of rounds", "standard error", "rounds"))
+        for size in dict.fromkeys(size for size, _ in turns.samples):
+            found = {name: bursts for (s, name), bursts in turns.samples.items() if s == size}
+            for above, below in COMPARED:
+                if above in found and below in found:
+                    for mode, pairs in common_rounds(found, above, below).items():
+                        if pairs:
+                            middle, error = ratio(*zip(*pairs, strict=True))
+                            rows.writerow((size, above, below, mode, f"{middle:.4f}", f"{error:.4f}", len(pairs)))
 
 
 def main() -> None:

@@ -214,8 +214,8 @@ def tiles(monkeypatch):
     """Set the queries and keys of a tile in every kernel."""
 
     def cut(queries: int, keys: int) -> None:
-        keys = (launch.KEYS, launch.KEYS_OF_FEW, launch.KEYS_BEFORE_HOPPER)
-        for table in (launch.FORWARD, launch.QUERIES, *keys):
+        of_keys = (launch.KEYS, launch.KEYS_OF_FEW, launch.KEYS_BEFORE_HOPPER)
+        for table in (launch.FORWARD, launch.QUERIES, *of_keys):
             for width, config in table.items():
                 monkeypatch.setitem(table, width, config._replace(queries=queries, keys=keys))
 
