@@ -126,7 +126,6 @@ def on_a_cpu(models: case.Models, rows: int, length: int, tuned: str) -> dict[st
     plain, compiled = peers["altup"], partial(compile_layers, **COMPILER)
     peers["altup layers compiled"] = partial(case.in_turn, plain, compiled)
     builds = {name: partial(models._step, rows, length, tuned, prepare) for name, prepare in peers.items()}
-    builds["altup direct"] = partial(case.called_directly, builds["altup"])
     return {name: Provider(name, build) for name, build in builds.items()}
 
 

@@ -467,14 +467,8 @@ def test_the_operators_are_what_pytorch_takes_them_for():
     library.opcheck(op.match.registered, (y, blocks, True), test_utils=CHEAP_CHECKS)
 
 
-@pytest.fixture
-def direct(monkeypatch):
-    """Kernels that do not go through PyTorch's dispatcher, where nothing is compiled."""
-    monkeypatch.setattr(operators, "DIRECT", True)
-
-
 @runs_kernel
-def test_compiled_it_is_the_same(direct):
+def test_compiled_it_is_the_same():
     blocks, *rest = problem(2, (2, 5))
 
     def run(blocks, *rest):
@@ -489,7 +483,7 @@ def test_compiled_it_is_the_same(direct):
 
 
 @runs_kernel
-def test_compiled_additions_are_the_same(direct):
+def test_compiled_additions_are_the_same():
     x, a, r = (random(2, 5) for _ in range(3))
     norms = [random(5) for _ in range(3)]
     inputs = [x, a, r, *norms]
@@ -517,12 +511,12 @@ def test_a_whole_model():
 
 @runs_kernel
 @pytest.mark.parametrize("remake", [False, True])
-def test_a_whole_model_called_directly_has_the_same_bits(remake, monkeypatch):
+def test_through_the_dispatcher_a_whole_model_has_the_same_bits(remake, monkeypatch):
     ours = accelerated(tiny_gemma(2, 1, layers=2).to(DEVICE), "triton", remake=remake)
     data = {name: value.to(DEVICE) for name, value in batch(1, 3).items()}
     results = []
-    for direct in (False, True):
-        monkeypatch.setattr(operators, "DIRECT", direct)
+    for unwatched in (operators.is_unwatched, lambda first: False):
+        monkeypatch.setattr(operators, "is_unwatched", unwatched)
         loss, slopes = gradients(ours, data)
         results.append([loss, *(slope.clone() for slope in slopes.values() if slope is not None)])
     for one, other in zip(*results, strict=True):

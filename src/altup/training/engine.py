@@ -66,9 +66,7 @@ class Engine:
             dynamic = None if config.SHAPES_VARY and not config.deterministic else False
             # Where joined maps and norms have been seen right in a run; elsewhere the weights, which are still on
             # the CPU, tell that nothing is joined.
-            seen = config.precision == "bf16" and not (
-                sharded or config.activation_checkpointing or config.SHAPES_VARY
-            )
+            seen = config.low_precision and not (sharded or config.activation_checkpointing or config.SHAPES_VARY)
             compile_layers(model, device=process_group.device if seen else None, dynamic=dynamic)
         self.plain = distribute(model, config.parallel, config.low_precision, process_group)
         if fill:

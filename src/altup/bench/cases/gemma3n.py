@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from altup.bench.cases.floors import copy_work
 from altup.bench.cases.step import held_bytes, share_weights
 from altup.bench.problem import Problem, Provider, Setup, Work, distance, errors
-from altup.kernels import operators
 from altup.models.accelerate import accelerate
 from altup.models.recorded_calls import LAUNCHED, RecordedCalls
 from altup.models.stack import compile_layers
@@ -79,25 +77,6 @@ def providers(
 
 def kernels(model: Any, remake: bool = False, record: bool | None = None) -> Any:
     return accelerate(model, implementation="triton", remake=remake, record=record)
-
-
-def called_directly(build: Callable[[], Work]) -> Work:
-    """With kernels that do not go through PyTorch's dispatcher."""
-
-    def switched(call: Any) -> Any:
-        def run(*given: Any) -> Any:
-            before, operators.DIRECT = operators.DIRECT, True
-            try:
-                return call(*given)
-            finally:
-                operators.DIRECT = before
-
-        return run
-
-    work = build()
-    return replace(
-        work, forward=switched(work.forward), backward=switched(work.backward), errors=switched(work.errors)
-    )
 
 
 def as_it_is(model: Any) -> Any:
@@ -277,7 +256,6 @@ class Models:
                         "compiled": (compiled_whole, compiled_whole),
                     },
                 ),
-                Provider("altup direct", partial(called_directly, partial(build, kernels)), triton=True),
                 Provider("altup remake", partial(build, partial(kernels, remake=True)), triton=True),
                 Provider("altup recorded", partial(build, partial(kernels, record=True)), triton=True),
                 Provider(
