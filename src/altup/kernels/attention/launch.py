@@ -49,7 +49,7 @@ KEYS = {
 MOST_KEYS_WITH_BITS = 1024
 TUNED = (torch.bfloat16,)  # in which limits on registers and the copy engine were timed
 # Whether they hold for dropout's bits too. Without, 252 registers let two programs run at once instead of three;
-# with, 64 bytes spill in the keys' kernel and 24 in the forward one. No GPU has timed it: benchmarks/step_turns.py.
+# with, 64 bytes spill in the keys' kernel and 24 in the forward one. Not timed yet: benchmarks/step_turns.py.
 LIMITS_WITH_BITS = False
 # For few queries, as a decoder has: a program makes a few steps and ends.
 FEW_QUERIES = 128
