@@ -4,38 +4,48 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from altup.studies.report import StudyReport
-from altup.studies.statistics import Verdict
+from altup.studies.statistics import Difference
 from altup.studies.study import METRICS
 from altup.studies.tables import show_interval
 
 ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+RESULTS = BENCHMARKS / "results"
 LABELS = {"dense": "Dense"}  # as the page names a model, where it does so in another way
+
+
+def table_of(head: str) -> list[list[str]]:
+    """The cells of the page's table whose first line begins with `head`."""
+    lines = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").splitlines()
+    first = 2 + next(i for i, line in enumerate(lines) if line.startswith(head))
+    last = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[first:last]]
+
+
+def told_difference(found: Difference | None, metric: str) -> list[str]:
+    """A difference and its interval as the page has them."""
+    if found is None:
+        return ["", ""]
+    shown = f"{found.mean:+.{METRICS[metric].digits}f}".replace("-", "−")
+    return [shown, show_interval(found, METRICS[metric])]
 
 
 def test_the_page_agrees_with_the_results() -> None:
     """Seeds, means, differences, intervals and verdicts of every model in its table."""
-    report = StudyReport(
-        [ROOT / "benchmarks" / "results" / "long"], "long", [str(ROOT / "benchmarks" / "four_models.yaml")]
-    )
+    report = StudyReport([RESULTS / "long"], "long", [str(BENCHMARKS / "four_models.yaml")])
     (study,), stats = report.studies, report.stats
-    lines = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").splitlines()
-    head = next(i for i, line in enumerate(lines) if line.startswith("| width 256, 5,000 steps"))
-    table = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in lines[head + 2 :][: len(study.rows)]
-    ]
+    table = table_of("| width 256, 5,000 steps")
     assert [LABELS.get(row[0], row[0]) for row in table] == [row.label for row in study.rows]
     verdicts = {(v.claim.better, v.claim.than, v.claim.metric): v for v in stats.verdicts(study)}
 
     def told(label: str, metric: str) -> list[str]:
         mean = stats.mean(study.name, label, "tiny", metric)
         assert mean is not None
-        found: Verdict | None = verdicts.get((label, "Dense", metric))
-        if found is None or found.difference is None:
-            return [METRICS[metric].show(mean.mean), "", ""]
-        difference = show_interval(found.difference, METRICS[metric])
-        shown = f"{found.difference.mean:+.{METRICS[metric].digits}f}".replace("-", "−")
-        return [METRICS[metric].show(mean.mean), shown, difference]
+        found = verdicts.get((label, "Dense", metric))
+        return [METRICS[metric].show(mean.mean), *told_difference(found and found.difference, metric)]
 
     for row in table:
         label = LABELS.get(row[0], row[0])
@@ -48,24 +58,60 @@ def test_the_page_agrees_with_the_results() -> None:
 
 def test_the_page_agrees_with_the_results_of_the_decoder() -> None:
     """Seeds, losses, differences, intervals and verdicts."""
-    report = StudyReport(
-        [ROOT / "benchmarks" / "results" / "desk"], "desk", [str(ROOT / "benchmarks" / "desk_decoder.yaml")]
-    )
+    report = StudyReport([RESULTS / "desk"], "desk", [str(BENCHMARKS / "desk_decoder.yaml")])
     (study,), stats = report.studies, report.stats
-    lines = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").splitlines()
-    head = next(i for i, line in enumerate(lines) if line.startswith("| decoder, width 64"))
-    table = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in lines[head + 2 :][: len(study.rows)]
-    ]
     words = {v.claim.better: v.word for v in stats.verdicts(study) if v.claim.than == "Dense"}
-    for row, (name, *told) in zip(study.rows, table, strict=True):
+    for row, (name, *told) in zip(study.rows, table_of("| decoder, width 64"), strict=True):
         assert name.lower().startswith(row.label.lower())
         mean = stats.mean(study.name, row.label, "tiny", "loss")
         assert mean is not None
-        wanted = [f"{len(stats.runs(study.name, row.label, 'tiny'))}", METRICS["loss"].show(mean.mean), "", "", ""]
-        if row.label != "Dense":
-            found = stats.difference(study, "tiny", "loss", row.label, "Dense")
-            assert found is not None
-            shown = f"{found.mean:+.3f}".replace("-", "−")
-            wanted[2:] = [shown, show_interval(found, METRICS["loss"]), words.get(row.label, "")]
-        assert told == wanted
+        found = stats.difference(study, "tiny", "loss", row.label, "Dense") if row.label != "Dense" else None
+        seeds, loss = f"{len(stats.runs(study.name, row.label, 'tiny'))}", METRICS["loss"].show(mean.mean)
+        assert told == [seeds, loss, *told_difference(found, "loss"), words.get(row.label, "")]
+
+
+def test_the_page_agrees_with_the_results_of_the_wider_decoder() -> None:
+    """Seeds, losses, accuracies, differences, intervals and verdicts."""
+    report = StudyReport([RESULTS / "decoder"], "decoder", [str(BENCHMARKS / "decoder_methods.yaml")])
+    (study,), stats = report.studies, report.stats
+    rows = [row for row in study.rows if stats.sizes(study.name, row.label)]
+    words = {v.claim.better: v.word for v in stats.verdicts(study) if v.claim.than == "Dense"}
+    for row, (name, *told) in zip(rows, table_of("| decoder, width 256, 3,000 steps"), strict=True):
+        assert name.lower().startswith(row.label.lower())
+        wanted = [f"{len(stats.runs(study.name, row.label, 'small'))}"]
+        for metric in ("loss", "accuracy"):
+            mean = stats.mean(study.name, row.label, "small", metric)
+            assert mean is not None
+            found = stats.difference(study, "small", metric, row.label, "Dense") if row.label != "Dense" else None
+            wanted += [METRICS[metric].show(mean.mean), *told_difference(found, metric)]
+        assert told == [*wanted, words.get(row.label, "")]
+
+
+@pytest.mark.parametrize(
+    ("results", "study_file", "name"),
+    [
+        ("desk_longer", "desk_decoder_longer.yaml", "decoder, width 64"),
+        ("decoder", "decoder_lengths.yaml", "decoder, width 256"),
+        ("long", "equal-time", "T5, width 256"),
+    ],
+)
+def test_the_page_agrees_with_equal_time(results: str, study_file: str, name: str) -> None:
+    """Seeds, steps, losses, differences, intervals and verdicts of each length."""
+    given = str(BENCHMARKS / study_file) if study_file.endswith(".yaml") else study_file
+    report = StudyReport([RESULTS / results], results, [given])
+    (study,), stats = report.studies, report.stats
+    claims = [v for v in stats.verdicts(study) if v.claim.better == "AltUp K=2" and v.claim.metric == "loss"]
+    words = {verdict.size: verdict.word for verdict in claims}
+    sizes = [size for size in stats.sizes_of(study) if size in words]
+    lines = [told for of, *told in table_of("| equal time") if of == name]
+    for size, told in zip(sizes, lines, strict=True):
+        wanted = []
+        for label in ("AltUp K=2", "Dense"):
+            count, lost = len(stats.runs(study.name, label, size)), stats.collapsed(study.name, label, size)
+            steps, loss = (stats.mean(study.name, label, size, metric) for metric in ("steps", "loss"))
+            assert steps is not None
+            assert loss is not None
+            seeds = f"{count}, {lost} collapsed" if lost else f"{count}"
+            wanted += [seeds, f"{steps.mean:,.0f}", METRICS["loss"].show(loss.mean)]
+        found = stats.difference(study, size, "loss", "AltUp K=2", "Dense")
+        assert told == [*wanted, *told_difference(found, "loss"), words[size]]
