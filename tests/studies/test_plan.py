@@ -14,7 +14,7 @@ from altup.studies.configs import resolve
 from altup.studies.jobs import StudyData, deciding_fields, speed_key
 from altup.studies.plan import KnownSpeed, make_plan
 from altup.studies.results import read_results
-from altup.studies.scale import Scale, find_scale, with_settings
+from altup.studies.scale import Scale, Tuning, find_scale, with_settings
 from altup.studies.study import Study, find_study, read_study, shipped
 from tests.processes import prepare_text
 from tests.studies.samples import TEXT, TWO, plan
@@ -174,6 +174,9 @@ def test_equal_time_by_speeds_that_a_study_gives(data: Path) -> None:
         ("Dense", "tiny, 9 steps", 11), ("AltUp K=2", "tiny, 9 steps", 9),
     ]  # fmt: skip
     assert all(trial.waits for trial in plan([study], with_settings(scale, {}, minutes=0.1), data).trials)
+    swept = plan([study], replace(scale, tune=Tuning({"lr": [0.01, 0.02, 0.03]}, steps=3)), data)
+    assert all(trial.waits for trial in swept.trials)  # for their sweeps
+    assert not swept.speed_first()
 
 
 def test_the_runs_that_the_repository_keeps_are_those_of_its_study(data: Path) -> None:

@@ -190,11 +190,10 @@ def _plan_trial(
         timed = _timed(study, timed_by, scale, variant, seed, data)
         similar = pretrain_job(timed, study.row(timed_by), data)
         minutes = scale.minutes if study.equal_time else None
-        steps = made or known.steps_in_time(config, timed, minutes, row.label == timed_by)
-        if minutes is None and (given := study.steps_by_speeds(row, timed.steps)):
-            steps = given
+        given = study.steps_by_speeds(row, timed.steps) if minutes is None else None
+        steps = given or made or known.steps_in_time(config, timed, minutes, row.label == timed_by)
         needed = compared if minutes is not None else {**compared, known.key(timed): timed}
-        trial = replace(trial, waits_for=tuple(needed))
+        trial = replace(trial, waits_for=() if given else tuple(needed))
         if steps is None:
             compared = needed  # `timed` is compared even where --only does not train it
     if any(study.timed_by(other) for other in study.rows) and steps and (own := known.steps_a_second(config)):
