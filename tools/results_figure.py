@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -15,40 +16,55 @@ from altup.studies.statistics import Difference
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 GREY = "#8a93a6"
-# A folder of results, its scale, its study; what the figure calls it; a colour readable on light and dark ground.
+# A folder of results, its scale, its study; what the figure calls it and where; a colour readable on light and
+# dark ground.
 SERIES = [
-    ("desk_longer", "desk_longer", "desk_decoder_longer.yaml", "decoder, 64 wide", "#e08a2b"),
-    ("decoder", "decoder", "decoder_lengths.yaml", "decoder, 256 wide", "#4b7bd1"),
-    ("long", "long", "equal-time", "T5, 256 wide", "#5a9e6f"),
+    ("desk_longer", "desk_longer", "desk_decoder_longer.yaml", "decoder, 64 wide", (10_500, -0.05), "#e08a2b"),
+    ("decoder", "decoder", "decoder_lengths.yaml", "decoder, 256 wide", (820, 0.016), "#4b7bd1"),
+    ("long", "long", "equal-time", "T5, 256 wide", (5400, 0.03), "#5a9e6f"),
 ]
 
 
-def differences(folder: str, scale: str, name: str) -> dict[int, Difference]:
-    """By AltUp's steps: how far its loss is above that of dense in the same time."""
+def differences(folder: str, scale: str, name: str) -> tuple[dict[int, Difference], set[int]]:
+    """By AltUp's steps: how far its loss is above that of dense in the same time; and where some of its runs
+    collapsed."""
     given = str(BENCHMARKS / name) if name.endswith(".yaml") else name
     report = StudyReport([BENCHMARKS / "results" / folder], scale, [given])
-    (study,) = report.studies
-    found = {}
-    for size in report.stats.sizes_of(study):
-        steps = report.stats.mean(study.name, "AltUp K=2", size, "steps")
-        difference = report.stats.difference(study, size, "loss", "AltUp K=2", "Dense")
+    (study,), stats = report.studies, report.stats
+    found, lost = {}, set()
+    for size in stats.sizes_of(study):
+        steps = stats.mean(study.name, "AltUp K=2", size, "steps")
+        difference = stats.difference(study, size, "loss", "AltUp K=2", "Dense")
         if steps and difference and difference.low is not None:
             found[round(steps.mean)] = difference
-    return found
+            if stats.collapsed(study.name, "AltUp K=2", size):
+                lost.add(round(steps.mean))
+    return found, lost
+
+
+def draw(axes: Any, found: dict[int, Difference], lost: set[int], colour: str) -> None:
+    """Means with their intervals; a hollow point without one where runs collapsed."""
+    sound = {steps: d for steps, d in found.items() if steps not in lost}
+    ends = [[d.mean - (d.low or 0.0) for d in sound.values()], [(d.high or 0.0) - d.mean for d in sound.values()]]
+    means = [d.mean for d in sound.values()]
+    axes.errorbar(list(sound), means, yerr=ends, color=colour, linewidth=2, marker="o", capsize=3)
+    for steps in lost:
+        before = max(n for n in sound if n < steps)
+        line = [sound[before].mean, found[steps].mean]
+        axes.plot([before, steps], line, color=colour, linewidth=2, linestyle=":")
+        axes.plot(steps, found[steps].mean, "o", markeredgecolor=colour, markerfacecolor="none", markersize=7)
+        axes.text(steps * 1.12, found[steps].mean, "runs that jumped", color=colour, va="center")
 
 
 def main() -> None:
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "results", "font.size": 11})
     figure, axes = pyplot.subplots(figsize=(7.5, 3.8))
     axes.axhline(0, color=GREY, linewidth=1)
-    axes.text(640, 0.002, "dense, in the same time", color=GREY, va="bottom")
-    for folder, scale, name, label, colour in SERIES:
-        found = differences(folder, scale, name)
-        steps, means = list(found), [d.mean for d in found.values()]
-        ends = [[d.mean - d.low for d in found.values()], [d.high - d.mean for d in found.values()]]  # type: ignore[operator]
-        axes.errorbar(steps, means, yerr=ends, color=colour, linewidth=2, marker="o", capsize=3)
-        axes.text(steps[-1] * 1.12, means[-1], label, color=colour, va="center")
-    axes.set(xscale="log", xlim=(600, 40_000), ylim=(-0.1, 0.06))
+    axes.text(39_000, -0.002, "dense, in the same time", color=GREY, va="top", ha="right")
+    for folder, scale, name, label, place, colour in SERIES:
+        draw(axes, *differences(folder, scale, name), colour)
+        axes.text(*place, label, color=colour, va="center")
+    axes.set(xscale="log", xlim=(600, 40_000), ylim=(-0.085, 0.045))
     axes.set(xlabel="steps of AltUp K = 2", ylabel="loss, AltUp − dense")
     axes.set_xticks([1000, 3000, 10_000], ["1,000", "3,000", "10,000"])
     axes.set_xticks([], minor=True)

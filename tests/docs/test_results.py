@@ -61,7 +61,7 @@ def test_the_page_agrees_with_the_results_of_the_decoder() -> None:
     report = StudyReport([RESULTS / "desk"], "desk", [str(BENCHMARKS / "desk_decoder.yaml")])
     (study,), stats = report.studies, report.stats
     words = {v.claim.better: v.word for v in stats.verdicts(study) if v.claim.than == "Dense"}
-    for row, (name, *told) in zip(study.rows, table_of("| decoder, width 64"), strict=True):
+    for row, (name, *told) in zip(study.rows, table_of("| decoder, width 64, 1,200 steps"), strict=True):
         assert name.lower().startswith(row.label.lower())
         mean = stats.mean(study.name, row.label, "tiny", "loss")
         assert mean is not None
