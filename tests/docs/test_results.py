@@ -57,17 +57,22 @@ def test_the_page_agrees_with_the_results() -> None:
 
 
 def test_the_page_agrees_with_the_results_of_the_decoder() -> None:
-    """Seeds, losses, differences, intervals and verdicts."""
-    report = StudyReport([RESULTS / "desk"], "desk", [str(BENCHMARKS / "desk_decoder.yaml")])
-    (study,), stats = report.studies, report.stats
-    words = {v.claim.better: v.word for v in stats.verdicts(study) if v.claim.than == "Dense"}
-    for row, (name, *told) in zip(study.rows, table_of("| decoder, width 64, 1,200 steps"), strict=True):
-        assert name.lower().startswith(row.label.lower())
-        mean = stats.mean(study.name, row.label, "tiny", "loss")
-        assert mean is not None
-        found = stats.difference(study, "tiny", "loss", row.label, "Dense") if row.label != "Dense" else None
-        seeds, loss = f"{len(stats.runs(study.name, row.label, 'tiny'))}", METRICS["loss"].show(mean.mean)
-        assert told == [seeds, loss, *told_difference(found, "loss"), words.get(row.label, "")]
+    """Seeds, losses, differences, intervals and verdicts, of two studies in one table."""
+    files = [str(BENCHMARKS / name) for name in ("desk_decoder.yaml", "desk_methods.yaml")]
+    report = StudyReport([RESULTS / "desk"], "desk", files)
+    stats, table = report.stats, {name: told for name, *told in table_of("| decoder, width 64, 1,200 steps")}
+    seen = set()
+    for study in report.studies:
+        words = {v.claim.better: v.word for v in stats.verdicts(study) if v.claim.than == "Dense"}
+        for row in (row for row in study.rows if stats.sizes(study.name, row.label)):
+            (name,) = [name for name in table if name.split(" (")[0].lower() == row.label.lower()]
+            mean = stats.mean(study.name, row.label, "tiny", "loss")
+            assert mean is not None
+            found = stats.difference(study, "tiny", "loss", row.label, "Dense") if row.label != "Dense" else None
+            seeds, loss = f"{len(stats.runs(study.name, row.label, 'tiny'))}", METRICS["loss"].show(mean.mean)
+            assert table[name] == [seeds, loss, *told_difference(found, "loss"), words.get(row.label, "")]
+            seen.add(name)
+    assert seen == set(table)
 
 
 def test_the_page_agrees_with_the_results_of_the_wider_decoder() -> None:
