@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
-from matplotlib import pyplot
+from figure import GREY, ROOT, drawn
 
 from altup.studies.report import StudyReport
 from altup.studies.statistics import Difference
 
-ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-GREY = "#8a93a6"
 # A folder of results, its scale, its study; what the figure calls it and where; a colour readable on light and
 # dark ground.
 SERIES = [
@@ -57,25 +51,16 @@ def draw(axes: Any, found: dict[int, Difference], lost: set[int], colour: str) -
 
 
 def main() -> None:
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "results", "font.size": 11})
-    figure, axes = pyplot.subplots(figsize=(7.5, 3.8))
-    axes.axhline(0, color=GREY, linewidth=1)
-    axes.text(39_000, -0.002, "dense, in the same time", color=GREY, va="top", ha="right")
-    for folder, scale, name, label, place, colour in SERIES:
-        draw(axes, *differences(folder, scale, name), colour)
-        axes.text(*place, label, color=colour, va="center")
-    axes.set(xscale="log", xlim=(600, 40_000), ylim=(-0.085, 0.045))
-    axes.set(xlabel="steps of AltUp K = 2", ylabel="loss, AltUp − dense")
-    axes.set_xticks([1000, 3000, 10_000], ["1,000", "3,000", "10,000"])
-    axes.set_xticks([], minor=True)
-    axes.spines[["top", "right"]].set_visible(False)
-    for part in (axes.xaxis, axes.yaxis):
-        part.label.set_color(GREY)
-    axes.tick_params(colors=GREY)
-    for spine in axes.spines.values():
-        spine.set_color(GREY)
-    figure.tight_layout()
-    figure.savefig(ROOT / "docs/images/results.svg", transparent=True, metadata={"Date": None})
+    with drawn("results", 3.8) as axes:
+        axes.axhline(0, color=GREY, linewidth=1)
+        axes.text(39_000, -0.002, "dense, in the same time", color=GREY, va="top", ha="right")
+        for folder, scale, name, label, place, colour in SERIES:
+            draw(axes, *differences(folder, scale, name), colour)
+            axes.text(*place, label, color=colour, va="center")
+        axes.set(xscale="log", xlim=(600, 40_000), ylim=(-0.085, 0.045))
+        axes.set(xlabel="steps of AltUp K = 2", ylabel="loss, AltUp − dense")
+        axes.set_xticks([1000, 3000, 10_000], ["1,000", "3,000", "10,000"])
+        axes.set_xticks([], minor=True)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from altup.kernels.launch import on_its_device
 
 
 class Operator:
-    """A function that changes nothing it is given: as `torch.library.custom_op` registers it (`registered`), and
-    itself. It takes tensors, lists of tensors, numbers and None, a tensor or list first, and gives a tensor, or a
-    tuple of tensors and lists.
+    """A function that changes none of its arguments, and the operator that `torch.library.custom_op` makes of it
+    (`registered`). It takes tensors, lists of tensors, numbers and None, a tensor or list first, and gives a
+    tensor, or a tuple of tensors and lists.
     """
 
     def __init__(self, name: str, schema: str, function: Callable[..., Any]) -> None:
