@@ -14,7 +14,6 @@ from altup.bench.cases.step import BATCH, QUICK, Models, share_weights
 from altup.bench.problem import Setup, Work, autograd_work
 from altup.bench.timing import Stopwatch
 from altup.kernels import attention
-from altup.kernels.attention import launch
 from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.models.accounting import INPUTS, TARGETS
 from altup.models.stack import compile_layers
@@ -34,7 +33,6 @@ class Variant(NamedTuple):
     fp8: bool = False
     dropout: float = 0.0
     important: bool = False
-    limited: bool = False  # attention's registers with dropout's bits (`LIMITS_WITH_BITS`)
 
 
 class Group(NamedTuple):
@@ -53,10 +51,7 @@ FP8 = (
     Variant("dense fp8", fp8=True, important=True),
     Variant("altup k2 fp8", "altup k2", fp8=True),
 )
-DROPOUT = (
-    Variant("dense dropout 0.1", dropout=0.1),
-    Variant("dense dropout 0.1 limited", dropout=0.1, limited=True),
-)
+DROPOUT = (Variant("dense dropout 0.1", dropout=0.1),)
 PEER = Variant("hf sdpa compiled", "hf", important=True)
 GROUPS = {
     "base": Group("base", (*BF16, *DROPOUT)),
@@ -71,7 +66,6 @@ GROUPS = {
         (
             Variant("attention", important=True),
             Variant("attention dropout 0.1", dropout=0.1, important=True),
-            Variant("attention dropout 0.1 limited", dropout=0.1, important=True, limited=True),
         ),
     ),
 }
@@ -82,7 +76,6 @@ COMPARED = (
     ("hf sdpa compiled", "dense"), ("hf sdpa compiled", "dense fp8"), ("altup k2", "dense"),
     ("recycled k2", "dense"), ("dense dropout 0.1", "dense"), ("dense", "dense fp8"),
     ("altup k2 fp8", "dense fp8"), ("attention dropout 0.1", "attention"),
-    ("dense dropout 0.1 limited", "dense"), ("attention dropout 0.1 limited", "attention"),
 )  # fmt: skip
 
 
@@ -99,7 +92,6 @@ class Builder:
     def build(self, variant: Variant) -> dict[str, Any]:
         begun = time.monotonic()
         losses: list[torch.Tensor] = []
-        launch.LIMITS_WITH_BITS = variant.limited
         try:
             watch = Stopwatch(self._work(variant, losses), self.device)
             watch.start_up()
@@ -119,7 +111,6 @@ class Builder:
     def burst(self, variant: Variant) -> dict[str, Any]:
         watch = self.watches[variant.name]
         watch.samples = {}
-        launch.LIMITS_WITH_BITS = variant.limited  # what is recorded keeps what it was built with
         time.sleep(PAUSE if ON_GPU else 0)
         watch.burst()
         return {"ms": watch.samples[watch.work.whole]}

@@ -51,11 +51,14 @@ def test_a_run_without_its_card_is_not_done(tmp_path: Path) -> None:
 def test_a_later_setting_changes_the_keys_of_no_run_that_leaves_it_alone() -> None:
     """These keys are of the time before `muon_by`: finished runs stay known."""
     settings = {**find_scale("long").pretrain, "data": "data", "size": "tiny", "method": "altup", "k": 2}
-    usual = PretrainConfig(**settings)
+    usual = PretrainConfig(**settings, coefficient_growth=10.0)  # as it was then
     assert key_of(deciding_fields(usual)) == "6905d7b3d24f"
     assert speed_key(usual, 4000, "a machine") == "52934d7b1a0e"
     by_head = PretrainConfig(**settings, muon_by="head")
     assert key_of(deciding_fields(by_head)) != "6905d7b3d24f"
+    dense = {name: value for name, value in settings.items() if name not in ("method", "k")}
+    assert "coefficient_growth" not in deciding_fields(PretrainConfig(**dense))
+    assert deciding_fields(PretrainConfig(**settings))["coefficient_growth"] == 1
     assert speed_key(by_head, 4000, "a machine") != "52934d7b1a0e"
 
 

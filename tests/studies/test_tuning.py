@@ -34,7 +34,7 @@ from altup.studies.run import StudyOutcome, StudyRun, this_device
 from altup.studies.scale import Scale, Tuning, find_scale, with_settings
 from altup.studies.study import read_study, shipped
 from altup.studies.sweep_figures import sweep_plots, text_sweeps
-from altup.studies.tuning import HAVE_COEFFICIENTS, edges_of, most_runs, walk_grid
+from altup.studies.tuning import edges_of, most_runs, walk_grid
 from altup.training.pretraining import PretrainConfig
 from tests.studies.samples import TEXT, TWO, plan, study_run
 
@@ -684,7 +684,7 @@ def test_models_with_coefficients_are_those_that_have_them() -> None:
     for method in methods:
         config = AltUpT5Config.from_preset("tiny", method=method, d_model=8, d_ff=8, num_layers=3, vocab_size=32)
         has = bool(coefficient_names(AltUpT5ForConditionalGeneration(config)))
-        assert has == (not HAVE_COEFFICIENTS.isdisjoint(method.split("+"))), method
+        assert has == PretrainConfig(data="text", method=method).has_coefficients, method
 
 
 @pytest.mark.parametrize(

@@ -179,3 +179,14 @@ def test_a_rate_held_for_long_is_warned_of() -> None:
         assert not warns(steps=9000, **safer)
     with pytest.raises(UserError, match=r"muon_growth=3\.0 is for optimizer='muon'"):
         TrainConfig(optimizer="adamw", muon_growth=3.0)
+
+
+def test_steps_of_coefficients_do_not_grow_unless_told() -> None:
+    def growth(method: str, **values: Any) -> float | None:
+        return PretrainConfig(data="text", method=method, **{"optimizer": "muon", **values}).coefficient_growth
+
+    assert growth("altup") == growth("sequence-altup") == growth("altup+moe") == 1
+    assert growth("altup", coefficient_growth=4.0) == 4
+    assert growth("dense") == growth("sum") == growth("altup", optimizer="adafactor") == 10  # read by nobody
+    with pytest.raises(UserError, match=r"coefficient_growth=4\.0 is for optimizer='muon'"):
+        growth("altup", optimizer="adamw", coefficient_growth=4.0)

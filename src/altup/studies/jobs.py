@@ -14,6 +14,7 @@ from altup.core.errors import UserError
 from altup.core.files import read_json
 from altup.studies.scale import Scale
 from altup.studies.study import Row
+from altup.training.config import LARGEST_GROWTH
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +33,13 @@ SPEED_FIELDS = (
     *("micro_batch", "inputs_length", "optimizer", "precision", "compile", "activation_checkpointing"),
 )
 # Defaults that have changed since the first keys were made: a key goes on leaving out what they were then.
-FIRST_DEFAULTS = {"optimizer": "adafactor", "model": "t5", "method": "dense", "dropout": 0.0}
+FIRST_DEFAULTS = {
+    "optimizer": "adafactor",
+    "model": "t5",
+    "method": "dense",
+    "dropout": 0.0,
+    "coefficient_growth": LARGEST_GROWTH,
+}
 # What a job's settings hold, by its kind.
 JOB_SETTINGS = {"pretrain": {"config", "start"}, "finetune": {"config", "of"}, "speed": {"configs"}}
 # What a file of measured speeds holds of a model (`speed.Measured`).

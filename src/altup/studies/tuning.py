@@ -28,7 +28,6 @@ Point = dict[str, Any]  # setting → value; `lr_factors.embeddings` is an entry
 # Key of a run → its held-out loss, infinite if it diverged, None if not run.
 Losses = Callable[[str], float | None]
 Run = tuple[Point, float, str]  # of a sweep: its settings, its loss, its key
-HAVE_COEFFICIENTS = {"altup", "sameup", "recycled", "sequence-altup"}
 TUNING, REPORTING = {"eval_part": "tuning"}, {"eval_part": "reporting"}
 
 
@@ -177,7 +176,6 @@ def tunable(
 ) -> dict[str, list[Any]]:
     """The settings of a grid that the model has, without those that a row or the user has `fixed`: of a mapping
     the entries that are named."""
-    has_coefficients = not HAVE_COEFFICIENTS.isdisjoint(str(config.method).split("+"))
     given = {
         f"{name}.{entry}" if entry else name
         for name, value in fixed.items()
@@ -185,7 +183,7 @@ def tunable(
     }
     return {
         name: values for name, values in grid.items()
-        if name not in given and (has_coefficients or name != "lr_factors.coefficients")
+        if name not in given and (config.has_coefficients or name != "lr_factors.coefficients")
     }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from altup.core.schema import Settings, describe_settings, read_settings, refuse
 
 PARALLEL = ("ddp", "fsdp")
 PARTS = ("embeddings", "head", "coefficients")  # of a model whose rates may differ from that of the rest
+HAVE_COEFFICIENTS = {"altup", "sameup", "recycled", "sequence-altup"}  # methods, which "+" may join to others
 MUON_BY = ("matrix", "head", "block")
 SCHEDULES = ("rsqrt", "constant", "linear", "cosine")
 SPIKES = ("ignore", "skip", "stop")
@@ -40,10 +41,11 @@ RECIPES: dict[str, dict[str, Any]] = {
 # What a recipe decides, with those defaults.
 OF_RECIPE = (
     *("recipe", "optimizer", "lr", "schedule", "warmup_steps", "decay_fraction", "weight_decay"),
-    *("beta1", "beta2", "lr_factors", "muon_by", "muon_growth"),
+    *("beta1", "beta2", "lr_factors", "muon_by", "muon_growth", "coefficient_growth"),
 )
 
 LARGEST_GROWTH = 10.0  # of the size that Muon's steps are relative to; docs/lab-log.md has others
+COEFFICIENT_GROWTH = 1.0  # the same for AltUp's coefficients, which run away at 10
 # T5s of width 256 whose embeddings' rate was settled were lost only where Muon's rate was held for longer than
 # this; at a rate below the second none was.
 SAFE_STEPS, SAFE_RATE = 5_500, 0.045
@@ -110,6 +112,9 @@ class TrainConfig(Settings):
         LARGEST_GROWTH, "Muon's steps are relative to a weight's size, up to so many times that of its start.",
         panel="Training", at_least=1,
     )  # fmt: skip
+    coefficient_growth: float | None = setting(
+        None, "The same for AltUp's coefficients.", shown=f"{COEFFICIENT_GROWTH:g}", panel="Training", at_least=1,
+    )  # fmt: skip
     clip_norm: float | None = setting(
         None, "Bound of the gradient's norm.", shown="none", panel="Training", above=0
     )
@@ -157,6 +162,9 @@ class TrainConfig(Settings):
                 f"try {_nearest_divisor(self.batch_size, self.micro_batch)}"
             )
         self._fill_in_schedule()
+        if self.coefficient_growth is None:
+            steady = self.optimizer == "muon" and self.has_coefficients
+            self.coefficient_growth = COEFFICIENT_GROWTH if steady else LARGEST_GROWTH
         self.rate()
         if self.weight_decay and self.optimizer == "adafactor":
             raise UserError(
@@ -168,12 +176,21 @@ class TrainConfig(Settings):
                 raise UserError(
                     f"{name}={beta} is for 'adamw', 'adamw-rms' and 'muon'; T5's Adafactor has no such number"
                 )
-        for name, usual in (("muon_by", "matrix"), ("muon_growth", LARGEST_GROWTH)):
+        for name, usual in (
+            ("muon_by", "matrix"),
+            ("muon_growth", LARGEST_GROWTH),
+            ("coefficient_growth", LARGEST_GROWTH),
+        ):
             if (value := getattr(self, name)) != usual and self.optimizer != "muon":
                 raise UserError(f"{name}={value!r} is for optimizer='muon', not for {self.optimizer!r}")
         if self.precision is None:
             self.precision = "bf16" if _has_gpu() else "fp32"
         self.trackers = [tracker for tracker in self.trackers if tracker != "none"]
+
+    @property
+    def has_coefficients(self) -> bool:
+        """Whether the model may have coefficients of AltUp."""
+        return True
 
     @property
     def low_precision(self) -> bool:

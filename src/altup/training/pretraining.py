@@ -12,7 +12,15 @@ from altup.core.errors import MOST_TOKENS, UserError, check_choice
 from altup.core.schema import setting
 from altup.core.text import number_of
 from altup.data import HELD_OUT_PARTS
-from altup.training.config import LONG_RUN, OF_RECIPE, RECIPES, TrainConfig, warn_of_epochs, warn_of_growth
+from altup.training.config import (
+    HAVE_COEFFICIENTS,
+    LONG_RUN,
+    OF_RECIPE,
+    RECIPES,
+    TrainConfig,
+    warn_of_epochs,
+    warn_of_growth,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -128,6 +136,11 @@ class PretrainConfig(TrainConfig):
         for name in (*MODEL_NAMES, "model_overrides"):
             if value := getattr(self, name):
                 raise UserError(f"{name}={value!r}: the model of --from {self.from_model} decides; leave it out")
+
+    @property
+    def has_coefficients(self) -> bool:
+        parts = str(self.method).split("+")
+        return self.from_model is not None or not HAVE_COEFFICIENTS.isdisjoint(parts)
 
     @property
     def kind(self) -> str:

@@ -54,10 +54,10 @@ def by_definition(
     return p
 
 
-def adamw_by_definition(p: np.ndarray, gradients: list[np.ndarray], lr: float) -> np.ndarray:
-    """AdamW's direction, times a size of at most ten times that of the start; zeros count as 0.02."""
+def adamw_by_definition(p: np.ndarray, gradients: list[np.ndarray], lr: float, growth: float) -> np.ndarray:
+    """AdamW's direction, times a size of at most `growth` times that of the start; zeros count as 0.02."""
     mean, square, rms = np.zeros_like(p), np.zeros_like(p), np.sqrt(np.mean(p**2))
-    largest = 10 * max(1e-3, rms) if rms > 0 else 0.2
+    largest = growth * (max(1e-3, rms) if rms > 0 else 0.02)
     for t, g in enumerate(gradients, start=1):
         mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g**2
         size = min(max(1e-3, np.sqrt(np.mean(p**2))), largest)
@@ -85,7 +85,8 @@ def test_ten_steps_equal_the_definition():
             np.testing.assert_allclose(p.detach().numpy(), expected, rtol=1e-3, atol=1e-4, err_msg=n)
             compared["matrix"] += 1
         else:
-            expected = adamw_by_definition(start[n], gradients[n], 0.05)
+            growth = 1 if parts[n] == "coefficients" else 10
+            expected = adamw_by_definition(start[n], gradients[n], 0.05, growth)
             np.testing.assert_allclose(p.detach().numpy(), expected, rtol=1e-4, atol=1e-5, err_msg=n)
             compared["rest"] += 1
     assert compared == {"matrix": 2 * (7 + 3) + 2 * (11 + 3), "rest": len(start) - 48}
@@ -136,6 +137,28 @@ def test_weights_do_not_grow_by_a_factor_in_every_step(bound):
     torch.testing.assert_close(growth, growth[:1].expand_as(growth), rtol=0.02, atol=0)
     start = tiny().get_input_embeddings().weight.detach().square().mean().sqrt()
     torch.testing.assert_close(growth[-1, 0], 0.5 * bound * start, rtol=0.05, atol=0)  # AdamW's U of ones
+
+
+@pytest.mark.parametrize(("method", "name"), [("altup", "encoder.rule.updates.0.g"), ("sequence-altup", ".b")])
+def test_coefficients_move_by_the_same_amount_however_large_they_are(method, name):
+    """Their gradient always points the same way. Were steps relative to their size, they would run away. What
+    makes coefficients from the data begins with zeros and may grow as all weights do."""
+    model = tiny(method, num_layers=3)
+    optimizer = build_optimizer("muon", model, lr=0.5, lr_factors={"coefficients": 0.1})
+    (found,) = [p for n, p in model.named_parameters() if n.endswith(name)][:1]
+    values = [found.detach().clone()]
+    for _ in range(30):
+        for p in model.parameters():
+            p.grad = -torch.ones_like(p)
+        optimizer.step()
+        values.append(found.detach().clone())
+    torch.testing.assert_close(torch.stack(values).diff(dim=0), torch.full((30, *found.shape), 0.05))
+
+    dynamic = tiny("altup", coefficients="dynamic")
+    optimizer = build_optimizer("muon", dynamic, lr=0.5)
+    bounds = [optimizer.state[p]["largest"].item() for p in dynamic.parameters() if not p.any()]
+    assert bounds
+    assert bounds == pytest.approx([0.2] * len(bounds))
 
 
 def test_a_gradient_of_zeros_moves_nothing():

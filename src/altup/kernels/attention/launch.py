@@ -48,9 +48,6 @@ KEYS = {
 # 0.80 instead of 0.92 ms on an H200. In longer rows, which hold many examples, most pairs are never looked at.
 MOST_KEYS_WITH_BITS = 1024
 TUNED = (torch.bfloat16,)  # in which limits on registers and the copy engine were timed
-# Whether they hold for dropout's bits too. Without, 252 registers let two programs run at once instead of three;
-# with, 64 bytes spill in the keys' kernel and 24 in the forward one. Not timed yet: benchmarks/step_turns.py.
-LIMITS_WITH_BITS = False
 # For few queries, as a decoder has: a program makes a few steps and ends.
 FEW_QUERIES = 128
 KEYS_OF_FEW = {**KEYS, 32: TileConfig(32, 64, 4, 3, 128), 64: TileConfig(32, 64, 4, 3, 128)}
@@ -92,7 +89,8 @@ class AttentionCall(NamedTuple):
     def cut(self, configs: dict[int, TileConfig]) -> TileConfig:
         """The kernel's configuration, with tiles no larger than the work, and then few warps for them.
 
-        Limits on registers are for Hopper, and too tight for drawing random numbers and for packed causal rows.
+        Limits on registers are for Hopper, and too tight for dropout and for packed causal rows: with its bits
+        attention takes 0.872 instead of 0.799 ms (the copy engine without limits 0.787).
         Telling the copy engine of a tensor takes the host about 10 µs, too long for few queries; limits were timed
         with it.
         """
@@ -102,8 +100,7 @@ class AttentionCall(NamedTuple):
         if (queries, keys) != (config.queries, config.keys):
             return TileConfig(queries, keys, 4, config.stages)
         tuned = self.q.dtype in TUNED and has_copy_engine(self.q.device)
-        draws = self.seed is not None and not (LIMITS_WITH_BITS and self.keeps_bits)
-        tight = draws or self.is_packed_causal
+        tight = self.seed is not None or self.is_packed_causal
         if not tuned or (config.registers and tight) or (config.engine and Q <= FEW_QUERIES):
             return config._replace(registers=None, engine=False)
         return config

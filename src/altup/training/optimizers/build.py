@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from altup.core.errors import UserError, check_choice, check_range
 from altup.kernels.muon.reference import Block
 from altup.nn import Attention, GroupedAttention, RelativeBias, coefficient_names
-from altup.training.config import LARGEST_GROWTH, MUON_BY, PARTS
+from altup.nn.altup import AltUpUpdate
+from altup.nn.sequence import SequenceUpdate
+from altup.training.config import COEFFICIENT_GROWTH, LARGEST_GROWTH, MUON_BY, PARTS
 from altup.training.optimizers.adafactor import Adafactor
 from altup.training.optimizers.adamw import AdamW, RelativeAdamW
 from altup.training.optimizers.muon import Muon
@@ -94,14 +96,15 @@ def build_optimizer(
     lr_factors: Mapping[str, float] | None = None,
     muon_by: str = "matrix",
     muon_growth: float = LARGEST_GROWTH,
+    coefficient_growth: float = COEFFICIENT_GROWTH,
 ) -> torch.optim.Optimizer:
     """The optimizer `name` over the parameters of `model` that ask for gradients.
 
     `lr_factors` multiplies the rate of parts of the model (`PARTS`). `muon_by` says what Muon orthogonalizes at a
-    time (`blocks_of`), `muon_growth` how far its steps grow with the weights. `optimizer.step(skip=flag)` leaves
-    every weight and all state as they are where the bool tensor `flag`, on the parameters' device, is true; the
-    host never waits for it. `set_rate` sets the learning rate of a step. Shard the model (`fully_shard`) before
-    this call.
+    time (`blocks_of`), `muon_growth` how far its steps grow with the weights, `coefficient_growth` how far with
+    coefficients that are numbers of their own. `optimizer.step(skip=flag)` leaves every weight and all state as
+    they are where the bool tensor `flag`, on the parameters' device, is true; the host never waits for it.
+    `set_rate` sets the learning rate of a step. Shard the model (`fully_shard`) before this call.
     """
     check_choice("optimizer", name, OPTIMIZERS)
     check_range("weight_decay", weight_decay, 0, float("inf"))
@@ -116,6 +119,10 @@ def build_optimizer(
         )
     groups: dict[tuple, dict[str, Any]] = {}
     parts, blocks = parts_of(model), blocks_of(model, muon_by)
+    rules = (module for module in model.modules() if isinstance(module, AltUpUpdate | SequenceUpdate))
+    scalars = {
+        p for rule in rules for p in rule.parameters()
+    }  # others make coefficients of weights, from the data
     if factors.get("coefficients", 1.0) != 1 and "coefficients" not in parts.values():
         raise UserError(
             f"lr_factors.coefficients={factors['coefficients']:g}: {type(model).__name__} has no coefficients of "
@@ -129,7 +136,8 @@ def build_optimizer(
             decays = p.ndim >= 2 and parts[n] != "coefficients"
             own |= {"weight_decay": weight_decay * decays, "sharding": kind(p).sharding}
         if name == "muon":
-            own |= {"orthogonal": parts[n] == "matrix", "block": blocks.get(p), "growth": muon_growth}
+            growth = coefficient_growth if p in scalars else muon_growth
+            own |= {"orthogonal": parts[n] == "matrix", "block": blocks.get(p), "growth": growth}
         groups.setdefault(tuple(own.values()), {**own, "params": []})["params"].append(p)
     if not groups:
         raise UserError("the model has no parameter that asks for gradients; nothing to optimize")
