@@ -33,6 +33,7 @@ class Variant(NamedTuple):
     fp8: bool = False
     dropout: float = 0.0
     important: bool = False
+    per_sequence: bool = False  # whether dropout decides for all tokens of a sequence at once
 
 
 class Group(NamedTuple):
@@ -51,7 +52,10 @@ FP8 = (
     Variant("dense fp8", fp8=True, important=True),
     Variant("altup k2 fp8", "altup k2", fp8=True),
 )
-DROPOUT = (Variant("dense dropout 0.1", dropout=0.1),)
+DROPOUT = (
+    Variant("dense dropout 0.1", dropout=0.1),
+    Variant("dense dropout 0.1 by sequence", dropout=0.1, per_sequence=True),
+)
 PEER = Variant("hf sdpa compiled", "hf", important=True)
 GROUPS = {
     "base": Group("base", (*BF16, *DROPOUT)),
@@ -66,6 +70,7 @@ GROUPS = {
         (
             Variant("attention", important=True),
             Variant("attention dropout 0.1", dropout=0.1, important=True),
+            Variant("attention dropout 0.1 by sequence", dropout=0.1, per_sequence=True, important=True),
         ),
     ),
 }
@@ -76,6 +81,7 @@ COMPARED = (
     ("hf sdpa compiled", "dense"), ("hf sdpa compiled", "dense fp8"), ("altup k2", "dense"),
     ("recycled k2", "dense"), ("dense dropout 0.1", "dense"), ("dense", "dense fp8"),
     ("altup k2 fp8", "dense fp8"), ("attention dropout 0.1", "attention"),
+    ("dense dropout 0.1 by sequence", "dense"), ("attention dropout 0.1 by sequence", "attention"),
 )  # fmt: skip
 
 
@@ -124,7 +130,7 @@ class Builder:
     def _work(self, variant: Variant, losses: list[torch.Tensor]) -> Work:
         """`losses` receives the last one."""
         if self.models is None:
-            return self._attention(variant.dropout)
+            return self._attention(variant)
         if variant.method == "hf":
             work = self.models.hugging_face("sdpa", compiled=ON_GPU)
             forward: Callable[[int], Any] = work.forward
@@ -142,7 +148,7 @@ class Builder:
 
     def _ours(self, variant: Variant) -> Callable[[int], torch.Tensor]:
         """As training runs it: compiled layers, recorded as a graph."""
-        master = self._with_dropout(variant.dropout) if variant.dropout else self.models.master(variant.method)
+        master = self._with_dropout(variant) if variant.dropout else self.models.master(variant.method)
         model, batch = share_weights(master), self.models.batch.whole()
         if variant.fp8:
             use_fp8(model)
@@ -169,15 +175,16 @@ class Builder:
 
         return forward
 
-    def _with_dropout(self, rate: float) -> Any:
+    def _with_dropout(self, variant: Variant) -> Any:
         fields = {} if ON_GPU else QUICK
-        config = AltUpT5Config.from_preset(self.size, "dense", None, **fields, dropout_rate=rate)
+        drops = {"dropout_rate": variant.dropout, "sequence_dropout": variant.per_sequence}
+        config = AltUpT5Config.from_preset(self.size, "dense", None, **fields, **drops)
         torch.manual_seed(1)
         with self.device:
             model: Any = AltUpT5ForConditionalGeneration(config)
         return model.to(SETUP.dtype).train()
 
-    def _attention(self, dropout: float) -> Work:
+    def _attention(self, variant: Variant) -> Work:
         """As `altup bench attention` times it: the encoder's."""
         inputs = Inputs(SETUP, *ATTENTION, False, None)
 
@@ -186,7 +193,8 @@ class Builder:
                 *inputs.qkv,
                 by_distance=inputs.by_distance,
                 constant_beyond=inputs.relative.constant_beyond(),
-                dropout=dropout,
+                dropout=variant.dropout,
+                per_sequence=variant.per_sequence,
                 implementation="triton" if ON_GPU else "plain",
             )
 

@@ -9,6 +9,7 @@ from torch import library
 from altup.core.errors import UserError
 from altup.kernels.add_norm import add_norm, add_norm_fp8, add_norm_reference, kept_in_fours
 from altup.kernels.add_norm.op import add_norm_backward_op, add_norm_op
+from altup.kernels.dropout import sequence_factors
 from altup.kernels.fp8.reference import VALUE, power_of_two, quantize_reference
 from altup.nn import RMSNorm
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, needs_gpu, runs_kernel
@@ -45,15 +46,17 @@ def inputs(rows, d, dtype=torch.float32, weight_dtype=None):
     return [x, update, weight]
 
 
-def compare(given, p=0.0, run=add_norm):
+def compare(given, p=0.0, run=add_norm, per_sequence=False):
     wide = [x.detach().double().requires_grad_() for x in given]
     keep = None
     torch.manual_seed(3)
-    if p:
+    if per_sequence:
+        keep = sequence_factors(given[1], p) > 0
+    elif p:
         seed = torch.randint(2**62, (1,), device=DEVICE).item()
         keep = kept_in_fours(given[0].numel(), seed, p).view(given[0].shape).to(DEVICE)
     torch.manual_seed(3)
-    got = run(*given, EPS, p, implementation="triton")
+    got = run(*given, EPS, p, implementation="triton", **({"per_sequence": True} if per_sequence else {}))
     want = add_norm_reference(*wide, EPS, keep, p)
     upstream = [torch.randn_like(y) for y in got]
     gradients = torch.autograd.grad(got, given, upstream)
@@ -90,6 +93,14 @@ def test_programs_walk_through_many_rows(poisoned, monkeypatch):
 @pytest.mark.parametrize(("rows", "d"), [(7, 48), (5, 1028)])
 def test_dropout_is_that_of_the_mask(rows, d, poisoned):
     compare(inputs(rows, d), 0.3)
+
+
+@runs_kernel
+@pytest.mark.parametrize(("sequences", "tokens", "d"), [(3, 7, 48), (2, 5, 1028), (4, 1, 16)])
+def test_dropout_that_tokens_of_a_sequence_share(sequences, tokens, d, poisoned):
+    x, update, weight = inputs(sequences * tokens, d)
+    x, update = (y.detach().view(sequences, tokens, d).requires_grad_() for y in (x, update))
+    compare([x, update, weight], 0.3, per_sequence=True)
 
 
 @runs_kernel
@@ -144,7 +155,7 @@ def test_two_runs_give_the_same_bits():
 
 
 @pytest.mark.parametrize("d", [768, 2048])
-@pytest.mark.parametrize(("dropout", "low"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(("dropout", "low"), [(None, False), ("drawn", False), ("shared", False), (None, True)])
 def test_rows_stay_in_registers_and_are_read_sixteen_bytes_at_a_time(dropout, low, d, hopper):
     from altup.kernels.add_norm import triton as kernels
 
@@ -153,10 +164,12 @@ def test_rows_stay_in_registers_and_are_read_sixteen_bytes_at_a_time(dropout, lo
         ("total", "normed", "x", "update", "weight", "dx", "d_update", "d_total", "d_normed"), "*bf16"
     )
     types = arrays | {"rms": "*fp32", "sums": "*fp32", "rows": "i32", "eps": "fp32", "drop_below": "i32"}
-    types |= {"keep_scale": "fp32", "seed": "*i64" if dropout else None, "root": "fp32"}
+    types |= {"keep_scale": "fp32", "root": "fp32", "tokens": "i32"}
+    types["seed"] = {"drawn": "*i64", "shared": "*fp32"}.get(dropout)
     types |= {"q": "*fp8e4nv" if low else None, "scale": "*fp32" if low else None}
     for kernel, tile in ((kernels.forward_kernel, kernels.TILE), (kernels.backward_kernel, kernels.BACKWARD_TILE)):
-        constants = {"D": d, "BLOCK": block, "ROWS": max(1, tile // block), "DROPOUT": dropout, "LOW": low}
+        constants = {"D": d, "BLOCK": block, "ROWS": max(1, tile // block), "LOW": low}
+        constants |= {"DROPOUT": bool(dropout), "SHARED": dropout == "shared"}
         given = {name: value for name, value in (types | constants).items() if name in kernel.arg_names}
         compiled = hopper.build(kernel, given, num_warps=kernels.WARPS)
         assert not hopper.spills(compiled)

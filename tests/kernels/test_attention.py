@@ -32,6 +32,7 @@ from altup.kernels.attention.op import (
 )
 from altup.kernels.attention.reference import keep_bits_reference, unpack_bits
 from altup.kernels.cuda_graph import record, warm_up
+from altup.kernels.dropout.reference import draw_kept
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, INTERPRETED, fewer, needs_gpu, runs_kernel
 
 B, H, Q, K, D = 2, 3, 5, 7, 4
@@ -266,17 +267,21 @@ def kept_under(seed, B, H, Q, K, dropout):
     return unpack_bits(keep_bits_reference(seed, B * H, Q, K, dropout), Q, K).view(B, H, Q, K)
 
 
-def compare(inputs, run=kernels, dropout=0.0, constant_beyond=None, **options):
+def compare(inputs, run=kernels, dropout=0.0, per_sequence=False, constant_beyond=None, **options):
     """The result and all gradients of a random linear function of it, against float64."""
     wide = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
     keep = None
     if dropout:
         state = torch.random.get_rng_state() if INTERPRETED else torch.cuda.get_rng_state()
-        seed = torch.randint(2**62, (1,), device=DEVICE).item()
+        if per_sequence:
+            keep = draw_kept(inputs[1].shape[:3], dropout, inputs[1].device)[:, :, None]
+        else:
+            seed = torch.randint(2**62, (1,), device=DEVICE).item()
+            keep = kept_under(seed, *inputs[0].shape[:3], inputs[1].shape[2], dropout).to(DEVICE)
         torch.random.set_rng_state(state) if INTERPRETED else torch.cuda.set_rng_state(state)
-        keep = kept_under(seed, *inputs[0].shape[:3], inputs[1].shape[2], dropout).to(DEVICE)
     exact = attention_reference(*wide[:3], by_distance=wide[3], keep=keep, dropout=dropout, **options)
-    out = run(*inputs, dropout=dropout, constant_beyond=constant_beyond, **options)
+    more = {"per_sequence": True} if per_sequence else {}
+    out = run(*inputs, dropout=dropout, constant_beyond=constant_beyond, **options, **more)
     inputs, wide = ([x for x in tensors if x is not None] for tensors in (inputs, wide))
     upstream = torch.randn(out.shape, device=DEVICE).to(out.dtype)
     gradients = list(torch.autograd.grad(out, inputs, upstream))
@@ -476,6 +481,30 @@ def test_dropout(packed, options, dtype, poisoned, small, keeps_bits):
     small(16, 32)
     options = options | (segments(2, 40, 40) if packed else {})
     compare(problem(2, 1, 40, dtype=dtype, beyond=10), dropout=0.3, **options)
+
+
+@runs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"constant_beyond": 10}])
+@pytest.mark.parametrize("packed", [False, True])
+def test_keys_dropped_for_all_queries(packed, options, dtype, poisoned, small):
+    small(16, 32)
+    options = options | (segments(2, 40, 56) if packed else {})
+    compare(problem(2, 2, 40, 56, dtype=dtype, beyond=10), dropout=0.3, per_sequence=True, **options)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_plain_drops_keys_for_all_queries(packed):
+    q, k, v, by_distance = tensors()
+    options = {"query_segments": torch.ones(B, Q), "key_segments": torch.arange(K).expand(B, K) // 4 + 1}
+    options = options if packed else {}
+    torch.manual_seed(3)
+    keep = draw_kept((B, H, K), 0.3, q.device)[:, :, None]
+    assert 0 < keep.mean() < 1
+    torch.manual_seed(3)
+    got = attention(q, k, v, by_distance=by_distance, dropout=0.3, per_sequence=True, **options)
+    want = attention_reference(q, k, v, by_distance=by_distance, keep=keep, dropout=0.3, **options)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
 
 @runs_kernel
@@ -812,7 +841,7 @@ def test_under_autocast():
 
 
 KERNELS = ("forward", "queries", "keys")
-FLAGS = ("BIAS", "BIAS_GRAD", "EDGES", "CAUSAL", "SEGMENTS", "DROPOUT", "BITS", "EVEN")
+FLAGS = ("BIAS", "BIAS_GRAD", "EDGES", "CAUSAL", "SEGMENTS", "DROPOUT", "BITS", "SHARED", "EVEN")
 NEEDED_BY = {
     "bias": "BIAS",
     "strips": "BIAS_GRAD",
@@ -842,7 +871,8 @@ def kernel_and_configs(name):
 
 def build(hopper, kernel, config, width, flags, capability=90, **fixed):
     """Compile for bfloat16; flags are named, and all others are off."""
-    if capability < 90 or (config.registers and "DROPOUT" in flags):  # as it is launched
+    by_pair = "DROPOUT" in flags and "SHARED" not in flags
+    if capability < 90 or (config.registers and by_pair):  # as it is launched
         config = config._replace(registers=None, engine=False)
     constants = {"D": width, "BM": config.queries, "BN": config.keys, "PRECISION": "tf32"}
     constants |= {flag: flag in flags for flag in FLAGS} | {"SLOTS": 0, "peaks": None} | fixed
@@ -850,6 +880,8 @@ def build(hopper, kernel, config, width, flags, capability=90, **fixed):
     given = {name: TYPES.get(name, "i32") for name in kernel.arg_names} | absent
     if "BITS" in flags:
         given["seed"] = "*i32"
+    if "SHARED" in flags:
+        given["seed"] = "*fp32"
     for name, rows in zip(TILES, (config.queries, config.queries, config.keys, config.keys), strict=True):
         if name in given:
             given[name] = f"tensordesc<bf16[1,1,{rows},{width}]>" if config.engine else None
@@ -883,8 +915,8 @@ def test_pretraining_stays_in_registers(name, flags, hopper):
 def call(width, flags, dtype=torch.bfloat16, queries=512):
     """A call with these flags, of tensors that are nowhere."""
     q, k = (torch.empty(1, 1, length, width, dtype=dtype, device="meta") for length in (queries, 512))
-    given = [torch.empty(1, device="meta") if flag in flags else None for flag in ("BIAS", "SEGMENTS", "DROPOUT")]
-    bias, packed, seed = given
+    bias, packed = (torch.empty(1, device="meta") if flag in flags else None for flag in ("BIAS", "SEGMENTS"))
+    seed = torch.empty(1, dtype=torch.int64, device="meta") if "DROPOUT" in flags else None
     return launch.AttentionCall(q, k, k, bias, packed, packed, seed, "CAUSAL" in flags, 0.0, 1.0, None)
 
 
@@ -965,10 +997,24 @@ def test_reading_bits_is_cheaper_than_drawing(name, hopper):
     assert not re.search(r"convert_layout .* : tensor<\d+x\d+xi", inside)
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_dropping_keys_for_all_queries_costs_next_to_nothing(name, hopper):
+    kernel, configs = kernel_and_configs(name)
+    flags = ("BIAS", "BIAS_GRAD", "EDGES", "EVEN")
+    none, shared = (
+        build(hopper, kernel, configs[64], 64, (*flags, *more)) for more in ((), ("DROPOUT", "SHARED"))
+    )
+    assert hopper.stack_bytes(shared) <= 64
+    lengths = [hopper.loop_length(one) for one in (none, shared)]
+    print(f"{name}: {lengths[0]} instructions a tile without dropout, {lengths[1]} with")
+    assert lengths[1] < 1.15 * lengths[0]
+
+
 VARIANTS = [
     ("BIAS", "BIAS_GRAD", "CAUSAL"),
     ("BIAS", "BIAS_GRAD", "SEGMENTS", "DROPOUT", "CAUSAL", "EDGES"),
     ("BIAS", "BIAS_GRAD", "SEGMENTS", "DROPOUT", "BITS", "CAUSAL", "EDGES"),
+    ("BIAS", "BIAS_GRAD", "SEGMENTS", "DROPOUT", "SHARED", "CAUSAL", "EDGES"),
     ("SEGMENTS",),
 ]
 

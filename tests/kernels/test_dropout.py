@@ -193,3 +193,27 @@ def test_blocks_that_need_no_dropout_stay_as_they_are():
     x = torch.randn(2, 6)
     assert block_dropout(x, 2, 0.4, training=False) is x
     assert block_dropout(x, 2, 0.0) is x
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_tokens_of_a_sequence_share_decisions(blocks):
+    """And sequences do not; those that are kept are as much larger as makes the mean stay."""
+    torch.manual_seed(0)
+    x = torch.rand(40, 3, 2 * 256, requires_grad=True)
+    out = block_dropout(x, blocks, 0.3, per_sequence=True)
+    kept = out != 0
+    assert torch.equal(kept, kept[:, :1].expand_as(kept))
+    assert torch.equal(kept[..., :256], kept[..., 256:]) == (blocks == 2)
+    assert abs(kept[:, 0].float().mean() - 0.7) < 0.02
+    assert not torch.equal(kept[0, 0], kept[1, 0])
+    torch.testing.assert_close(out[kept], x[kept] / 0.7, rtol=1e-4, atol=0)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(gradient, kept / 0.7, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "plain"])
+def test_shared_decisions_are_off_where_nothing_is_dropped(implementation):
+    x = torch.randn(2, 3, 8)
+    assert dropout(x, 0.0, implementation=implementation, per_sequence=True) is x
+    assert dropout(x, 0.5, training=False, implementation=implementation, per_sequence=True) is x
+    assert not dropout(x, 1.0, implementation=implementation, per_sequence=True).any()

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import library
 
 from altup.core.errors import UserError
+from altup.kernels.dropout import sequence_factors
 from altup.kernels.dropout.reference import keep_mask_reference
 from altup.kernels.geglu import geglu, geglu_reference
 from altup.kernels.geglu.op import geglu_backward_op, geglu_op
@@ -28,15 +29,18 @@ def test_refuses_what_no_kernel_takes():
         geglu(torch.randn(2, 4, dtype=torch.float64), implementation="triton")
 
 
-def compare(h, p=0.0):
+def compare(h, p=0.0, per_sequence=False):
     wide = h.detach().double().requires_grad_()
     torch.manual_seed(3)
     keep = None
-    if p:
+    if per_sequence:
+        keep = sequence_factors(h[..., : h.shape[-1] // 2], p) > 0
+    elif p:
         seed = torch.randint(2**62, (1,), device=DEVICE).item()
         keep = keep_mask_reference(h.numel() // 2, seed, p).view(*h.shape[:-1], -1).to(DEVICE)
     torch.manual_seed(3)
-    got, want = geglu(h, p, implementation="triton"), geglu_reference(wide, keep, p)
+    got = geglu(h, p, implementation="triton", per_sequence=per_sequence)
+    want = geglu_reference(wide, keep, p)
     upstream = torch.randn_like(got)
     pairs = [
         (got, want),
@@ -58,6 +62,12 @@ def test_kernels(shape, dtype, poisoned):
 @pytest.mark.parametrize("shape", [(3, 2 * 40), (9, 2 * 1024)])
 def test_dropout_is_that_of_the_mask(shape, poisoned):
     compare(torch.randn(shape, device=DEVICE).requires_grad_(), 0.3)
+
+
+@runs_kernel
+@pytest.mark.parametrize("shape", [(3, 7, 2 * 40), (2, 5, 2 * 1024), (4, 1, 2 * 3)])
+def test_dropout_that_tokens_of_a_sequence_share(shape, poisoned):
+    compare(torch.randn(shape, device=DEVICE).requires_grad_(), 0.3, per_sequence=True)
 
 
 @runs_kernel
@@ -91,12 +101,13 @@ def test_training_sizes(n, p, poisoned):
     compare(torch.randn(8, 512, 2 * n, device=DEVICE, dtype=torch.bfloat16).requires_grad_(), p)
 
 
-@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("dropout", [None, "drawn", "shared"])
 def test_numbers_are_read_and_written_sixteen_bytes_at_a_time(dropout, hopper):
     from altup.kernels.geglu import triton as kernels
 
-    types = {"numel": "i32", "drop_below": "i32", "keep_scale": "fp32", "seed": "*i64" if dropout else None}
-    constants = {"N": 2816, "V": 8, "DROPOUT": dropout, "LANES": 1024}
+    types = {"numel": "i32", "drop_below": "i32", "keep_scale": "fp32", "tokens": "i32"}
+    types["seed"] = {"drawn": "*i64", "shared": "*fp32"}.get(dropout)
+    constants = {"N": 2816, "V": 8, "DROPOUT": bool(dropout), "SHARED": dropout == "shared", "LANES": 1024}
     for kernel, arrays in (
         (kernels.forward_kernel, ("hidden", "h")),
         (kernels.backward_kernel, ("d_h", "grad", "h")),
@@ -107,4 +118,5 @@ def test_numbers_are_read_and_written_sixteen_bytes_at_a_time(dropout, hopper):
         assert not hopper.spills(compiled)
         ptx = compiled.asm["ptx"]
         loads, stores = ptx.count("ld.global.v4.b32"), ptx.count("st.global.v4.b32")
+        loads -= 8 * (dropout == "shared")  # the factors, in 32 bits
         assert (loads, stores) == ((8, 4) if kernel is kernels.forward_kernel else (12, 8)), (loads, stores)

@@ -83,11 +83,13 @@ def test_float32_weights_under_autocast(padded):
     assert ((half_gradient - gradient).norm() / gradient.norm()).item() < 0.03
 
 
-def test_dropout_trains_compiled():
+@pytest.mark.parametrize("shared", [False, True])
+def test_dropout_trains_compiled(shared):
     """With dropout a loss differs from run to run, and its gradient points where that without dropout does."""
     torch._dynamo.reset()
     data = batch(True)
-    model = compile_layers(build("dense", dropout_rate=0.1).to(torch.bfloat16), fullgraph=True)
+    drops = build("dense", dropout_rate=0.1, sequence_dropout=shared).to(torch.bfloat16)
+    model = compile_layers(drops, fullgraph=True)
     loss, gradient = passes(build("dense").to(torch.bfloat16), data)
     runs = []
     for _ in range(3):

@@ -447,3 +447,28 @@ def test_encoder_folder_is_not_a_whole_model(tmp_path):
     AltUpT5EncoderModel(tiny_t5("altup").config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="not that of a AltUpT5ForConditionalGeneration"):
         AltUpT5ForConditionalGeneration.from_pretrained(pretrained_model_name_or_path=tmp_path)
+
+
+@pytest.mark.parametrize("method", ["dense", "altup", "recycled"])
+def test_tokens_of_a_sequence_lose_the_same(method):
+    """Equal tokens without a bias by distance stay equal through all layers, whatever is dropped, if all tokens of
+    a sequence lose the same; sequences differ."""
+    tokens = torch.full((2, 6), 5)
+    for shared in (True, False):
+        model = tiny_t5(method, dropout_rate=0.3, sequence_dropout=shared).train()
+        torch.nn.init.zeros_(model.encoder.relative_bias.weight)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            out = model.encoder(input_ids=tokens)[0]
+        spread = (out - out[:, :1]).abs().amax()
+        assert (spread < 1e-5) == shared
+        assert (out[0] - out[1]).abs().amax() > 0.1
+        with torch.no_grad():
+            assert torch.equal(*(model.eval().encoder(input_ids=tokens)[0] for _ in range(2)))
+
+
+def test_what_dropout_shares_is_kept_with_the_model(tmp_path):
+    tiny_t5("dense", dropout_rate=0.1, sequence_dropout=True).save_pretrained(tmp_path)
+    model = AltUpT5ForConditionalGeneration.from_pretrained(tmp_path)
+    assert model.encoder.layers[0].per_sequence
+    assert model.decoder.layers[0].cross_attention.per_sequence

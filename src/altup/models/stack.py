@@ -91,6 +91,7 @@ class LayerStack:
     layers: nn.ModuleList
     training: bool
     dropout: float = 0.0
+    per_sequence: bool = False  # whether dropout decides for all tokens of a sequence at once
     shared_blocks: int = 1  # that dropout outside of the layers treats as one
     stride: int = 1
     strided: frozenset[int] = frozenset()
@@ -115,7 +116,7 @@ class LayerStack:
 
     def drop(self, x: Tensor) -> Tensor:
         """Dropout outside of the layers, where `shared_blocks` blocks that lie side by side lose the same."""
-        return block_dropout(x, self.shared_blocks, self.dropout, self.training)
+        return block_dropout(x, self.shared_blocks, self.dropout, self.training, per_sequence=self.per_sequence)
 
     def inputs_by_stride(self, view: Callable[[int], LayerInputs]) -> list[LayerInputs]:
         """`view(stride)` for each layer, made once for each stride: masks and positions are those of the tokens
@@ -183,7 +184,8 @@ class LayerStack:
         update: Tensor | None = None
         for layer, (args, kwargs) in zip(self.layers, inputs, strict=True):
             x, update = layer(x, *args, **kwargs, pending=update, leaves=True)
-        return self.lower((x + dropout(update, self.dropout, self.training),))  # type: ignore[arg-type]
+        assert update is not None
+        return self.lower((x + dropout(update, self.dropout, self.training, per_sequence=self.per_sequence),))
 
     def _hand_norms(self, state: Blocks, inputs: Sequence[LayerInputs]) -> Tensor:
         """`run_layers` where an update and the next layer's norm are one pass (`altup_update_norm`)."""
@@ -226,6 +228,7 @@ class PreNormLayer(GradientCheckpointingLayer):
     """A layer that ends with a pre-normed feed-forward, and experts beside it where there are any."""
 
     dropout: float
+    per_sequence: bool = False  # as of `LayerStack`
     feed_forward_norm: RMSNorm
     feed_forward: nn.Module
     experts: PartialExperts | None
@@ -239,7 +242,9 @@ class PreNormLayer(GradientCheckpointingLayer):
             if self._reads_low(x, update, reader):
                 total, normed, q, scale = add_norm_fp8(x, update, norm.weight, norm.eps)
                 return total, Normed(normed, Low(q, scale))
-            total, normed = add_norm(x, update, norm.weight, norm.eps, self.dropout)
+            total, normed = add_norm(
+                x, update, norm.weight, norm.eps, self.dropout, per_sequence=self.per_sequence
+            )
             return total, Normed(normed)
         x = x + self._drop(update)
         return x, Normed(norm(x))
@@ -265,7 +270,7 @@ class PreNormLayer(GradientCheckpointingLayer):
         return (x, update) if self.leaves_last_addition else x + update
 
     def _drop(self, x: Tensor) -> Tensor:
-        return dropout(x, self.dropout, self.training)
+        return dropout(x, self.dropout, self.training, per_sequence=self.per_sequence)
 
 
 def compile_layers(

@@ -104,11 +104,13 @@ class Attention(Fp8Maps):
         memory_width: int | None = None,
         dropout: float = 0.0,
         index: int = 0,
+        per_sequence: bool = False,
     ) -> None:
         super().__init__()
         inner = num_heads * d_kv
         self.d_kv = d_kv
         self.dropout = dropout
+        self.per_sequence = per_sequence
         self.index = index
         self.has_memory = memory_width is not None
         self.q = nn.Linear(width, inner, bias=False)
@@ -181,6 +183,7 @@ class Attention(Fp8Maps):
             key_segments=seen.key_segments,
             constant_beyond=constant_beyond,
             dropout=dropout,
+            per_sequence=self.per_sequence,
             peaks=peaks[0] if peaks else None,
         )
         low, rounded = self.in_fp8("output"), self.rounded_maps("output")
@@ -206,6 +209,7 @@ class Attention(Fp8Maps):
             "key_segments": seen.key_segments,
             "constant_beyond": constant_beyond,
             "dropout": self.dropout if self.training else 0.0,
+            "per_sequence": self.per_sequence,
         }
         if seen.additive is None:
             mixed = joined_attention(*parts, **options)

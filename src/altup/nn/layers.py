@@ -54,12 +54,13 @@ class LayerNorm(nn.LayerNorm):
 class GatedFeedForward(Fp8Maps):
     """T5 1.1's: wo(dropout(gelu(wi_0·x) ⊙ wi_1·x)), with the tanh form of GELU and no biases."""
 
-    def __init__(self, width: int, hidden: int, dropout: float = 0.0) -> None:
+    def __init__(self, width: int, hidden: int, dropout: float = 0.0, per_sequence: bool = False) -> None:
         super().__init__()
         self.wi_0 = nn.Linear(width, hidden, bias=False)
         self.wi_1 = nn.Linear(width, hidden, bias=False)
         self.wo = nn.Linear(hidden, width, bias=False)
         self.dropout = dropout
+        self.per_sequence = per_sequence
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -87,10 +88,12 @@ class GatedFeedForward(Fp8Maps):
             rounded = self.rounded_maps("in"), self.rounded_maps("out")
             return fp8_feed_forward(x, *weights, known, *rounded, given)
         if self.joins("feed_forward", x):
-            hidden = geglu(joined_linear(x, (self.wi_0, self.wi_1)), self.dropout, self.training)
+            joined = joined_linear(x, (self.wi_0, self.wi_1))
+            hidden = geglu(joined, self.dropout, self.training, per_sequence=self.per_sequence)
             return self.wo(hidden)
         gate, linear = apply_linears(x, (self.wi_0, self.wi_1), low, bound, rounded=self.rounded_maps("in"))
-        hidden = dropout(F.gelu(gate, approximate="tanh") * linear, self.dropout, self.training)
+        hidden = F.gelu(gate, approximate="tanh") * linear
+        hidden = dropout(hidden, self.dropout, self.training, per_sequence=self.per_sequence)
         return apply_linears(hidden, (self.wo,), low, rounded=self.rounded_maps("out"))[0]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from altup.core.errors import UserError, check_choice, check_range
 from altup.kernels.add_norm.op import add_norm_op
 from altup.kernels.add_norm.reference import add_norm_reference, kept_in_fours
-from altup.kernels.dropout import dropout
+from altup.kernels.dropout import dropout, sequence_factors
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
 __all__ = ["add_norm", "add_norm_fp8", "add_norm_reference", "kept_in_fours", "rounds_norms"]
@@ -24,11 +24,13 @@ def add_norm(
     p: float = 0.0,
     training: bool = True,
     implementation: str = "auto",
+    *,
+    per_sequence: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """s = x + dropout(update), and its norm s / √(mean(s²) + ε) · weight, both in x's dtype.
 
     x, update: [..., d]; weight: [d]. implementation: "triton", the kernels, on Ampere GPUs or later; "plain";
-    "auto", the kernels where they run.
+    "auto", the kernels where they run. per_sequence: as of `dropout`.
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
     check_range("p", p, 0, 1)
@@ -38,14 +40,17 @@ def add_norm(
     if implementation == "auto":
         implementation = "triton" if fits and runs_triton(x.device) else "plain"
     if implementation == "plain":
-        return add_norm_reference(x, dropout(update, p, training), weight, eps)
+        return add_norm_reference(x, dropout(update, p, training, per_sequence=per_sequence), weight, eps)
     if not (fits and can_launch(x.device)):
         raise UserError(
             f"implementation='triton' needs a CUDA GPU, Triton and rows alike in 16 or 32 bits, not {x.dtype} "
             f"{list(x.shape)} and {update.dtype} {list(update.shape)} on {x.device}; use 'auto' or 'plain'"
         )
     drops = training and p > 0
-    seed = torch.randint(2**62, (1,), device=x.device) if drops else None
+    if drops and per_sequence:
+        seed = sequence_factors(update, p)
+    else:
+        seed = torch.randint(2**62, (1,), device=x.device) if drops else None
     given = x.contiguous(), update.contiguous(), weight, seed, eps, p if drops else 0.0
     return add_norm_op(*given, False)[:2]
 

@@ -23,7 +23,8 @@ from altup.kernels.launch import on_its_device
 def add_norm_op(
     x: Tensor, update: Tensor, weight: Tensor, seed: Tensor | None, eps: float, p: float, low: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The sum, its norm, and 1 / √(mean(s²) + ε) of each row, float32; all given tensors are contiguous.
+    """The sum, its norm, and 1 / √(mean(s²) + ε) of each row, float32; all given tensors are contiguous. Dropout
+    has a seed [1], int64, or in its place the factors of each sequence, [..., 1, d], float32.
 
     With `low` the norm is left unwritten: it is there for its gradient. In its place are written what fp8 makes of
     it, and that's scale, which are else empty.

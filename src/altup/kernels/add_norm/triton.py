@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.dropout.reference import drop_below, keep_scale
-from altup.kernels.dropout.triton import stream_keys, stream_words, upper_halves
+from altup.kernels.dropout.triton import of_sequences, stream_keys, stream_words, upper_halves
 from altup.kernels.fp8.triton import VALUE_MAX, power_of_two
 from altup.kernels.launch import multiprocessors
 
@@ -31,6 +31,7 @@ def forward(
     forward_kernel[(triton.cdiv(rows, tile),)](
         total, normed, rms, q, scale, x, update, weight, seed, rows, eps, drop_below(p), keep_scale(p), d**0.5,
         D=d, BLOCK=block, ROWS=tile, DROPOUT=seed is not None, LOW=q is not None, num_warps=WARPS,
+        **of_sequences(seed, x),
     )  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def backward(
     sums = rms.new_empty(programs, d)
     backward_kernel[(programs,)](
         dx, d_update, sums, d_total, d_normed, total, rms, weight, seed, rows, drop_below(p), keep_scale(p),
-        D=d, BLOCK=block, ROWS=tile, DROPOUT=seed is not None, num_warps=WARPS,
+        D=d, BLOCK=block, ROWS=tile, DROPOUT=seed is not None, num_warps=WARPS, **of_sequences(seed, total),
     )  # fmt: skip
     sum_columns(d_weight, sums)
 
@@ -64,16 +65,24 @@ def _sizes(x: Tensor, numbers: int) -> tuple[int, int, int, int]:
 
 
 @triton.jit
-def _factors(seed, row, drop_below, keep_scale, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """What dropout multiplies [ROWS, BLOCK] numbers by."""
-    random = stream_keys(tl.load(seed), tl.zeros([], tl.int32))
-    counter = row[:, None] * (D // 4) + tl.arange(0, BLOCK // 4)[None, :]
-    upper, lower = stream_words(random, counter, counter >> 32)
-    a, b = upper_halves(upper)
-    c, d = upper_halves(lower)
-    # join puts its two along a new last dimension: [..., word, half]
-    bits = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [ROWS, BLOCK])
-    return tl.where(bits >= drop_below, keep_scale, 0.0)
+def _factors(
+    seed, row, rows, drop_below, keep_scale, tokens,
+    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """What dropout multiplies [ROWS, BLOCK] numbers by. SHARED: what the `tokens` rows of a sequence share."""
+    if SHARED:
+        column = tl.arange(0, BLOCK)
+        inside = (row < rows)[:, None] & (column < D)[None, :]
+        return tl.load(seed + (row // tokens)[:, None] * D + column[None, :], mask=inside, other=0.0)
+    else:
+        random = stream_keys(tl.load(seed), tl.zeros([], tl.int32))
+        counter = row[:, None] * (D // 4) + tl.arange(0, BLOCK // 4)[None, :]
+        upper, lower = stream_words(random, counter, counter >> 32)
+        a, b = upper_halves(upper)
+        c, d = upper_halves(lower)
+        # join puts its two along a new last dimension: [..., word, half]
+        bits = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [ROWS, BLOCK])
+        return tl.where(bits >= drop_below, keep_scale, 0.0)
 
 
 @triton.jit
@@ -102,8 +111,9 @@ def store_normed(
 
 @triton.jit(do_not_specialize=["drop_below"])
 def forward_kernel(
-    total, normed, rms, q, scale, x, update, weight, seed, rows, eps, drop_below, keep_scale, root,
+    total, normed, rms, q, scale, x, update, weight, seed, rows, eps, drop_below, keep_scale, root, tokens,
     D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, LOW: tl.constexpr,
+    SHARED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -112,7 +122,7 @@ def forward_kernel(
     s = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(update + place, mask=inside, other=0.0).to(tl.float32)
     if DROPOUT:
-        u *= _factors(seed, row, drop_below, keep_scale, D, BLOCK, ROWS)
+        u *= _factors(seed, row, rows, drop_below, keep_scale, tokens, D, BLOCK, ROWS, SHARED)
     rounded = (s + u).to(total.dtype.element_ty)
     tl.store(total + place, rounded, mask=inside)
     store_normed(normed, rms, q, scale, rounded, weight, row, column, rows, eps, root, D, LOW)
@@ -120,8 +130,8 @@ def forward_kernel(
 
 @triton.jit(do_not_specialize=["drop_below"])
 def backward_kernel(
-    dx, d_update, sums, d_total, d_normed, total, rms, weight, seed, rows, drop_below, keep_scale,
-    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
+    dx, d_update, sums, d_total, d_normed, total, rms, weight, seed, rows, drop_below, keep_scale, tokens,
+    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)[None, :]
@@ -141,7 +151,7 @@ def backward_kernel(
         d += r * (n - unit * mean)
         tl.store(dx + place, d.to(dx.dtype.element_ty), mask=inside)
         if DROPOUT:
-            d *= _factors(seed, row, drop_below, keep_scale, D, BLOCK, ROWS)
+            d *= _factors(seed, row, rows, drop_below, keep_scale, tokens, D, BLOCK, ROWS, SHARED)
             tl.store(d_update + place, d.to(d_update.dtype.element_ty), mask=inside)
     tl.store(sums + tl.program_id(0) * D + column, tl.sum(acc, 0), mask=column < D)
 

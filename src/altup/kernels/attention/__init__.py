@@ -11,6 +11,7 @@ from altup.kernels.attention.launch import PEAKS, WIDTHS, draws_once
 from altup.kernels.attention.op import apart, attend, attend_joined, attend_peaks, keep_bits_op
 from altup.kernels.attention.reference import attention_reference, hidden_keys, keep_mask, lay_out
 from altup.kernels.attention.slots import joined
+from altup.kernels.dropout.reference import draw_kept, keep_scale
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
 __all__ = [
@@ -38,6 +39,7 @@ def attention(
     key_segments: Tensor | None = None,
     constant_beyond: int | None = None,
     dropout: float = 0.0,
+    per_sequence: bool = False,
     scale: float = 1.0,
     implementation: str = "auto",
     peaks: Tensor | None = None,
@@ -54,7 +56,8 @@ def attention(
 
     causal: key j is seen by the queries i ≥ j. query_segments [batch, queries], key_segments [batch, keys]: a key
     is seen by the queries of its segment; a padding mask is the segments of keys, where all queries are of
-    segment 1. dropout: on the weights.
+    segment 1. dropout: on the weights. per_sequence: a key is dropped for all queries of its sequence and head or
+    for none, as in T5's own code: that is, its value is.
 
     implementation: "triton", the kernels, on Ampere GPUs or later; "plain", PyTorch's own function; "auto", the
     kernels for float16 and bfloat16 where there is a by_distance or there are segments, else "plain".
@@ -80,10 +83,11 @@ def attention(
         half = q.dtype in (torch.float16, torch.bfloat16)
         fits = bias is None and q.shape[-1] in WIDTHS and half and _fit(q, k, v) and runs_triton(q.device)
         implementation = "triton" if wanted and fits else "plain"
+    kept = draw_kept(k.shape[:3], dropout, k.device) if dropout and per_sequence else None
     if implementation == "plain":
-        return _plain(q, k, v, bias, by_distance, causal, query_segments, key_segments, dropout, scale)
+        return _plain(q, k, v, bias, by_distance, causal, query_segments, key_segments, dropout, kept, scale)
     _check_kernels(q, k, v, bias, scale, constant_beyond)
-    tensors = _for_kernels(q, k, by_distance, query_segments, key_segments, dropout)
+    tensors = _for_kernels(q, k, by_distance, query_segments, key_segments, dropout, kept)
     rows = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if peaks is not None:
         return attend_peaks(*rows, *tensors, causal, dropout, scale, constant_beyond, peaks)[0]
@@ -99,6 +103,7 @@ def joined_attention(
     key_segments: Tensor | None = None,
     constant_beyond: int | None = None,
     dropout: float = 0.0,
+    per_sequence: bool = False,
     scale: float = 1.0,
     implementation: str = "auto",
 ) -> Tensor:
@@ -115,10 +120,11 @@ def joined_attention(
         implementation = "triton" if fits else "plain"
     query_segments = _of_each_row("query_segments", query_segments, q)
     key_segments = _of_each_row("key_segments", key_segments, k)
+    kept = draw_kept(k.shape[:3], dropout, k.device) if dropout and per_sequence else None
     if implementation == "plain":
-        return _plain(q, k, v, None, by_distance, causal, query_segments, key_segments, dropout, scale)
+        return _plain(q, k, v, None, by_distance, causal, query_segments, key_segments, dropout, kept, scale)
     _check_kernels(q, k, v, None, scale, constant_beyond)
-    tensors = _for_kernels(q, k, by_distance, query_segments, key_segments, dropout)
+    tensors = _for_kernels(q, k, by_distance, query_segments, key_segments, dropout, kept)
     out, _ = attend_joined(list(parts), *tensors, causal, dropout, scale, constant_beyond)
     return out
 
@@ -130,10 +136,11 @@ def _for_kernels(
     query_segments: Tensor | None,
     key_segments: Tensor | None,
     dropout: float,
+    kept: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    """Bias, segments and the seed of dropout, or its bits, as the kernels read them."""
-    seed = torch.randint(2**62, (1,), device=q.device) if dropout else None
-    if seed is not None and draws_once(q.device, k.shape[2]):
+    """Bias, segments and the seed of dropout, or its decisions, as the kernels read them."""
+    seed = torch.randint(2**62, (1,), device=q.device) if dropout and kept is None else kept
+    if seed is not None and kept is None and draws_once(q.device, k.shape[2]):
         seed = keep_bits_op(seed, q.shape[0] * q.shape[1], q.shape[2], k.shape[2], dropout)
     return (
         None if by_distance is None else by_distance.float().contiguous(),
@@ -153,9 +160,12 @@ def _plain(
     query_segments: Tensor | None,
     key_segments: Tensor | None,
     dropout: float,
+    kept: Tensor | None,
     scale: float,
 ) -> Tensor:
     """Through PyTorch's own function, with bias and mask in one dense tensor where there are any."""
+    if kept is not None:
+        v, dropout = v * (kept * keep_scale(dropout))[..., None].to(v.dtype), 0.0
     if bias is None and by_distance is None and query_segments is None:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, scale=scale)
     queries, keys = q.shape[2], k.shape[2]

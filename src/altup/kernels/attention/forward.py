@@ -14,6 +14,7 @@ from altup.kernels.attention.tiles import (
     bias_row,
     bias_tile,
     hide,
+    load_numbers,
     load_rows,
     load_segments,
     load_tile,
@@ -49,7 +50,7 @@ def forward_kernel(
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
     heads, queries, keys, scale, drop_below, keep_scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
-    SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, BITS: tl.constexpr, EVEN: tl.constexpr,
+    SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Scores are kept in units of `scale`, so that the bias can be what the product of q and k is added to."""
@@ -81,6 +82,8 @@ def forward_kernel(
     if BITS:
         seed += stream.to(tl.int64) * words_of(queries, keys)
         words = kept_words(seed, i0, first * BN, queries, keys, BM)
+    elif SHARED:
+        seed += stream.to(tl.int64) * keys
     elif DROPOUT:
         random = stream_keys(tl.load(seed), stream)
     unscale = 1 / scale
@@ -116,6 +119,8 @@ def forward_kernel(
         if DROPOUT:
             if BITS:
                 p = keep(p, bits)
+            elif SHARED:
+                p *= load_numbers(seed, j, keys, 0.0, EVEN)[None, :]
             else:
                 p = tl.where(random_bits(random, i0, j0, BM, BN, False) >= drop_below, p, 0.0)
         acc = tl.dot(p.to(v_block.dtype), v_block, acc * fade[:, None], input_precision=PRECISION)

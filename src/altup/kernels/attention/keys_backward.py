@@ -13,6 +13,7 @@ from altup.kernels.attention.tiles import (
     bias_row,
     bias_tile,
     hide,
+    load_numbers,
     load_pairs,
     load_rows,
     load_segments,
@@ -55,8 +56,8 @@ def keys_kernel(
     d_out_batch, d_out_head, d_out_row, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     heads, queries, keys, scale, drop_below, keep_scale,
     SLOTS: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr,
-    CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, BITS: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Tiles are keys × queries, so that weights and dS are where the products with dO and Q read them."""
     blocks = tl.cdiv(keys, BN)
@@ -92,6 +93,8 @@ def keys_kernel(
     if BITS:
         seed += stream.to(tl.int64) * words_of(queries, keys)
         words = kept_words(seed, first * BM, j0, queries, keys, BM)
+    elif SHARED:
+        factors = load_numbers(seed + stream.to(tl.int64) * keys, j, keys, 0.0, EVEN)[:, None] * keep_scale
     elif DROPOUT:
         random = stream_keys(tl.load(seed), stream)
     unscale = 1 / scale
@@ -120,7 +123,9 @@ def keys_kernel(
         p = tl.exp2(x * exponent - base[None, :])
         dp = tl.dot(v_block, tl.trans(do_block), input_precision=PRECISION)
         weights = p
-        if DROPOUT:
+        if SHARED:
+            dp *= factors
+        elif DROPOUT:
             if BITS:
                 weights = keep(p, bits)
             else:
@@ -128,9 +133,11 @@ def keys_kernel(
             mean *= 1 / keep_scale
         acc_v = tl.dot(weights.to(do_block.dtype), do_block, acc_v, input_precision=PRECISION)
         # With dropout, dS / keep_scale: so a decision is used once.
-        ds = weights * dp - p * mean[None, :] if DROPOUT else p * (dp - mean[None, :])
+        ds = weights * dp - p * mean[None, :] if DROPOUT and not SHARED else p * (dp - mean[None, :])
         acc_k = tl.dot(ds.to(q_block.dtype), q_block, acc_k, input_precision=PRECISION)
-    if DROPOUT:
+    if SHARED:
+        acc_v *= factors
+    elif DROPOUT:
         acc_k *= keep_scale
         acc_v *= keep_scale
     store_rows(dk, j, dk_row, keys, acc_k * scale, D)

@@ -61,7 +61,8 @@ PEAKS = 64  # slots for the largest numbers of gradients
 class AttentionCall(NamedTuple):
     """Tensors and settings that every kernel reads; q [B, H, Q, D], k and v [B, H, K, D], see `attention`.
 
-    `seed` [1] is that of dropout, or in its place the bits that were drawn with it (`keep_bits_op`).
+    `seed` [1] is that of dropout, or in its place the bits that were drawn with it (`keep_bits_op`), or which keys
+    are kept for all queries: float32 [B, H, K], 1 or 0.
     """
 
     q: Tensor
@@ -100,14 +101,19 @@ class AttentionCall(NamedTuple):
         if (queries, keys) != (config.queries, config.keys):
             return TileConfig(queries, keys, 4, config.stages)
         tuned = self.q.dtype in TUNED and has_copy_engine(self.q.device)
-        tight = self.seed is not None or self.is_packed_causal
+        tight = self.decides_by_pair or self.is_packed_causal
         if not tuned or (config.registers and tight) or (config.engine and Q <= FEW_QUERIES):
             return config._replace(registers=None, engine=False)
         return config
 
     @property
     def keeps_bits(self) -> bool:
-        return self.seed is not None and self.seed.numel() > 1
+        return self.seed is not None and self.seed.dtype == torch.int32
+
+    @property
+    def decides_by_pair(self) -> bool:
+        """Whether dropout has a decision for each query and key."""
+        return self.seed is not None and not self.seed.is_floating_point()
 
     @property
     def is_packed_causal(self) -> bool:
@@ -122,7 +128,7 @@ class AttentionCall(NamedTuple):
 
     @property
     def _has_few_queries(self) -> bool:
-        plain = self.query_segments is None and self.seed is None
+        plain = self.query_segments is None and not self.decides_by_pair
         return plain and self.q.dtype in TUNED and self.q.shape[2] <= FEW_QUERIES
 
     @property
@@ -150,6 +156,7 @@ class AttentionCall(NamedTuple):
             "SEGMENTS": self.query_segments is not None,
             "DROPOUT": self.seed is not None,
             "BITS": self.keeps_bits,
+            "SHARED": self.seed is not None and not self.decides_by_pair,
             "EVEN": Q % config.queries == 0 and K % config.keys == 0,
             "PRECISION": "ieee" if self.q.dtype == torch.float32 else "tf32",
             "num_warps": config.warps,

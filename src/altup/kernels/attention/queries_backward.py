@@ -107,7 +107,7 @@ def queries_kernel(
     heads, queries, keys, scale, drop_below, keep_scale, beyond, near_tiles,
     SLOTS: tl.constexpr, BIAS_GRAD: tl.constexpr, EDGES: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr,
-    BITS: tl.constexpr, EVEN: tl.constexpr,
+    BITS: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A strip holds sums along diagonals, tile after tile from the first near one on, the first being the diagonal
@@ -142,7 +142,9 @@ def queries_kernel(
         query_segments += batch * queries
         key_segments += batch * keys
     i_segment = load_segments(query_segments, i, queries, SEGMENTS)
-    if DROPOUT and not BITS:
+    if SHARED:
+        seed += stream.to(tl.int64) * keys
+    elif DROPOUT and not BITS:
         random = stream_keys(tl.load(seed), stream)
     unscale = 1 / scale
     exponent = scale * LOG2E
@@ -198,6 +200,8 @@ def queries_kernel(
         if DROPOUT:
             if BITS:
                 dp = keep(dp, bits) * keep_scale
+            elif SHARED:
+                dp *= (load_numbers(seed, j, keys, 0.0, EVEN) * keep_scale)[None, :]
             else:
                 kept = random_bits(random, i0, j0, BM, BN, False) >= drop_below
                 dp = tl.where(kept, dp, 0.0) * keep_scale

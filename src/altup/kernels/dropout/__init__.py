@@ -11,15 +11,18 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice, check_range
 from altup.kernels.dropout.op import keep_mask_op
-from altup.kernels.dropout.reference import keep_mask_reference, keep_scale
+from altup.kernels.dropout.reference import draw_kept, keep_mask_reference, keep_scale
 from altup.kernels.launch import IMPLEMENTATIONS, can_launch, runs_triton
 
-__all__ = ["block_dropout", "dropout", "keep_mask_reference"]
+__all__ = ["block_dropout", "dropout", "keep_mask_reference", "sequence_factors"]
 
 
-def dropout(x: Tensor, p: float, training: bool = True, implementation: str = "auto") -> Tensor:
+def dropout(
+    x: Tensor, p: float, training: bool = True, implementation: str = "auto", *, per_sequence: bool = False
+) -> Tensor:
     """As `torch.nn.functional.dropout`, with p kept to 2⁻¹⁶.
 
+    per_sequence: all tokens of x, [..., tokens, d], lose the same of their d numbers, as in T5's own code.
     implementation: "triton", the kernel, on Ampere GPUs or later; "plain", PyTorch's own, which is one launch;
     "auto", the kernel where code is compiled for such a GPU.
     """
@@ -30,6 +33,8 @@ def dropout(x: Tensor, p: float, training: bool = True, implementation: str = "a
         raise UserError(f'implementation="triton" needs Triton and a GPU since Ampere, not {x.device}; use "auto"')
     if not training or p == 0:
         return x
+    if per_sequence:
+        return (x * sequence_factors(x, p)).to(x.dtype)
     compiles = torch.compiler.is_compiling() and runs_triton(x.device)
     if implementation == "plain" or p == 1 or not (implementation == "triton" or compiles):
         return F.dropout(x, p)
@@ -37,7 +42,14 @@ def dropout(x: Tensor, p: float, training: bool = True, implementation: str = "a
     return torch.where(keep_mask_op(seed, x.shape, p), x, 0) * keep_scale(p)
 
 
-def block_dropout(x: Tensor, num_blocks: int, p: float, training: bool = True) -> Tensor:
+def sequence_factors(x: Tensor, p: float) -> Tensor:
+    """What dropout with one decision for all tokens multiplies x [..., tokens, d] by: [..., 1, d], float32."""
+    return draw_kept((*x.shape[:-2], 1, x.shape[-1]), p, x.device) * keep_scale(p)
+
+
+def block_dropout(
+    x: Tensor, num_blocks: int, p: float, training: bool = True, *, per_sequence: bool = False
+) -> Tensor:
     """Dropout of K blocks side by side, [..., K·d], that drops the same of every block.
 
     While P = I and g = 1 layers take the same steps on all blocks, so what tells blocks apart when they enter the
@@ -45,6 +57,7 @@ def block_dropout(x: Tensor, num_blocks: int, p: float, training: bool = True) -
     seen. With one it trains at first as the dense model would, with the same draws.
     """
     if num_blocks == 1 or not training or p == 0:
-        return dropout(x, p, training)
-    kept = dropout(torch.ones(*x.shape[:-1], x.shape[-1] // num_blocks, device=x.device), p)  # 0 or 1 / (1 - p)
+        return dropout(x, p, training, per_sequence=per_sequence)
+    ones = torch.ones(*x.shape[:-1], x.shape[-1] // num_blocks, device=x.device)
+    kept = dropout(ones, p, per_sequence=per_sequence)  # 0 or 1 / (1 - p)
     return (x.unflatten(-1, (num_blocks, -1)) * kept.unsqueeze(-2)).flatten(-2).to(x.dtype)

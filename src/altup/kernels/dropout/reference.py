@@ -6,6 +6,8 @@ Attention draws its masks from the same numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -55,6 +57,11 @@ def keep_scale(dropout: float) -> float:
 def dropped(dropout: float) -> int:
     """How many of the 2¹⁶ halves are dropped; not all."""
     return min(round(dropout * 2**16), 2**16 - 1)
+
+
+def draw_kept(shape: Sequence[int], p: float, device: torch.device) -> Tensor:
+    """1 where a number is kept, else 0, in float32: few decisions that many share."""
+    return (torch.randint(2**16, shape, device=device) >= dropped(p)).float()
 
 
 def keep_mask_reference(numel: int, seed: int, p: float) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -44,6 +46,13 @@ def stream_words(keys, c0, c1):
 def upper_halves(word):
     """A word's lower and upper 16 bits, each in the upper half of a signed word, where a threshold can be."""
     return (word << 16).to(tl.int32, bitcast=True), word.to(tl.int32, bitcast=True)
+
+
+def of_sequences(seed: Tensor | None, x: Tensor) -> dict[str, Any]:
+    """For kernels over the rows of x, [..., tokens, d]: whether in place of a seed there are factors of each
+    sequence, and how many rows share them."""
+    shared = seed is not None and seed.is_floating_point()
+    return {"tokens": x.shape[-2] if shared else 1, "SHARED": shared}
 
 
 def keep_mask(mask: Tensor, seed: Tensor, p: float) -> None:

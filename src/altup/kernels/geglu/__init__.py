@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice, check_range
-from altup.kernels.dropout import dropout
+from altup.kernels.dropout import dropout, sequence_factors
 from altup.kernels.geglu.op import geglu_op
 from altup.kernels.geglu.reference import geglu_reference
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
@@ -14,11 +14,14 @@ from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs
 __all__ = ["geglu", "geglu_reference"]
 
 
-def geglu(h: Tensor, p: float = 0.0, training: bool = True, implementation: str = "auto") -> Tensor:
+def geglu(
+    h: Tensor, p: float = 0.0, training: bool = True, implementation: str = "auto", *, per_sequence: bool = False
+) -> Tensor:
     """dropout(gelu(gate) ⊙ linear) of h = [gate | linear], [..., 2·n] → [..., n], with the tanh form of GELU.
 
     Computed in float32 and rounded once. implementation: "triton", the kernels, on Ampere GPUs or later; "plain";
     "auto", the kernels where they run. They keep what `altup.kernels.dropout` would keep under the same seed.
+    per_sequence: as of `dropout`.
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
     check_range("p", p, 0, 1)
@@ -26,12 +29,15 @@ def geglu(h: Tensor, p: float = 0.0, training: bool = True, implementation: str 
     if implementation == "auto":
         implementation = "triton" if fits and runs_triton(h.device) else "plain"
     if implementation == "plain":
-        return dropout(geglu_reference(h), p, training)
+        return dropout(geglu_reference(h), p, training, per_sequence=per_sequence)
     if not (fits and can_launch(h.device)):
         raise UserError(
             f"implementation='triton' needs a CUDA GPU, Triton and rows of [gate | linear] in 16 or 32 bits, not "
             f"{h.dtype} {list(h.shape)} on {h.device}; use 'auto' or 'plain'"
         )
     drops = training and p > 0
-    seed = torch.randint(2**62, (1,), device=h.device) if drops else None
+    if drops and per_sequence:
+        seed = sequence_factors(h[..., : h.shape[-1] // 2], p)
+    else:
+        seed = torch.randint(2**62, (1,), device=h.device) if drops else None
     return geglu_op(h.contiguous(), seed, p if drops else 0.0)

@@ -18,7 +18,8 @@ from altup.kernels.launch import on_its_device
 @library.custom_op("altup::geglu", mutates_args=())
 @on_its_device
 def geglu_op(h: Tensor, seed: Tensor | None, p: float) -> Tensor:
-    """h: [..., 2·n], contiguous → [..., n]; dropout has a seed [1], int64."""
+    """h: [..., 2·n], contiguous → [..., n]; dropout has a seed [1], int64, or in its place the factors of each
+    sequence, [..., 1, n], float32."""
     from altup.kernels.geglu.triton import forward
 
     hidden = _empty_hidden(h)

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.dropout.reference import LANES, drop_below, keep_scale
-from altup.kernels.dropout.triton import stream_keys, stream_words, upper_halves
+from altup.kernels.dropout.triton import of_sequences, stream_keys, stream_words, upper_halves
 
 WARPS = 4
 
@@ -18,6 +18,7 @@ def forward(hidden: Tensor, h: Tensor, seed: Tensor | None, p: float) -> None:
     forward_kernel[(triton.cdiv(hidden.numel(), 4 * LANES),)](
         hidden, h, seed, hidden.numel(), drop_below(p), keep_scale(p),
         N=hidden.shape[-1], V=_vector(hidden.shape[-1]), DROPOUT=seed is not None, LANES=LANES, num_warps=WARPS,
+        **of_sequences(seed, hidden),
     )  # fmt: skip
 
 
@@ -25,6 +26,7 @@ def backward(d_h: Tensor, grad: Tensor, h: Tensor, seed: Tensor | None, p: float
     backward_kernel[(triton.cdiv(grad.numel(), 4 * LANES),)](
         d_h, grad, h, seed, grad.numel(), drop_below(p), keep_scale(p),
         N=grad.shape[-1], V=_vector(grad.shape[-1]), DROPOUT=seed is not None, LANES=LANES, num_warps=WARPS,
+        **of_sequences(seed, grad),
     )  # fmt: skip
 
 
@@ -40,15 +42,17 @@ def _share(x):
 
 
 @triton.jit
-def _places(start, N: tl.constexpr, LANES: tl.constexpr, V: tl.constexpr):
-    """Where LANES numbers of the result lie, from number `start` on, and where their gates do: [LANES/V, V], V of
-    them neighbours in both, which are read and written together. Numbers of 64 bits are divided once."""
+def _places(start, tokens, N: tl.constexpr, LANES: tl.constexpr, V: tl.constexpr):
+    """Where LANES numbers of the result lie, from number `start` on, where their gates do, and where the factors
+    of a sequence of `tokens` rows: [LANES/V, V], V of them neighbours in all three, which are read and written
+    together. Numbers of 64 bits are divided once."""
     group = tl.arange(0, LANES // V)
     inner = tl.arange(0, V)
     own = (start + group * V)[:, None] + inner[None, :]
     group += (start % N).to(tl.int32) // V
-    gate = start // N * (2 * N) + (group // (N // V)) * (2 * N) + group % (N // V) * V
-    return own, gate[:, None] + inner[None, :]
+    row = start // N + group // (N // V)
+    column = (group % (N // V) * V)[:, None] + inner[None, :]
+    return own, (row * (2 * N))[:, None] + column, (row // tokens * N)[:, None] + column
 
 
 @triton.jit
@@ -69,39 +73,43 @@ def _factors(seed, drop_below, keep_scale, LANES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["drop_below"])
 def forward_kernel(
-    hidden, h, seed, numel, drop_below, keep_scale,
-    N: tl.constexpr, V: tl.constexpr, DROPOUT: tl.constexpr, LANES: tl.constexpr,
+    hidden, h, seed, numel, drop_below, keep_scale, tokens,
+    N: tl.constexpr, V: tl.constexpr, DROPOUT: tl.constexpr, LANES: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """hidden[r, c] = gelu(h[r, c])·h[r, N + c], and dropout."""
+    """hidden[r, c] = gelu(h[r, c])·h[r, N + c], and dropout; SHARED: by factors of each sequence."""
     start = tl.program_id(0).to(tl.int64) * (4 * LANES)
-    if DROPOUT:
+    if DROPOUT and not SHARED:
         factors = _factors(seed, drop_below, keep_scale, LANES)
     for quarter in tl.static_range(4):
-        place, here = _places(start + quarter * LANES, N, LANES, V)
+        place, here, there = _places(start + quarter * LANES, tokens, N, LANES, V)
         inside = place < numel
         x = tl.load(h + here, mask=inside, other=0.0).to(tl.float32)
         y = tl.load(h + here + N, mask=inside, other=0.0).to(tl.float32)
         result = x * _share(x) * y
-        if DROPOUT:
+        if SHARED:
+            result *= tl.load(seed + there, mask=inside, other=0.0)
+        elif DROPOUT:
             result *= tl.reshape(factors[quarter], [LANES // V, V])
         tl.store(hidden + place, result.to(hidden.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["drop_below"])
 def backward_kernel(
-    d_h, grad, h, seed, numel, drop_below, keep_scale,
-    N: tl.constexpr, V: tl.constexpr, DROPOUT: tl.constexpr, LANES: tl.constexpr,
+    d_h, grad, h, seed, numel, drop_below, keep_scale, tokens,
+    N: tl.constexpr, V: tl.constexpr, DROPOUT: tl.constexpr, LANES: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     start = tl.program_id(0).to(tl.int64) * (4 * LANES)
-    if DROPOUT:
+    if DROPOUT and not SHARED:
         factors = _factors(seed, drop_below, keep_scale, LANES)
     for quarter in tl.static_range(4):
-        place, here = _places(start + quarter * LANES, N, LANES, V)
+        place, here, there = _places(start + quarter * LANES, tokens, N, LANES, V)
         inside = place < numel
         x = tl.load(h + here, mask=inside, other=0.0).to(tl.float32)
         y = tl.load(h + here + N, mask=inside, other=0.0).to(tl.float32)
         d = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
-        if DROPOUT:
+        if SHARED:
+            d *= tl.load(seed + there, mask=inside, other=0.0)
+        elif DROPOUT:
             d *= tl.reshape(factors[quarter], [LANES // V, V])
         share = _share(x)
         slope = 1.5957691216057308 * (1 + 3 * 0.044715 * x * x)

@@ -24,6 +24,9 @@ class AltUpT5Config(AltUpConfig):
     `d_model` is the width of a layer. With `widening="wide"` (the paper's Dense2X) the layers themselves are
     `num_blocks` times as wide; with `altup` only the representation between them is.
 
+    `sequence_dropout`: dropout decides once for all tokens of a sequence, and in attention for all queries of a
+    head, as T5's own code does; else for each number, as Hugging Face's does.
+
     Examples:
         >>> from altup import AltUpT5Config
         >>> config = AltUpT5Config.from_preset("tiny", "altup", k=2, vocab_size=1000)
@@ -51,6 +54,7 @@ class AltUpT5Config(AltUpConfig):
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     dropout_rate: float = 0.0
+    sequence_dropout: bool = False
     layer_norm_epsilon: float = 1e-6
     feed_forward_proj: str = "gated-gelu"
     tie_word_embeddings: bool = False
@@ -68,7 +72,7 @@ class AltUpT5Config(AltUpConfig):
 
     def _validate_shape(self) -> None:
         super()._validate_shape()
-        for field in ("scale_decoder_outputs", "use_cache"):
+        for field in ("scale_decoder_outputs", "use_cache", "sequence_dropout"):
             check_choice(field, getattr(self, field), (True, False))
         self._validate_tokens("pad_token_id", "decoder_start_token_id")
         check_whole("relative_attention_num_buckets", self.relative_attention_num_buckets, 1)

@@ -41,10 +41,12 @@ class T5Layer(PreNormLayer):
             "num_heads": config.num_heads,
             "d_kv": config.d_kv,
             "dropout": dropout,
+            "per_sequence": config.sequence_dropout,
             "index": index,
         }
         self.index = index
         self.dropout = dropout
+        self.per_sequence = config.sequence_dropout
         self.attention_norm = RMSNorm(width, eps)
         self.attention = Attention(width, **shape)
         self.cross_norm: RMSNorm | None = None
@@ -53,7 +55,7 @@ class T5Layer(PreNormLayer):
             self.cross_norm = RMSNorm(width, eps)
             self.cross_attention = Attention(width, memory_width=config.output_width, **shape)
         self.feed_forward_norm = RMSNorm(width, eps)
-        self.feed_forward = GatedFeedForward(width, config.d_ff, dropout)
+        self.feed_forward = GatedFeedForward(width, config.d_ff, dropout, config.sequence_dropout)
         self.experts = build_experts(config)
         self.leaves_last_addition = config.selects_blocks and not strided
 
@@ -116,6 +118,7 @@ class T5Stack(LayerStack, nn.Module):
     def __init__(self, config: AltUpT5Config, num_layers: int, is_decoder: bool) -> None:
         super().__init__()
         self.dropout = config.dropout_rate
+        self.per_sequence = config.sequence_dropout
         self.shared_blocks = config.shared_blocks
         self.rule = build_rule(config, num_layers)
         self.relative_bias = RelativeBias(
