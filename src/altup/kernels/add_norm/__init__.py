@@ -8,7 +8,7 @@ from torch import Tensor
 from altup.core.errors import UserError, check_choice, check_range
 from altup.kernels.add_norm.op import add_norm_op
 from altup.kernels.add_norm.reference import add_norm_reference, kept_in_fours
-from altup.kernels.dropout import dropout, sequence_factors
+from altup.kernels.dropout import decisions, dropout
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
 __all__ = ["add_norm", "add_norm_fp8", "add_norm_reference", "kept_in_fours", "rounds_norms"]
@@ -47,10 +47,7 @@ def add_norm(
             f"{list(x.shape)} and {update.dtype} {list(update.shape)} on {x.device}; use 'auto' or 'plain'"
         )
     drops = training and p > 0
-    if drops and per_sequence:
-        seed = sequence_factors(update, p)
-    else:
-        seed = torch.randint(2**62, (1,), device=x.device) if drops else None
+    seed = decisions(update, p, per_sequence) if drops else None
     given = x.contiguous(), update.contiguous(), weight, seed, eps, p if drops else 0.0
     return add_norm_op(*given, False)[:2]
 

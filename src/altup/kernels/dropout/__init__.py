@@ -14,7 +14,7 @@ from altup.kernels.dropout.op import keep_mask_op
 from altup.kernels.dropout.reference import draw_kept, keep_mask_reference, keep_scale
 from altup.kernels.launch import IMPLEMENTATIONS, can_launch, runs_triton
 
-__all__ = ["block_dropout", "dropout", "keep_mask_reference", "sequence_factors"]
+__all__ = ["block_dropout", "decisions", "dropout", "keep_mask_reference", "sequence_factors"]
 
 
 def dropout(
@@ -45,6 +45,11 @@ def dropout(
 def sequence_factors(x: Tensor, p: float) -> Tensor:
     """What dropout with one decision for all tokens multiplies x [..., tokens, d] by: [..., 1, d], float32."""
     return draw_kept((*x.shape[:-2], 1, x.shape[-1]), p, x.device) * keep_scale(p)
+
+
+def decisions(x: Tensor, p: float, per_sequence: bool) -> Tensor:
+    """What kernels over the rows of x take for their dropout: a seed [1], or in its place `sequence_factors`."""
+    return sequence_factors(x, p) if per_sequence else torch.randint(2**62, (1,), device=x.device)
 
 
 def block_dropout(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice, check_range
-from altup.kernels.dropout import dropout, sequence_factors
+from altup.kernels.dropout import decisions, dropout
 from altup.kernels.geglu.op import geglu_op
 from altup.kernels.geglu.reference import geglu_reference
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
@@ -36,8 +36,5 @@ def geglu(
             f"{h.dtype} {list(h.shape)} on {h.device}; use 'auto' or 'plain'"
         )
     drops = training and p > 0
-    if drops and per_sequence:
-        seed = sequence_factors(h[..., : h.shape[-1] // 2], p)
-    else:
-        seed = torch.randint(2**62, (1,), device=h.device) if drops else None
+    seed = decisions(h[..., : h.shape[-1] // 2], p, per_sequence) if drops else None
     return geglu_op(h.contiguous(), seed, p if drops else 0.0)
