@@ -751,7 +751,7 @@ def test_the_long_scale_is_what_was_measured() -> None:
     config = resolve(study, study.row("Dense"), "tiny", scale, 1, "data")
     assert config is not None
     assert (config.optimizer, config.lr, config.schedule, config.warmup_steps, config.decay_fraction) == (
-        "muon", 0.06, "constant", 50, 0.3,
+        "muon", 0.06, "constant", 50, 0.8,
     )  # fmt: skip
     assert scale.tune is not None
     for name, value in (("lr", 0.06), ("lr_factors.embeddings", 2), ("lr_factors.coefficients", 1)):
