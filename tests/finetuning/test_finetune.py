@@ -200,6 +200,15 @@ def test_without_the_kernels_rows_are_narrow(model: Path) -> None:
         assert choose_packing(str(model), config, torch.device("cpu")) == "narrow"
 
 
+def test_examples_that_would_lose_the_same_do_not_share_a_row(data: Path, tmp_path: Path) -> None:
+    shared = save_tiny(tmp_path / "model", sequence_dropout=True)
+    for dropout, layout in ((0.1, None), (0.0, "narrow")):
+        settings = FinetuneConfig(model=str(shared), tasks=["squad"], dropout=dropout)
+        assert choose_packing(str(shared), settings, torch.device("cpu")) == layout
+    assert finetune(config(shared, data, steps=1, eval_limit=1), tmp_path / "run").finished
+    assert "pack: false" in (tmp_path / "run/config.yaml").read_text()
+
+
 def test_a_model_that_mixes_neighbours_is_padded(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -505,6 +505,10 @@ def test_plain_drops_keys_for_all_queries(packed):
     got = attention(q, k, v, by_distance=by_distance, dropout=0.3, per_sequence=True, **options)
     want = attention_reference(q, k, v, by_distance=by_distance, keep=keep, dropout=0.3, **options)
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+    ones = torch.ones(2, 2, 8, 16, dtype=torch.bfloat16)
+    mean = attention(ones, ones, ones, dropout=0.1, per_sequence=True)  # of values that are 0 or 1.1113
+    kept = (mean.float() * 8 / 1.1113).round() / 8
+    torch.testing.assert_close(mean.float(), kept * 1.1113, rtol=4e-3, atol=0)
 
 
 @runs_kernel

@@ -217,3 +217,5 @@ def test_shared_decisions_are_off_where_nothing_is_dropped(implementation):
     assert dropout(x, 0.0, implementation=implementation, per_sequence=True) is x
     assert dropout(x, 0.5, training=False, implementation=implementation, per_sequence=True) is x
     assert not dropout(x, 1.0, implementation=implementation, per_sequence=True).any()
+    with pytest.raises(UserError, match="needs tokens"):
+        dropout(x[0, 0], 0.5, implementation=implementation, per_sequence=True)

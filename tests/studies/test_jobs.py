@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from altup.core.errors import UserError
+from altup.finetuning.config import FinetuneConfig
 from altup.studies.jobs import Job, deciding_fields, key_of, read_job, speed_key
 from altup.studies.scale import find_scale
 from altup.training.pretraining import PretrainConfig
@@ -57,10 +58,23 @@ def test_a_later_setting_changes_the_keys_of_no_run_that_leaves_it_alone() -> No
     assert speed_key(usual, 4000, "a machine") == "52934d7b1a0e"
     by_head = PretrainConfig(**settings, muon_by="head")
     assert key_of(deciding_fields(by_head)) != "6905d7b3d24f"
-    dense = {name: value for name, value in settings.items() if name not in ("method", "k")}
-    assert "coefficient_growth" not in deciding_fields(PretrainConfig(**dense))
-    assert deciding_fields(PretrainConfig(**settings))["coefficient_growth"] == 1
     assert speed_key(by_head, 4000, "a machine") != "52934d7b1a0e"
+
+
+def test_growth_of_coefficients_is_told_where_it_counts() -> None:
+    """Runs from before it was bounded, and those that it does not change, stay known."""
+
+    def told(**changes: Any) -> float | None:
+        config = PretrainConfig(**{"data": "data", "optimizer": "muon", "method": "altup", "k": 2, **changes})
+        return deciding_fields(config).get("coefficient_growth")
+
+    assert told() == told(method="altup+moe") == told(method="sequence-altup", k=None) == 1
+    assert told(coefficient_growth=4.0) == 4
+    assert told(coefficient_growth=10.0) is None
+    assert told(method="dense", k=None) is told(optimizer="adafactor") is None
+    assert told(model_overrides={"coefficients": "dynamic"}) is None
+    tuned = FinetuneConfig(model="m", tasks=["glue/rte"], data="d", optimizer="muon")
+    assert "coefficient_growth" not in deciding_fields(tuned)
 
 
 def test_what_changes_the_work_of_a_step_has_a_speed_of_its_own() -> None:

@@ -403,6 +403,16 @@ def test_runs_with_settings_that_were_given_up_do_not_count() -> None:
     assert len(drop_other_settings(made, records.get)) == 4
 
 
+def test_runs_of_an_older_recipe_do_not_count() -> None:
+    """Coefficients' steps grew at first. A run that was repeated since has not collapsed twice."""
+    runs = {
+        "old": {"tuned": ["lr"], "config": {"lr": 8}},
+        "new": {"tuned": ["lr"], "config": {"lr": 8, "coefficient_growth": 1.0}},
+    }
+    assert dropped(runs, {"old": ("s", "AltUp"), "new": ("s", "AltUp")}) == {"old"}
+    assert dropped(runs, {"old": ("s", "AltUp, as before"), "new": ("s", "AltUp")}) == set()
+
+
 def dropped(runs: dict[str, dict[str, Any]], places: dict[str, tuple[str, str]]) -> set[str]:
     """The runs that tables leave out, each newer than the one before; `places` are their studies and labels."""
     made = [

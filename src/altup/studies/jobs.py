@@ -14,7 +14,7 @@ from altup.core.errors import UserError
 from altup.core.files import read_json
 from altup.studies.scale import Scale
 from altup.studies.study import Row
-from altup.training.config import LARGEST_GROWTH
+from altup.training.config import COEFFICIENT_GROWTH, LARGEST_GROWTH
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +38,7 @@ FIRST_DEFAULTS = {
     "model": "t5",
     "method": "dense",
     "dropout": 0.0,
-    "coefficient_growth": LARGEST_GROWTH,
+    "coefficient_growth": LARGEST_GROWTH,  # `told_growth`
 }
 # What a job's settings hold, by its kind.
 JOB_SETTINGS = {"pretrain": {"config", "start"}, "finetune": {"config", "of"}, "speed": {"configs"}}
@@ -185,8 +185,18 @@ def deciding_fields(config: TrainConfig) -> dict[str, Any]:
 
     So a field that a later version adds does not turn finished runs into unknown ones.
     """
-    usual, values = usual_fields(type(config)), asdict(config)
+    usual, values = usual_fields(type(config)), asdict(config) | {"coefficient_growth": told_growth(config)}
     return {name: values[name] for name in usual if values[name] != usual[name]}
+
+
+def told_growth(config: TrainConfig) -> float:
+    """`coefficient_growth`, where it decides what is computed: in pretraining with Muon, of coefficients that are
+    not made from the data. Elsewhere what it was at first."""
+    overrides: Mapping[str, Any] = getattr(config, "model_overrides", {})
+    has_scalars = getattr(config, "has_coefficients", False) and overrides.get("coefficients") != "dynamic"
+    if config.optimizer != "muon" or not has_scalars:
+        return LARGEST_GROWTH
+    return COEFFICIENT_GROWTH if config.coefficient_growth is None else config.coefficient_growth
 
 
 def usual_fields(kind: type[TrainConfig]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from altup.studies.study import COLLAPSE, COLLAPSES, METRICS, SHIPPED, SUPERSEDE
 RUNS = "runs"
 SCALE_RECORDS = "scales"
 SWEEPS = "sweeps"
+RECIPE = {"coefficient_growth"}  # settings whose default has changed: of each model the newest runs count
 Record = dict[str, Any]
 Records = Callable[[str], Record | None]  # a run's key → its record
 
@@ -284,15 +285,15 @@ def _newest(record: Record, folder: Path) -> Record:
 
 
 def drop_other_settings(results: Sequence[Result], record: Records) -> list[Result]:
-    """Of each model only the runs with the tuned settings of its newest one. A sweep that goes on may choose
-    others than before, and a mean must not be of both."""
+    """Of each model only the runs with the tuned settings, and the recipe, of its newest one. A sweep that goes on
+    may choose others than before, and a mean must not be of both."""
     tuned = {result.run: run for result in results if (run := TunedRun.find(result.run, record))}
     dates = {tuned[result.run].key: (result.date, result.run) for result in results if result.run in tuned}
     # A model is as old as its pretraining, which has results of its own, whenever it was fine-tuned.
     dates |= {result.run: (result.date, result.run) for result in results if result.run in tuned}
     dropped: set[str] = set()
     for runs in _runs_by_model([result for result in results if result.run in tuned], tuned):
-        names = {name for run in runs for name in tuned[run].names}
+        names = {name for run in runs for name in tuned[run].names} | RECIPE
         last = max(runs, key=lambda run: dates[tuned[run].key])
         dropped |= {run for run in runs if tuned[run].values(names) != tuned[last].values(names)}
     return [result for result in results if result.run not in dropped]
@@ -331,7 +332,7 @@ class TunedRun:
 
     def is_model_of(self, other: TunedRun) -> bool:
         """Whether the two differ in nothing but the seed, what was tuned, and what time or a collapse decides."""
-        same = are_of_one_model(self.config, other.config, self.names | other.names)
+        same = are_of_one_model(self.config, other.config, self.names | other.names | RECIPE)
         return same and self.start == other.start and (self.parent is None) == (other.parent is None)
 
 

@@ -45,7 +45,7 @@ OF_RECIPE = (
 )
 
 LARGEST_GROWTH = 10.0  # of the size that Muon's steps are relative to; docs/lab-log.md has others
-COEFFICIENT_GROWTH = 1.0  # the same for AltUp's coefficients, which run away at 10
+COEFFICIENT_GROWTH = 1.0  # the same for AltUp's coefficients, some of which ran away at 10
 # T5s of width 256 whose embeddings' rate was settled were lost only where Muon's rate was held for longer than
 # this; at a rate below the second none was.
 SAFE_STEPS, SAFE_RATE = 5_500, 0.045
@@ -113,7 +113,8 @@ class TrainConfig(Settings):
         panel="Training", at_least=1,
     )  # fmt: skip
     coefficient_growth: float | None = setting(
-        None, "The same for AltUp's coefficients.", shown=f"{COEFFICIENT_GROWTH:g}", panel="Training", at_least=1,
+        None, "The same for AltUp's coefficients, unless they are made from the data.",
+        shown=f"{COEFFICIENT_GROWTH:g}", panel="Training", at_least=1,
     )  # fmt: skip
     clip_norm: float | None = setting(
         None, "Bound of the gradient's norm.", shown="none", panel="Training", above=0
@@ -162,9 +163,6 @@ class TrainConfig(Settings):
                 f"try {_nearest_divisor(self.batch_size, self.micro_batch)}"
             )
         self._fill_in_schedule()
-        if self.coefficient_growth is None:
-            steady = self.optimizer == "muon" and self.has_coefficients
-            self.coefficient_growth = COEFFICIENT_GROWTH if steady else LARGEST_GROWTH
         self.rate()
         if self.weight_decay and self.optimizer == "adafactor":
             raise UserError(
@@ -179,18 +177,13 @@ class TrainConfig(Settings):
         for name, usual in (
             ("muon_by", "matrix"),
             ("muon_growth", LARGEST_GROWTH),
-            ("coefficient_growth", LARGEST_GROWTH),
+            ("coefficient_growth", None),
         ):
             if (value := getattr(self, name)) != usual and self.optimizer != "muon":
                 raise UserError(f"{name}={value!r} is for optimizer='muon', not for {self.optimizer!r}")
         if self.precision is None:
             self.precision = "bf16" if _has_gpu() else "fp32"
         self.trackers = [tracker for tracker in self.trackers if tracker != "none"]
-
-    @property
-    def has_coefficients(self) -> bool:
-        """Whether the model may have coefficients of AltUp."""
-        return True
 
     @property
     def low_precision(self) -> bool:

@@ -18,7 +18,7 @@ from altup.core.errors import UserError
 from altup.core.hardware import ensure_bf16
 from altup.models.stack import compile_layers
 from altup.nn.linear import enable_fp8
-from altup.training.config import LARGEST_GROWTH, TrainConfig
+from altup.training.config import COEFFICIENT_GROWTH, TrainConfig
 from altup.training.flat_gradients import FlatGradients, share_buffers
 from altup.training.graphs import Graphs
 from altup.training.metrics import Meter, output_sums
@@ -88,7 +88,7 @@ class Engine:
             lr_factors=config.lr_factors,
             muon_by=config.muon_by,
             muon_growth=config.muon_growth,
-            coefficient_growth=config.coefficient_growth or LARGEST_GROWTH,
+            coefficient_growth=config.coefficient_growth or COEFFICIENT_GROWTH,
         )
         self.schedule = config.rate()
         self.meter = Meter(process_group.device)

@@ -139,8 +139,8 @@ class PretrainConfig(TrainConfig):
 
     @property
     def has_coefficients(self) -> bool:
-        parts = str(self.method).split("+")
-        return self.from_model is not None or not HAVE_COEFFICIENTS.isdisjoint(parts)
+        """Whether the method has coefficients of AltUp."""
+        return not HAVE_COEFFICIENTS.isdisjoint(str(self.method).split("+"))
 
     @property
     def kind(self) -> str:

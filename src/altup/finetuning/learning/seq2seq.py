@@ -80,7 +80,7 @@ class Seq2SeqLearning:
             return None
         found = choose_packing(self.answering.place, self.config, device)
         if found is None:
-            say("strided and pooled layers would mix the examples of a row: they are padded, not packed")
+            say("this model would mix the examples of a row, or drop the same of all: they are padded, not packed")
         return found
 
     def tokenise(self, task: Task, examples: Sequence[Example]) -> tuple[Tokens, Tokens, dict[str, int]]:
@@ -117,12 +117,14 @@ def build_model(config: FinetuneConfig, place: str, checkpoint: Path | None = No
 
 
 def choose_packing(place: str, config: FinetuneConfig, device: torch.device) -> str | None:
-    """The layout of packed rows for the model at `place`, or None for one that would mix their examples.
+    """The layout of packed rows for the model at `place`, or None for one that would mix their examples, or drop
+    the same of all of them.
 
     Wide rows have more shapes, and a deterministic run compiles its layers for each.
     """
     model = load_config(place)
-    if getattr(model, "sequence", "none") != "none":
+    drops_alike = config.dropout > 0 and getattr(model, "sequence_dropout", False)
+    if getattr(model, "sequence", "none") != "none" or drops_alike:
         return None
     by_kernels = runs_triton(device) and config.low_precision and getattr(model, "d_kv", None) in WIDTHS
     return "wide" if by_kernels and not config.deterministic else "narrow"

@@ -165,7 +165,7 @@ def _plain(
 ) -> Tensor:
     """Through PyTorch's own function, with bias and mask in one dense tensor where there are any."""
     if kept is not None:
-        v, dropout = v * (kept * keep_scale(dropout))[..., None].to(v.dtype), 0.0
+        v, dropout = (v * (kept * keep_scale(dropout))[..., None]).to(v.dtype), 0.0
     if bias is None and by_distance is None and query_segments is None:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, scale=scale)
     queries, keys = q.shape[2], k.shape[2]

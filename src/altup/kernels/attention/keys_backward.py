@@ -132,7 +132,7 @@ def keys_kernel(
                 weights = tl.where(random_bits(random, i0, j0, BM, BN, True) >= drop_below, p, 0.0)
             mean *= 1 / keep_scale
         acc_v = tl.dot(weights.to(do_block.dtype), do_block, acc_v, input_precision=PRECISION)
-        # With dropout, dS / keep_scale: so a decision is used once.
+        # With decisions by pair, dS / keep_scale: so each is used once.
         ds = weights * dp - p * mean[None, :] if DROPOUT and not SHARED else p * (dp - mean[None, :])
         acc_k = tl.dot(ds.to(q_block.dtype), q_block, acc_k, input_precision=PRECISION)
     if SHARED:

@@ -90,8 +90,8 @@ class AttentionCall(NamedTuple):
     def cut(self, configs: dict[int, TileConfig]) -> TileConfig:
         """The kernel's configuration, with tiles no larger than the work, and then few warps for them.
 
-        Limits on registers are for Hopper, and too tight for dropout and for packed causal rows: with its bits
-        attention takes 0.872 instead of 0.799 ms (the copy engine without limits 0.787).
+        Limits on registers are for Hopper, and too tight for packed causal rows and for dropout by pair: with its
+        bits attention takes 0.872 instead of 0.799 ms (the copy engine without limits 0.787).
         Telling the copy engine of a tensor takes the host about 10 µs, too long for few queries; limits were timed
         with it.
         """

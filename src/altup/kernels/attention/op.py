@@ -56,7 +56,7 @@ def attend(
     """The result [B, H, Q, D], a view of [B, Q, H, D], and what the backward pass needs to know of it [B, H, Q].
 
     The rows of q, k and v, and the other tensors, are contiguous; segments are int32, and dropout has a seed, or
-    bits in its place.
+    its decisions in that place (`AttentionCall`).
     """
     from altup.kernels.attention.forward import forward
 

@@ -33,7 +33,7 @@ def dropout(
         raise UserError(f'implementation="triton" needs Triton and a GPU since Ampere, not {x.device}; use "auto"')
     if not training or p == 0:
         return x
-    if per_sequence:
+    if per_sequence and p != 1:
         return (x * sequence_factors(x, p)).to(x.dtype)
     compiles = torch.compiler.is_compiling() and runs_triton(x.device)
     if implementation == "plain" or p == 1 or not (implementation == "triton" or compiles):
@@ -44,6 +44,8 @@ def dropout(
 
 def sequence_factors(x: Tensor, p: float) -> Tensor:
     """What dropout with one decision for all tokens multiplies x [..., tokens, d] by: [..., 1, d], float32."""
+    if x.dim() < 2:
+        raise UserError(f"per_sequence=True needs tokens, [..., tokens, d], and x is {list(x.shape)}")
     return draw_kept((*x.shape[:-2], 1, x.shape[-1]), p, x.device) * keep_scale(p)
 
 
@@ -63,6 +65,7 @@ def block_dropout(
     """
     if num_blocks == 1 or not training or p == 0:
         return dropout(x, p, training, per_sequence=per_sequence)
-    ones = torch.ones(*x.shape[:-1], x.shape[-1] // num_blocks, device=x.device)
+    like = x[..., :1, :] if per_sequence else x
+    ones = torch.ones(*like.shape[:-1], x.shape[-1] // num_blocks, device=x.device)
     kept = dropout(ones, p, per_sequence=per_sequence)  # 0 or 1 / (1 - p)
     return (x.unflatten(-1, (num_blocks, -1)) * kept.unsqueeze(-2)).flatten(-2).to(x.dtype)

@@ -45,14 +45,15 @@ def _share(x):
 def _places(start, tokens, N: tl.constexpr, LANES: tl.constexpr, V: tl.constexpr):
     """Where LANES numbers of the result lie, from number `start` on, where their gates do, and where the factors
     of a sequence of `tokens` rows: [LANES/V, V], V of them neighbours in all three, which are read and written
-    together. Numbers of 64 bits are divided once."""
+    together. Numbers of 64 bits are divided by themselves."""
     group = tl.arange(0, LANES // V)
     inner = tl.arange(0, V)
     own = (start + group * V)[:, None] + inner[None, :]
     group += (start % N).to(tl.int32) // V
-    row = start // N + group // (N // V)
+    first, row = start // N, group // (N // V)
     column = (group % (N // V) * V)[:, None] + inner[None, :]
-    return own, (row * (2 * N))[:, None] + column, (row // tokens * N)[:, None] + column
+    sequence = first // tokens + ((first % tokens).to(tl.int32) + row) // tokens
+    return own, ((first + row) * (2 * N))[:, None] + column, (sequence * N)[:, None] + column
 
 
 @triton.jit

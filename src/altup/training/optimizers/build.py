@@ -119,10 +119,9 @@ def build_optimizer(
         )
     groups: dict[tuple, dict[str, Any]] = {}
     parts, blocks = parts_of(model), blocks_of(model, muon_by)
+    # Other rules make their coefficients from the data, with weights that begin with zeros.
     rules = (module for module in model.modules() if isinstance(module, AltUpUpdate | SequenceUpdate))
-    scalars = {
-        p for rule in rules for p in rule.parameters()
-    }  # others make coefficients of weights, from the data
+    scalars = {p for rule in rules for p in rule.parameters()}
     if factors.get("coefficients", 1.0) != 1 and "coefficients" not in parts.values():
         raise UserError(
             f"lr_factors.coefficients={factors['coefficients']:g}: {type(model).__name__} has no coefficients of "
