@@ -75,6 +75,17 @@ def test_the_page_agrees_with_the_results_of_the_decoder() -> None:
     assert seen == set(table)
 
 
+def test_the_page_agrees_with_the_results_by_depth() -> None:
+    """Seeds, speeds, losses and accuracies."""
+    report = StudyReport([RESULTS / "desk"], "desk", [str(BENCHMARKS / "desk_frontier.yaml")])
+    (study,), stats = report.studies, report.stats
+    for row, (name, *told) in zip(study.rows, table_of("| decoder, width 64, by depth"), strict=True):
+        assert name.lower() == row.label.lower()
+        means = {m: stats.mean(study.name, row.label, "tiny", m) for m in ("relative_speed", "loss", "accuracy")}
+        shown = [METRICS[metric].show(mean.mean) for metric, mean in means.items() if mean is not None]
+        assert told == [f"{len(stats.runs(study.name, row.label, 'tiny'))}", *shown]
+
+
 def test_the_page_agrees_with_the_results_of_the_wider_decoder() -> None:
     """Seeds, losses, accuracies, differences, intervals and verdicts."""
     report = StudyReport([RESULTS / "decoder"], "decoder", [str(BENCHMARKS / "decoder_methods.yaml")])
