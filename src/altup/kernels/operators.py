@@ -18,7 +18,7 @@ from altup.kernels.launch import on_its_device
 
 
 class Operator:
-    """A function that changes none of its arguments, and the operator that `torch.library.custom_op` makes of it
+    """A function that changes none of its arguments, and the custom operator that PyTorch makes of it
     (`registered`). It takes tensors, lists of tensors, numbers and None, a tensor or list first, and gives a
     tensor, or a tuple of tensors and lists.
     """

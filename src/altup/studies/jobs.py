@@ -38,7 +38,7 @@ FIRST_DEFAULTS = {
     "model": "t5",
     "method": "dense",
     "dropout": 0.0,
-    "coefficient_growth": LARGEST_GROWTH,  # `told_growth`
+    "coefficient_growth": LARGEST_GROWTH,  # `told_growth` gives it where it decides nothing
 }
 # What a job's settings hold, by its kind.
 JOB_SETTINGS = {"pretrain": {"config", "start"}, "finetune": {"config", "of"}, "speed": {"configs"}}

@@ -45,7 +45,7 @@ def _share(x):
 def _places(start, tokens, N: tl.constexpr, LANES: tl.constexpr, V: tl.constexpr):
     """Where LANES numbers of the result lie, from number `start` on, where their gates do, and where the factors
     of a sequence of `tokens` rows: [LANES/V, V], V of them neighbours in all three, which are read and written
-    together. Numbers of 64 bits are divided by themselves."""
+    together. Of 64 bits only scalars are divided."""
     group = tl.arange(0, LANES // V)
     inner = tl.arange(0, V)
     own = (start + group * V)[:, None] + inner[None, :]
