@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -101,6 +103,32 @@ def test_the_page_agrees_with_the_results_of_the_wider_decoder() -> None:
             found = stats.difference(study, "small", metric, row.label, "Dense") if row.label != "Dense" else None
             wanted += [METRICS[metric].show(mean.mean), *told_difference(found, metric)]
         assert told == [*wanted, words.get(row.label, "")]
+
+
+def test_the_page_agrees_with_the_results_of_small_models() -> None:
+    """Seeds, losses, SQuAD with differences and intervals, and the scores of every other task."""
+    report = StudyReport([RESULTS / "small"], "small", [str(BENCHMARKS / "small_models.yaml")])
+    (study,), stats = report.studies, report.stats
+    scores: dict[tuple[str, str, str], list[float]] = {}
+    for path in (RESULTS / "small" / "runs").glob("*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        method = record["title"].split()[1]
+        for task, metrics in record.get("tasks", {}).items():
+            for metric, score in metrics.items():
+                scores.setdefault((method, task, metric), []).append(score)
+    others = [("squad", "exact_match"), *((f"glue/{t}", m) for t, m in (
+        ("sst2", "accuracy"), ("mrpc", "f1"), ("mrpc", "accuracy"), ("rte", "accuracy"),
+    ))]  # fmt: skip
+    for row, (name, *told) in zip(study.rows, table_of("| the paper's small, 3,500 steps"), strict=True):
+        assert name.lower() == row.label.lower()
+        wanted = [f"{len(stats.runs(study.name, row.label, 'small'))}"]
+        for metric in ("loss", "squad_f1"):
+            mean = stats.mean(study.name, row.label, "small", metric)
+            assert mean is not None
+            found = stats.difference(study, "small", metric, row.label, "Dense") if row.label != "Dense" else None
+            wanted += [METRICS[metric].show(mean.mean), *told_difference(found, metric)]
+        method = row.label.split()[0].lower()
+        assert told == [*wanted, *(f"{fmean(scores[method, *other]):.2f}" for other in others)]
 
 
 @pytest.mark.parametrize(

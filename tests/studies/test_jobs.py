@@ -75,6 +75,9 @@ def test_growth_of_coefficients_is_told_where_it_counts() -> None:
     assert told(model_overrides={"coefficients": "dynamic"}) is None
     tuned = FinetuneConfig(model="m", tasks=["glue/rte"], data="d", optimizer="muon")
     assert "coefficient_growth" not in deciding_fields(tuned)
+    pulled = {"data": "data", "optimizer": "muon", "coefficient_decay": 4.0}
+    assert deciding_fields(PretrainConfig(**pulled, method="altup", k=2))["coefficient_decay"] == 4
+    assert "coefficient_decay" not in deciding_fields(PretrainConfig(**pulled, method="dense"))
 
 
 def test_what_changes_the_work_of_a_step_has_a_speed_of_its_own() -> None:

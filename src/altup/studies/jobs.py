@@ -38,7 +38,7 @@ FIRST_DEFAULTS = {
     "model": "t5",
     "method": "dense",
     "dropout": 0.0,
-    "coefficient_growth": LARGEST_GROWTH,  # `told_growth` gives it where it decides nothing
+    "coefficient_growth": LARGEST_GROWTH,  # `told_coefficients` gives it where it decides nothing
 }
 # What a job's settings hold, by its kind.
 JOB_SETTINGS = {"pretrain": {"config", "start"}, "finetune": {"config", "of"}, "speed": {"configs"}}
@@ -185,18 +185,19 @@ def deciding_fields(config: TrainConfig) -> dict[str, Any]:
 
     So a field that a later version adds does not turn finished runs into unknown ones.
     """
-    usual, values = usual_fields(type(config)), asdict(config) | {"coefficient_growth": told_growth(config)}
+    usual, values = usual_fields(type(config)), asdict(config) | told_coefficients(config)
     return {name: values[name] for name in usual if values[name] != usual[name]}
 
 
-def told_growth(config: TrainConfig) -> float:
-    """`coefficient_growth`, where it decides what is computed: in pretraining with Muon, of coefficients that are
-    not made from the data. Elsewhere what it was at first."""
+def told_coefficients(config: TrainConfig) -> dict[str, float]:
+    """`coefficient_growth` and `coefficient_decay`, where they decide what is computed: in pretraining with Muon,
+    of coefficients that are not made from the data. Elsewhere what they were at first."""
     overrides: Mapping[str, Any] = getattr(config, "model_overrides", {})
     has_scalars = getattr(config, "has_coefficients", False) and overrides.get("coefficients") != "dynamic"
     if config.optimizer != "muon" or not has_scalars:
-        return LARGEST_GROWTH
-    return COEFFICIENT_GROWTH if config.coefficient_growth is None else config.coefficient_growth
+        return {"coefficient_growth": LARGEST_GROWTH, "coefficient_decay": 0.0}
+    growth = COEFFICIENT_GROWTH if config.coefficient_growth is None else config.coefficient_growth
+    return {"coefficient_growth": growth, "coefficient_decay": config.coefficient_decay}
 
 
 def usual_fields(kind: type[TrainConfig]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 # What a recipe decides, with those defaults.
 OF_RECIPE = (
     *("recipe", "optimizer", "lr", "schedule", "warmup_steps", "decay_fraction", "weight_decay"),
-    *("beta1", "beta2", "lr_factors", "muon_by", "muon_growth", "coefficient_growth"),
+    *("beta1", "beta2", "lr_factors", "muon_by", "muon_growth", "coefficient_growth", "coefficient_decay"),
 )
 
 LARGEST_GROWTH = 10.0  # of the size that Muon's steps are relative to; docs/lab-log.md has others
@@ -116,6 +116,10 @@ class TrainConfig(Settings):
         None, "The same for AltUp's coefficients, unless they are made from the data.",
         shown=f"{COEFFICIENT_GROWTH:g}", panel="Training", at_least=1,
     )  # fmt: skip
+    coefficient_decay: float = setting(
+        0.0, "Muon's decay of these coefficients towards their start; 4 holds them within about a quarter of it.",
+        panel="Training", at_least=0,
+    )  # fmt: skip
     clip_norm: float | None = setting(
         None, "Bound of the gradient's norm.", shown="none", panel="Training", above=0
     )
@@ -178,6 +182,7 @@ class TrainConfig(Settings):
             ("muon_by", "matrix"),
             ("muon_growth", LARGEST_GROWTH),
             ("coefficient_growth", None),
+            ("coefficient_decay", 0.0),
         ):
             if (value := getattr(self, name)) != usual and self.optimizer != "muon":
                 raise UserError(f"{name}={value!r} is for optimizer='muon', not for {self.optimizer!r}")

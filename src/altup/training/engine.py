@@ -89,6 +89,7 @@ class Engine:
             muon_by=config.muon_by,
             muon_growth=config.muon_growth,
             coefficient_growth=config.coefficient_growth or COEFFICIENT_GROWTH,
+            coefficient_decay=config.coefficient_decay,
         )
         self.schedule = config.rate()
         self.meter = Meter(process_group.device)

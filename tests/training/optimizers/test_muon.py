@@ -11,7 +11,7 @@ import torch
 from altup import AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.core.errors import UserError
 from altup.kernels.muon import orthogonalized
-from altup.training.optimizers import build_optimizer, parts_of, set_rate
+from altup.training.optimizers import build_optimizer, load_state_tensors, parts_of, set_rate, state_tensors
 
 
 def tiny(method: str = "altup", **fields: Any) -> AltUpT5ForConditionalGeneration:
@@ -159,6 +159,44 @@ def test_coefficients_move_by_the_same_amount_however_large_they_are(method, nam
     bounds = [optimizer.state[p]["largest"].item() for p in dynamic.parameters() if not p.any()]
     assert bounds
     assert bounds == pytest.approx([0.2] * len(bounds))
+
+
+@pytest.mark.parametrize("method", ["altup", "sequence-altup"])
+def test_coefficients_are_held_near_their_start(method):
+    """A gradient that always points the same way moves them by 1 / decay of their size and no further. A skipped
+    step pulls nothing, other weights are as without the pull, and a loaded state knows where they began."""
+    models = tiny(method, num_layers=3), tiny(method, num_layers=3)
+    options = {"lr": 0.5, "lr_factors": {"coefficients": 0.1}}
+    pulled, free = (
+        build_optimizer("muon", m, **options, coefficient_decay=d) for m, d in zip(models, (4, 0), strict=True)
+    )
+    parts = parts_of(models[0])
+    start = {n: p.detach().clone() for n, p in models[0].named_parameters()}
+
+    def step(optimizer, steps=1, **skip):
+        for _ in range(steps):
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.grad = -torch.ones_like(p)
+            optimizer.step(**skip)
+
+    step(pulled, 60), step(free, 60)
+    for (n, p), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        if parts[n] == "coefficients":
+            size = start[n].square().mean().sqrt().where(start[n].any(), 0.02)
+            torch.testing.assert_close(p.detach() - start[n], (size * 0.2).expand_as(p), rtol=0.01, atol=1e-5)
+        else:
+            assert torch.equal(p, other), n
+    before = [p.detach().clone() for p in models[0].parameters()]
+    step(pulled, skip=torch.tensor(True))
+    assert all(torch.equal(a, b) for a, b in zip(before, models[0].parameters(), strict=True))
+
+    resumed = build_optimizer("muon", models[0], **options, coefficient_decay=4)  # begins where they stand now
+    load_state_tensors(resumed, models[0], state_tensors(pulled, models[0]))
+    step(resumed, 20)
+    assert all(
+        (p.detach() - start[n]).abs().max() < 0.3 for n, p in models[0].named_parameters() if "coef" in parts[n]
+    )
 
 
 def test_a_gradient_of_zeros_moves_nothing():

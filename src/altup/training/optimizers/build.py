@@ -97,12 +97,14 @@ def build_optimizer(
     muon_by: str = "matrix",
     muon_growth: float = LARGEST_GROWTH,
     coefficient_growth: float = COEFFICIENT_GROWTH,
+    coefficient_decay: float = 0.0,
 ) -> torch.optim.Optimizer:
     """The optimizer `name` over the parameters of `model` that ask for gradients.
 
     `lr_factors` multiplies the rate of parts of the model (`PARTS`). `muon_by` says what Muon orthogonalizes at a
     time (`blocks_of`), `muon_growth` how far its steps grow with the weights, `coefficient_growth` how far with
-    coefficients that are numbers of their own. `optimizer.step(skip=flag)` leaves every weight and all state as
+    coefficients that are numbers of their own, and `coefficient_decay` how strongly it pulls those back to where
+    they began. `optimizer.step(skip=flag)` leaves every weight and all state as
     they are where the bool tensor `flag`, on the parameters' device, is true; the host never waits for it.
     `set_rate` sets the learning rate of a step. Shard the model (`fully_shard`) before this call.
     """
@@ -135,8 +137,8 @@ def build_optimizer(
             decays = p.ndim >= 2 and parts[n] != "coefficients"
             own |= {"weight_decay": weight_decay * decays, "sharding": kind(p).sharding}
         if name == "muon":
-            growth = coefficient_growth if p in scalars else muon_growth
-            own |= {"orthogonal": parts[n] == "matrix", "block": blocks.get(p), "growth": growth}
+            growth, pull = (coefficient_growth, coefficient_decay) if p in scalars else (muon_growth, 0.0)
+            own |= {"orthogonal": parts[n] == "matrix", "block": blocks.get(p), "growth": growth, "pull": pull}
         groups.setdefault(tuple(own.values()), {**own, "params": []})["params"].append(p)
     if not groups:
         raise UserError("the model has no parameter that asks for gradients; nothing to optimize")

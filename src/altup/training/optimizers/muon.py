@@ -39,6 +39,9 @@ class Muon(RelativeAdamW):
     Steps relative to the present size let weights grow by a factor in every step: at high rates a long run would
     end in infinities, so that size has a bound. (With the size of the start alone the plateau lasts longer.)
 
+    A group with a `pull` then goes p ← p + lr · pull · (p at the start - p), which holds what takes steps of lr
+    within about 1 / pull of its start.
+
     Under FSDP2 the processes exchange rows, so that each orthogonalizes its share of the whole matrices.
     """
 
@@ -49,13 +52,25 @@ class Muon(RelativeAdamW):
     def initial_state(self, p: Tensor, what: Kind, group: dict[str, Any]) -> dict[str, Tensor]:
         rms = what.rms([local(p)])[0]
         size = rms.clamp(min=SMALLEST_RMS).where(rms > 0, SIZE_OF_ZEROS)
-        bound = {"largest": group.get("growth", LARGEST_GROWTH) * size}
+        kept = {"largest": group.get("growth", LARGEST_GROWTH) * size}
+        if group.get("pull"):
+            kept["start"] = p.detach().clone()
         if group["orthogonal"]:
-            return {**bound, "momentum": what.zeros(*what.shape)}
-        return {**bound, **super().initial_state(p, what, group)}
+            return {**kept, "momentum": what.zeros(*what.shape)}
+        return {**kept, **super().initial_state(p, what, group)}
 
     def size(self, what: Kind, weights: list[Tensor], state: dict[str, Tensor]) -> Tensor:
         return torch.minimum(super().size(what, weights, state), state["largest"])
+
+    @torch.no_grad()
+    def step(self, skip: Tensor | None = None) -> None:  # type: ignore[override]
+        super().step(skip)
+        for group in self.param_groups:
+            for p in group["params"] if group.get("pull") else ():
+                if p.grad is not None:
+                    part = torch.as_tensor(group["lr"] * group["pull"], device=p.device).clamp(max=1)
+                    part = part if skip is None else part.masked_fill(skip, 0)
+                    local(p).lerp_(local(self.state[p]["start"]), part.to(p.dtype))
 
     def _update_all(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         if group["orthogonal"]:
