@@ -132,17 +132,18 @@ def test_the_page_agrees_with_the_results_of_small_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("results", "study_file", "name"),
+    ("results", "scale", "study_file", "name"),
     [
-        ("desk_longer", "desk_decoder_longer.yaml", "decoder, width 64"),
-        ("decoder", "decoder_lengths.yaml", "decoder, width 256"),
-        ("long", "equal-time", "T5, width 256"),
+        ("desk_longer", "desk_longer", "desk_decoder_longer.yaml", "decoder, width 64"),
+        ("decoder", "decoder", "decoder_lengths.yaml", "decoder, width 256"),
+        ("decoder", "decoder_longer", "decoder_longer_runs.yaml", "the same, embeddings × 4"),
+        ("long", "long", "equal-time", "T5, width 256"),
     ],
 )
-def test_the_page_agrees_with_equal_time(results: str, study_file: str, name: str) -> None:
+def test_the_page_agrees_with_equal_time(results: str, scale: str, study_file: str, name: str) -> None:
     """Seeds, steps, losses, differences, intervals and verdicts of each length."""
     given = str(BENCHMARKS / study_file) if study_file.endswith(".yaml") else study_file
-    report = StudyReport([RESULTS / results], results, [given])
+    report = StudyReport([RESULTS / results], scale, [given])
     (study,), stats = report.studies, report.stats
     claimed = ("AltUp K=2", "Dense", "loss")
     words = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ def test_growth_of_coefficients_is_told_where_it_counts() -> None:
     pulled = {"data": "data", "optimizer": "muon", "coefficient_decay": 4.0}
     assert deciding_fields(PretrainConfig(**pulled, method="altup", k=2))["coefficient_decay"] == 4
     assert "coefficient_decay" not in deciding_fields(PretrainConfig(**pulled, method="dense"))
+    assert deciding_fields(replace(tuned, coefficient_decay=4.0))["coefficient_decay"] == 4
 
 
 def test_what_changes_the_work_of_a_step_has_a_speed_of_its_own() -> None:

@@ -189,3 +189,5 @@ def test_growth_of_coefficients_is_for_muon() -> None:
     assert replace(saved, optimizer="adafactor").coefficient_growth is None
     with pytest.raises(UserError, match=r"coefficient_growth=4\.0 is for optimizer='muon'"):
         replace(saved, optimizer="adamw", coefficient_growth=4.0)
+    with pytest.raises(UserError, match=r"coefficient_decay=4\.0 is for optimizer='muon'"):
+        replace(saved, optimizer="adamw", coefficient_decay=4.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,11 +47,18 @@ def test_resumed_with_accumulation(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "whole", tmp_path / "cut", STEPS)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-rms", "muon", "muon by block"])
-def test_resumed_with_other_optimizers(tmp_path: Path, optimizer: str) -> None:
-    name, _, muon_by = optimizer.partition(" by ")
-    settings = {"optimizer": name, "schedule": "cosine", "lr": 1e-2, "steps": 6, "clip_norm": 1.0}
-    settings |= {"muon_by": muon_by} if muon_by else {}
+@pytest.mark.parametrize(
+    ("optimizer", "more"),
+    [
+        ("adamw", {}),
+        ("adamw-rms", {}),
+        ("muon", {}),
+        ("muon", {"muon_by": "block"}),
+        ("muon", {"coefficient_decay": 4.0}),
+    ],
+)
+def test_resumed_with_other_optimizers(tmp_path: Path, optimizer: str, more: dict[str, Any]) -> None:
+    settings = {"optimizer": optimizer, "schedule": "cosine", "lr": 1e-2, "steps": 6, "clip_norm": 1.0, **more}
     run(tmp_path / "whole", **settings)
     run(tmp_path / "cut", stop_after=4, **settings)
     run(tmp_path / "cut", resume=True, **settings)

@@ -117,7 +117,7 @@ class TrainConfig(Settings):
         shown=f"{COEFFICIENT_GROWTH:g}", panel="Training", at_least=1,
     )  # fmt: skip
     coefficient_decay: float = setting(
-        0.0, "Muon's decay of these coefficients towards their start; 4 holds them within about a quarter of it.",
+        0.0, "Muon's decay of these coefficients to where the run began; 4 holds them within a quarter of it.",
         panel="Training", at_least=0,
     )  # fmt: skip
     clip_norm: float | None = setting(

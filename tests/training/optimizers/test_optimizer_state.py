@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from altup.core.errors import UserError
 from altup.nn import Attention, GatedFeedForward
+from altup.nn.altup import AltUpUpdate
 from altup.training.checkpoints import save_tensors
 from altup.training.optimizers import OPTIMIZERS, build_optimizer, load_state_tensors, state_tensors
 from altup.training.parallel import leave
@@ -176,16 +177,16 @@ def run_sharded(rank: int, folder: Path) -> None:
 def build_by_block(lr: torch.Tensor | float) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Heads of 8 rows, half of which each of two processes has, and blocks of 36 hidden units."""
     torch.manual_seed(0)
-    model = nn.Sequential(Attention(16, 4, 8), GatedFeedForward(16, 72))
+    model = nn.Sequential(Attention(16, 4, 8), GatedFeedForward(16, 72), AltUpUpdate(3, active=0))
     if isinstance(lr, torch.Tensor):
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    return model, build_optimizer("muon", model, lr=lr, muon_by="block")
+    return model, build_optimizer("muon", model, lr=lr, muon_by="block", coefficient_decay=4)
 
 
 def test_two_processes_with_fsdp2_equal_one(tmp_path):
     fork_two(run_sharded, tmp_path)
     model, optimizer = build_by_block(0.1)
-    assert len({group["block"] for group in optimizer.param_groups}) == 4
+    assert len({group["block"] for group in optimizer.param_groups if group["orthogonal"]}) == 4
     train(model, optimizer, range(3))
     found = TensorFiles(tmp_path, "blocks")
     for key, tensor in snapshot(model, optimizer).items():

@@ -110,6 +110,7 @@ def build_optimizer(
     """
     check_choice("optimizer", name, OPTIMIZERS)
     check_range("weight_decay", weight_decay, 0, float("inf"))
+    check_range("coefficient_decay", coefficient_decay, 0, float("inf"))
     factors = dict(lr_factors or {})
     for part, factor in factors.items():
         check_choice("lr_factors", part, PARTS)

@@ -39,8 +39,8 @@ class Muon(RelativeAdamW):
     Steps relative to the present size let weights grow by a factor in every step: at high rates a long run would
     end in infinities, so that size has a bound. (With the size of the start alone the plateau lasts longer.)
 
-    A group with a `pull` then goes p ← p + lr · pull · (p at the start - p), which holds what takes steps of lr
-    within about 1 / pull of its start.
+    A group with a `pull` then goes p ← p + min(1, lr · pull) · (p at the start - p), which holds what takes steps
+    of lr times its size within 1 / pull of that size.
 
     Under FSDP2 the processes exchange rows, so that each orthogonalizes its share of the whole matrices.
     """
@@ -62,16 +62,6 @@ class Muon(RelativeAdamW):
     def size(self, what: Kind, weights: list[Tensor], state: dict[str, Tensor]) -> Tensor:
         return torch.minimum(super().size(what, weights, state), state["largest"])
 
-    @torch.no_grad()
-    def step(self, skip: Tensor | None = None) -> None:  # type: ignore[override]
-        super().step(skip)
-        for group in self.param_groups:
-            for p in group["params"] if group.get("pull") else ():
-                if p.grad is not None:
-                    part = torch.as_tensor(group["lr"] * group["pull"], device=p.device).clamp(max=1)
-                    part = part if skip is None else part.masked_fill(skip, 0)
-                    local(p).lerp_(local(self.state[p]["start"]), part.to(p.dtype))
-
     def _update_all(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         if group["orthogonal"]:
             by_kernels = all(self._runs_matrix_kernels(p) for p in parameters if p.grad is not None)
@@ -83,6 +73,17 @@ class Muon(RelativeAdamW):
                     self._update(what, alike, group, skip)
         else:
             super()._update_all(parameters, group, skip)
+            self._pull([p for p in parameters if p.grad is not None], group, skip)
+
+    def _pull(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
+        """Towards where they began, but never beyond it."""
+        if not group.get("pull") or not parameters:
+            return
+        weights = [local(p) for p in parameters]
+        away = torch._foreach_sub([local(self.state[p]["start"]) for p in parameters], weights)
+        part = torch.ones((), device=weights[0].device).mul_(group["lr"] * group["pull"]).clamp_(max=1)
+        torch._foreach_mul_(away, part if skip is None else part.masked_fill_(skip, 0))
+        torch._foreach_add_(weights, away)
 
     def _update(self, what: Kind, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         """By kernels around the matrix products, where they can."""
