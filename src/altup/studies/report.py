@@ -103,7 +103,8 @@ class StudyReport:
         swept = {
             name.partition(".")[0] for sweep in (one, other) for name in (*sweep["grid"], *(sweep["chosen"] or ()))
         }
-        return are_of_one_model(first, second, swept)
+        fits = _may_have_swept(one, other, second) and _may_have_swept(other, one, first)
+        return fits and are_of_one_model(first, second, swept)
 
     @cached_property
     def begun(self) -> dict[tuple[str, str], Record]:
@@ -239,6 +240,17 @@ class StudyReport:
             ),
             ("report written", time.strftime("%Y-%m-%d %H:%M %Z")),
         ]
+
+
+def _may_have_swept(one: Record, other: Record, config: Record) -> bool:
+    """Whether a run of `other` has, of what `one` alone sweeps, a value that `one` tries, or none of its own."""
+
+    def own(name: str) -> Any:
+        field, _, part = name.partition(".")
+        return (config.get(field) or {}).get(part) if part else config.get(field)
+
+    alone = one["grid"].keys() - {*other["grid"], *(other["chosen"] or ())}
+    return all(own(name) in (None, *one["grid"][name]) for name in alone)
 
 
 def _refuse_foreign_plots(plots: Sequence[Plot], folder: Path) -> None:
