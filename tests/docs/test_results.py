@@ -11,6 +11,7 @@ import pytest
 from altup.studies.report import StudyReport
 from altup.studies.statistics import Difference
 from altup.studies.study import METRICS
+from altup.studies.sweep_figures import text_sweeps
 from altup.studies.tables import show_interval
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,8 +60,9 @@ def test_the_page_agrees_with_the_results() -> None:
 
 
 def test_the_page_agrees_with_the_results_of_the_decoder() -> None:
-    """Seeds, losses, differences, intervals and verdicts, of two studies in one table."""
-    files = [str(BENCHMARKS / name) for name in ("desk_decoder.yaml", "desk_methods.yaml")]
+    """Seeds, losses, differences, intervals and verdicts, of three studies in one table. No model is shown with
+    the sweep of another one that is called the same and learns its coefficients."""
+    files = [str(BENCHMARKS / name) for name in ("desk_decoder.yaml", "desk_methods.yaml", "desk_coefficients.yaml")]
     report = StudyReport([RESULTS / "desk"], "desk", files)
     stats, table = report.stats, {name: told for name, *told in table_of("| decoder, width 64, 1,200 steps")}
     seen = set()
@@ -74,6 +76,7 @@ def test_the_page_agrees_with_the_results_of_the_decoder() -> None:
             seeds, loss = f"{len(stats.runs(study.name, row.label, 'tiny'))}", METRICS["loss"].show(mean.mean)
             assert table[name] == [seeds, loss, *told_difference(found, "loss"), words.get(row.label, "")]
             seen.add(name)
+        assert "the runs:" not in text_sweeps(report.sweeps(study))
     assert seen == set(table)
 
 
@@ -129,6 +132,17 @@ def test_the_page_agrees_with_the_results_of_small_models() -> None:
             wanted += [METRICS[metric].show(mean.mean), *told_difference(found, metric)]
         method = row.label.split()[0].lower()
         assert told == [*wanted, *(f"{fmean(scores[method, *other]):.2f}" for other in others)]
+
+
+def test_the_page_agrees_with_the_results_at_a_high_rate() -> None:
+    """Seeds that trained and that collapsed, and losses."""
+    report = StudyReport([RESULTS / "desk_high"], "desk_high", [str(BENCHMARKS / "desk_high_rates.yaml")])
+    (study,), stats = report.studies, report.stats
+    for row, (name, *told) in zip(study.rows, table_of("| decoder, width 64, at twice its best rate"), strict=True):
+        assert name.lower().startswith(row.label.lower())
+        lost, mean = stats.collapsed(study.name, row.label, "tiny"), stats.mean(study.name, row.label, "tiny", "loss")
+        trained = mean.seeds if mean else 0
+        assert told == [f"{trained}", f"{lost}", METRICS["loss"].show(mean.mean) if mean else ""]
 
 
 @pytest.mark.parametrize(
