@@ -62,7 +62,9 @@ def test_the_page_agrees_with_the_results() -> None:
 def test_the_page_agrees_with_the_results_of_the_decoder() -> None:
     """Seeds, losses, differences, intervals and verdicts, of three studies in one table. No model is shown with
     the sweep of another one that is called the same and learns its coefficients."""
-    files = [str(BENCHMARKS / name) for name in ("desk_decoder.yaml", "desk_methods.yaml", "desk_coefficients.yaml")]
+    files = [
+        str(BENCHMARKS / name) for name in ("desk_decoder.yaml", "desk_methods.yaml", "desk_coefficients.yaml")
+    ]
     report = StudyReport([RESULTS / "desk"], "desk", files)
     stats, table = report.stats, {name: told for name, *told in table_of("| decoder, width 64, 1,200 steps")}
     seen = set()
@@ -138,9 +140,14 @@ def test_the_page_agrees_with_the_results_at_a_high_rate() -> None:
     """Seeds that trained and that collapsed, and losses."""
     report = StudyReport([RESULTS / "desk_high"], "desk_high", [str(BENCHMARKS / "desk_high_rates.yaml")])
     (study,), stats = report.studies, report.stats
-    for row, (name, *told) in zip(study.rows, table_of("| decoder, width 64, at twice its best rate"), strict=True):
+    for row, (name, *told) in zip(
+        study.rows, table_of("| decoder, width 64, at twice its best rate"), strict=True
+    ):
         assert name.lower().startswith(row.label.lower())
-        lost, mean = stats.collapsed(study.name, row.label, "tiny"), stats.mean(study.name, row.label, "tiny", "loss")
+        lost, mean = (
+            stats.collapsed(study.name, row.label, "tiny"),
+            stats.mean(study.name, row.label, "tiny", "loss"),
+        )
         trained = mean.seeds if mean else 0
         assert told == [f"{trained}", f"{lost}", METRICS["loss"].show(mean.mean) if mean else ""]
 
