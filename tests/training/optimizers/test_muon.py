@@ -180,7 +180,8 @@ def test_coefficients_are_held_near_their_start(method):
                     p.grad = -torch.ones_like(p)
             optimizer.step(**skip)
 
-    step(pulled, 60), step(free, 60)
+    step(pulled, 60)
+    step(free, 60)
     for (n, p), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         if parts[n] == "coefficients":
             size = start[n].square().mean().sqrt().where(start[n].any(), 0.02)
