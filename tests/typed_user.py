@@ -27,6 +27,7 @@ assert_type(state, torch.Tensor)
 assert_type(rule(state, nn.Linear(4, 4), 0), torch.Tensor)
 blocks = (state[0], state[1])
 assert_type(altup.DynamicAltUp(2, 6, 8)(blocks, nn.Linear(4, 4), 0), tuple[torch.Tensor, ...])
+assert_type(altup.FixedAltUp(2, 6)(blocks, nn.Linear(4, 4), 0), tuple[torch.Tensor, ...])
 rule(state, nn.Linear(4, 4), index="0")  # type: ignore[arg-type]
 assert_type(altup.SequenceAltUp(nn.Linear(4, 4), 2)(state[0]), torch.Tensor)
 assert_type(altup.StrideAndSkip(nn.Linear(4, 4), 2)(state[0]), torch.Tensor)

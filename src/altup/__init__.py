@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name p
     from altup.nn import AltUp as AltUp
     from altup.nn import AveragePooling as AveragePooling
     from altup.nn import DynamicAltUp as DynamicAltUp
+    from altup.nn import FixedAltUp as FixedAltUp
     from altup.nn import PartialExperts as PartialExperts
     from altup.nn import SequenceAltUp as SequenceAltUp
     from altup.nn import StrideAndSkip as StrideAndSkip
@@ -65,6 +66,7 @@ _HOMES = {
     "DynamicAltUp": "altup.nn",
     "EvaluateConfig": "altup.evaluation.config",
     "FinetuneConfig": "altup.finetuning.config",
+    "FixedAltUp": "altup.nn",
     "PartialExperts": "altup.nn",
     "PretrainConfig": "altup.training.pretraining",
     "SequenceAltUp": "altup.nn",

@@ -44,6 +44,15 @@ def test_the_other_families(original, auto_class, tmp_path):
         torch.testing.assert_close(wide, original(**data).logits, rtol=0, atol=1e-5)
 
 
+def test_with_fixed_coefficients(tmp_path):
+    original = hugging_face_llama()
+    original.save_pretrained(tmp_path / "theirs")
+    options = ("--method", "altup", "--coefficients", "fixed", "--out", tmp_path / "w")
+    code, text = altup(tmp_path / "log", "upcycle", tmp_path / "theirs", *options)
+    assert code == 0, text
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "w").config.coefficients == "fixed"
+
+
 def test_bad_input_is_one_clear_line(tmp_path):
     done = run("upcycle", tmp_path / "missing", "--out", tmp_path / "wide")
     assert done.returncode == 2

@@ -315,10 +315,18 @@ def test_few_rows_decode_the_tokens_of_plain_code(method, rows, monkeypatch):
     decodes_the_tokens_of_its_plain_code(method, rows)
 
 
-def decodes_the_tokens_of_its_plain_code(method, rows, autocast=False):
+@runs_kernel
+def test_one_row_with_fixed_coefficients(monkeypatch):
+    """Two layers, so that one reads another block than the first."""
+    monkeypatch.delattr("altup.models.t5.kept_decoding.KeptDecoding._step_of_many_rows")
+    decodes_the_tokens_of_its_plain_code("altup", 1, coefficients="fixed", num_decoder_layers=2)
+
+
+def decodes_the_tokens_of_its_plain_code(method, rows, autocast=False, **fields):
     """All kernels together, of prompts of several lengths; the trial before their first use has found nothing
     wrong. The first call is decoded by plain code. Under autocast tokens are nearly as likely."""
-    model, kept = tiny_t5(method, num_layers=1, num_decoder_layers=fewer(1, 4)).eval().to(DEVICE), {}
+    fields = {"num_layers": 1, "num_decoder_layers": fewer(1, 4), **fields}
+    model, kept = tiny_t5(method, **fields).eval().to(DEVICE), {}
     prompts = (3 + torch.arange(6 * rows, device=DEVICE) % 110).view(rows, 6)
     mask = (torch.arange(6, device=DEVICE) < 6 - torch.arange(rows, device=DEVICE)[:, None] % 4).long()
     options = {"limit": fewer(5, 20), "eos": torch.tensor([1], device=DEVICE), "pad": 0, "attention_mask": mask}

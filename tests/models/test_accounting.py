@@ -132,11 +132,16 @@ def test_experts_cost_their_router_and_the_chosen_ones_only() -> None:
 
 
 def test_rule_costs_by_hand() -> None:
-    rules = account(AltUpT5Config.from_preset("small", "altup+sequence-altup", k=3, stride=4), 100, 10)
+    method, fields = "altup+sequence-altup", {"k": 3, "stride": 4}
+    rules = account(AltUpT5Config.from_preset("small", method, **fields), 100, 10)
     blocks = 2 * (9 + 3) * 512 * (4 * 100 + 4 * 10)  # 4 encoder and 4 decoder layers
     tokens = 2 * 3 * 512 * (2 * 100)  # the 2 inner encoder layers
     assert rules.flops["update_rule"] == blocks + tokens
     assert rules.flops_train == 3 * rules.flops_forward
+    fixed = account(AltUpT5Config.from_preset("small", method, coefficients="fixed", **fields), 100, 10)
+    assert fixed.flops["update_rule"] == tokens
+    assert fixed.parameters["coefficients"] == 2 * 3
+    assert fixed.flops_matrix == rules.flops_matrix
 
 
 def layer_from_torchs_own_parts(x: Tensor, config: AltUpConfig, weights: set[int]) -> Tensor:

@@ -73,11 +73,14 @@ def test_growth_of_coefficients_is_told_where_it_counts() -> None:
     assert told(coefficient_growth=10.0) is None
     assert told(method="dense", k=None) is told(optimizer="adafactor") is None
     assert told(model_overrides={"coefficients": "dynamic"}) is None
+    assert told(model_overrides={"coefficients": "fixed"}, coefficient_growth=4.0) is None
     tuned = FinetuneConfig(model="m", tasks=["glue/rte"], data="d", optimizer="muon")
     assert "coefficient_growth" not in deciding_fields(tuned)
     pulled = {"data": "data", "optimizer": "muon", "coefficient_decay": 4.0}
     assert deciding_fields(PretrainConfig(**pulled, method="altup", k=2))["coefficient_decay"] == 4
     assert "coefficient_decay" not in deciding_fields(PretrainConfig(**pulled, method="dense"))
+    fixed = PretrainConfig(**pulled, method="altup", k=2, model_overrides={"coefficients": "fixed"})
+    assert "coefficient_decay" not in deciding_fields(fixed)
     assert deciding_fields(replace(tuned, coefficient_decay=4.0))["coefficient_decay"] == 4
 
 

@@ -691,10 +691,19 @@ def test_models_with_coefficients_are_those_that_have_them() -> None:
 
     methods = ("dense", "altup", "sameup", "recycled", "sum", "dense-wide", "sequence-altup", "stride-and-skip",
                "average-pooling", "moe", "altup+moe")  # fmt: skip
-    for method in methods:
-        config = AltUpT5Config.from_preset("tiny", method=method, d_model=8, d_ff=8, num_layers=3, vocab_size=32)
+    fixed = {"coefficients": "fixed"}
+    cases = [
+        *((method, {}) for method in methods),
+        ("altup", fixed),
+        ("sameup+moe", fixed),
+        ("altup+sequence-altup", fixed),
+    ]
+    for method, overrides in cases:
+        shape = {"d_model": 8, "d_ff": 8, "num_layers": 3, "vocab_size": 32}
+        config = AltUpT5Config.from_preset("tiny", method=method, **shape, **overrides)
         has = bool(coefficient_names(AltUpT5ForConditionalGeneration(config)))
-        assert has == PretrainConfig(data="text", method=method).has_coefficients, method
+        told = PretrainConfig(data="text", method=method, model_overrides=overrides).has_coefficients
+        assert has == told, (method, overrides)
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,9 @@ def test_tied_or_not(tied: bool) -> None:
     assert_same(small("decoder", "altup", tie_word_embeddings=tied))
 
 
-def test_coefficients_of_the_token() -> None:
-    assert_same(small("decoder", "altup", coefficients="dynamic"))
+@pytest.mark.parametrize("coefficients", ["dynamic", "fixed"])
+def test_other_coefficients(coefficients: str) -> None:
+    assert_same(small("decoder", "altup", coefficients=coefficients))
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ def command(
     ] = "recycled",
     k: Annotated[int, typer.Option("--k", help="Number of blocks.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of the noise that lets equal blocks become different.")] = 0,
+    coefficients: Annotated[str, typer.Option(help="static, dynamic, or fixed (not for recycled).")] = "static",
 ) -> None:
     """Widen a pretrained T5, BERT or Llama so that it computes the same function at first.
 
@@ -33,7 +34,7 @@ def command(
     logging.disable_progress_bar()
     console = Console()
     with console.status("Loading") as status:
-        made = upcycle_to_folder(find_model(model), out, method, k, seed, say=status.update)
+        made = upcycle_to_folder(find_model(model), out, method, k, seed, status.update, coefficients)
     console.print(
         f"{out}: {method}, {made.num_blocks} block(s), {made.parameters:,} parameters "
         f"({made.parameters / made.parameters_before - 1:+.2%}); largest difference of the logits "

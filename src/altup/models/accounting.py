@@ -224,7 +224,8 @@ def count_flops(config: AltUpConfig, layers: list[Layer], targets: int) -> Count
 
     Attention is counted over all pairs, causal or not. Norms, softmax, activation functions, residual and
     pooling additions and table look-ups are left out. The rules are counted in their fused form: for each of
-    a token's d columns K² + K multiply-adds for K blocks, and 3 for Sequence-AltUp.
+    a token's d columns K² + K multiply-adds for K blocks, and 3 for Sequence-AltUp. Fixed coefficients are a few
+    additions, and left out too.
     """
     d, out = config.layer_width, config.output_width
     queries, keys = attention_widths(config)
@@ -290,12 +291,12 @@ def count_activations(config: AltUpConfig, layers: list[Layer], targets: int) ->
             parts["cross_attention"] += 2 * (n * 2 * queries + layer.memory * 2 * keys) + 4 * n * heads
         parts["feed_forward"] += 2 * n * (2 if bert else 4) * config.d_ff
         parts["experts"] += expert_bytes(config, n)
-        if mixes_blocks(config):
+        if config.mixes_blocks:
             # The wide state and the layer's output, one of which is counted above: the block that the layer's
             # first norm reads, or what BERT's last norm gives. A strided layer's spread-out output comes on top.
             parts[RULE] += 2 * d * state * (k + 1 if layer.strided else k)
         if mixes_tokens(config, layer):
-            parts[RULE] += 2 * d * ((0 if bert else n) + (0 if mixes_blocks(config) else state))
+            parts[RULE] += 2 * d * ((0 if bert else n) + (0 if config.mixes_blocks else state))
     return parts
 
 
@@ -309,7 +310,7 @@ def activation_formula(config: AltUpConfig, layers: list[Layer]) -> int:
     total = 0
     for layer in layers:
         total += 34 * layer.tokens * h + 5 * a * layer.tokens**2
-        if mixes_blocks(config):
+        if config.mixes_blocks:
             total += (config.num_blocks + 1) * layer.state_tokens * h
     return total
 
@@ -317,10 +318,6 @@ def activation_formula(config: AltUpConfig, layers: list[Layer]) -> int:
 def attention_widths(config: Any) -> tuple[int, int]:
     """Of all queries, and of all keys (or values)."""
     return config.num_heads * config.d_kv, getattr(config, "num_kv_heads", config.num_heads) * config.d_kv
-
-
-def mixes_blocks(config: AltUpConfig) -> bool:
-    return config.selects_blocks and config.num_blocks > 1
 
 
 def mixes_tokens(config: AltUpConfig, layer: Layer) -> bool:
@@ -335,16 +332,16 @@ def router_weights(config: AltUpConfig) -> int:
 def count_coefficients(config: AltUpConfig, layer: Layer) -> int:
     """Parameters of the rules around one layer; dynamic ones: K for each coefficient, the router and its norm."""
     scalars = rule_scalars(config, layer)
-    if config.coefficients == "static":
+    if config.coefficients != "dynamic":
         return scalars
     k = config.num_blocks
     return scalars + (k - 1) * (k * k + k) + router_weights(config) + config.d_model
 
 
 def rule_scalars(config: AltUpConfig, layer: Layer) -> int:
-    """Coefficients of the rules around one layer: P and g of AltUp; a1, a2 and b of Sequence-AltUp."""
+    """Learned scalars of the rules around one layer: P and g of AltUp; a1, a2 and b of Sequence-AltUp."""
     k = config.num_blocks
-    return (k * k + k if mixes_blocks(config) else 0) + (3 if mixes_tokens(config, layer) else 0)
+    return (k * k + k if config.mixes_blocks else 0) + (3 if mixes_tokens(config, layer) else 0)
 
 
 def expert_bytes(config: AltUpConfig, tokens: int) -> int:

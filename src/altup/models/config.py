@@ -26,7 +26,7 @@ MOST = {
     "expert_hidden": 10**6,
 }
 SELECTIONS = ("alternating", "same")
-COEFFICIENTS = ("static", "dynamic")
+COEFFICIENTS = ("static", "dynamic", "fixed")
 
 # The paper's names over the three choices. Names joined by "+" combine: "altup+moe".
 PRESETS: dict[str, dict[str, Any]] = {
@@ -81,7 +81,8 @@ class AltUpConfig(PreTrainedConfig):
 
     - `widening`: `none`, `altup`, `recycled`, `sum` or `wide`, with `num_blocks` K and, for the two that
       select a block, `selection`: `alternating`, `same` or a list with one block a layer. Their `coefficients` are
-      `static`, as in the paper, or `dynamic`: computed for each token, as in Gemma 3n.
+      `static`, as in the paper, `dynamic`: computed for each token, as in Gemma 3n, or `fixed`: P = I and g = 1 to
+      the end, at nearly a dense model's cost.
     - `sequence`: `none`, `altup`, `skip` or `pool` with `stride`.
     - `experts`: 0 or a number of partial experts beside each feed-forward.
     - `shared_dropout`: whether dropout outside of the layers drops the same of all blocks, as in upcycled models.
@@ -181,6 +182,11 @@ class AltUpConfig(PreTrainedConfig):
         return self.widening in ("altup", "recycled")
 
     @property
+    def mixes_blocks(self) -> bool:
+        """Whether coefficients mix K blocks behind every layer. Fixed ones do not: one block moves for all."""
+        return self.selects_blocks and self.num_blocks > 1 and self.coefficients != "fixed"
+
+    @property
     def layer_width(self) -> int:
         """Width of a layer's input and output."""
         return self.d_model * self.num_blocks if self.widening == "wide" else self.d_model
@@ -218,10 +224,15 @@ class AltUpConfig(PreTrainedConfig):
             else:
                 self._validate_block_list()
         check_choice("coefficients", self.coefficients, COEFFICIENTS)
-        if self.coefficients == "dynamic" and not (self.selects_blocks and self.num_blocks > 1):
+        if self.coefficients != "static" and not (self.selects_blocks and self.num_blocks > 1):
             raise UserError(
-                f"coefficients='dynamic' does not fit widening={self.widening!r} with num_blocks="
+                f"coefficients={self.coefficients!r} does not fit widening={self.widening!r} with num_blocks="
                 f"{self.num_blocks}, which has no coefficients; leave it unset"
+            )
+        if self.coefficients == "fixed" and self.widening == "recycled":
+            raise UserError(
+                "coefficients='fixed' does not fit widening='recycled': its blocks start equal and would stay so, "
+                "which is the dense model; take widening='altup', or 'none'"
             )
         check_choice("sequence", self.sequence, SEQUENCES)
         check_whole("stride", self.stride, 1)

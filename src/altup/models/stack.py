@@ -19,6 +19,7 @@ from altup.nn import (
     AltUp,
     AveragePooling,
     DynamicAltUp,
+    FixedAltUp,
     PartialExperts,
     RMSNorm,
     SequenceAltUp,
@@ -49,6 +50,8 @@ def build_rule(config: AltUpConfig, num_layers: int, lowering: str | None = None
     if config.selects_blocks:
         recycled = config.widening == "recycled"
         selection = config.selection or "alternating"
+        if config.coefficients == "fixed":
+            return FixedAltUp(config.num_blocks, num_layers, selection)
         options: dict[str, Any] = {"recycled": recycled, "lowering": lowering if recycled else None}
         if config.coefficients == "dynamic":
             return DynamicAltUp(config.num_blocks, num_layers, config.d_model, selection, **options)
@@ -147,7 +150,7 @@ class LayerStack:
         self, state: Blocks, inputs: Sequence[LayerInputs], output_hidden_states: bool | None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         if self.hands_on and self.training and not output_hidden_states and self._is_undisturbed():
-            return self._hand_on(state[0], inputs), None
+            return self._hand_on(state, inputs), None
         hands_norms = self.hands_norms and self.training and joins_in(state[0])
         if hands_norms and not output_hidden_states and self._is_undisturbed():
             return self._hand_norms(state, inputs), None
@@ -160,9 +163,9 @@ class LayerStack:
         return output, (*hidden, output) if output_hidden_states else None
 
     def can_hand_on(self) -> bool:
-        """Whether there is one block, and all layers can do the last addition of the one before."""
-        dense = isinstance(self.rule, Sum) or getattr(self.rule, "num_blocks", 0) == 1
-        return dense and not self.strided and all(getattr(layer, "takes_pending", False) for layer in self.layers)
+        """Whether one block moves, and all layers can do the last addition of the one before."""
+        one = isinstance(self.rule, Sum | FixedAltUp) or getattr(self.rule, "num_blocks", 0) == 1
+        return one and not self.strided and all(getattr(layer, "takes_pending", False) for layer in self.layers)
 
     def can_hand_norms(self) -> bool:
         """Whether the rule is Algorithm 1 with few blocks, and all layers can be given their first norm."""
@@ -179,13 +182,18 @@ class LayerStack:
             getattr(layer, "gradient_checkpointing", False) or not is_unhooked(layer) for layer in self.layers
         )
 
-    def _hand_on(self, x: Tensor, inputs: Sequence[LayerInputs]) -> Tensor:
-        """`run_layers` of one block. A layer's last addition is done by the next one, whose norm reads it."""
+    def _hand_on(self, state: Blocks, inputs: Sequence[LayerInputs]) -> Tensor:
+        """`run_layers` of one block. A layer's last addition is done by the next one, whose norm reads it; what
+        leads from block to block where coefficients are fixed may be added before it."""
+        rule, fixed = self.rule, isinstance(self.rule, FixedAltUp)
         update: Tensor | None = None
-        for layer, (args, kwargs) in zip(self.layers, inputs, strict=True):
+        for index, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
+            x = rule.block(state, rule.active[index]) if fixed else state[0]
             x, update = layer(x, *args, **kwargs, pending=update, leaves=True)
+            state = rule.correct(state, x, index) if fixed else (x,)
         assert update is not None
-        return self.lower((x + dropout(update, self.dropout, self.training, per_sequence=self.per_sequence),))
+        update = dropout(update, self.dropout, self.training, per_sequence=self.per_sequence)
+        return self.lower((state[0] + update, *state[1:]))
 
     def _hand_norms(self, state: Blocks, inputs: Sequence[LayerInputs]) -> Tensor:
         """`run_layers` where an update and the next layer's norm are one pass (`altup_update_norm`)."""
@@ -282,7 +290,8 @@ def compile_layers(
     `device` is where the model will run, by default where its weights are.
 
     In training on a GPU, with weights of `JOINS`, maps of one input become one product (`join_maps`), an addition
-    and the norm behind it one kernel, and a layer of a dense T5 leaves its last addition to the next one.
+    and the norm behind it one kernel, and a layer of a T5 that is dense, or has fixed coefficients, leaves its last
+    addition to the next one.
 
     Equal layers share compiled code, so that depth adds no start-up time. The static update rule is a kernel
     already and stays outside. `options` go to `torch.compile`; with `dynamic=None` a size that is seen to vary is

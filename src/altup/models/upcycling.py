@@ -24,7 +24,7 @@ from altup.core.pretrained import copy_tokenizer, load_config, load_model
 from altup.models.accounting import refuse_too_large
 from altup.models.base import empty_like
 from altup.models.bert import convert as bert
-from altup.models.config import MOST, AltUpConfig, preset_fields
+from altup.models.config import COEFFICIENTS, MOST, AltUpConfig, preset_fields
 from altup.models.decoder import convert as decoder
 from altup.models.families import FAMILIES
 from altup.models.t5 import convert as t5
@@ -43,7 +43,11 @@ UPCYCLE_METHODS = ("recycled", "altup", "sameup", "dense")
 
 
 def upcycle(
-    model: PreTrainedModel | str | Path, method: str = "recycled", num_blocks: int = 2, seed: int = 0
+    model: PreTrainedModel | str | Path,
+    method: str = "recycled",
+    num_blocks: int = 2,
+    seed: int = 0,
+    coefficients: str = "static",
 ) -> Any:
     """A `recycled`, `altup` or `sameup` model that computes what the pretrained `model` computes, up to rounding.
 
@@ -57,6 +61,7 @@ def upcycle(
         method: `recycled`, `altup`, `sameup` or `dense`.
         num_blocks: K, how many blocks the new model has.
         seed: Of the noise that parts blocks which training would keep equal.
+        coefficients: `static`, `dynamic` or, not for `recycled`, `fixed`.
 
     Returns:
         A new model of ours; the old one is left as it is.
@@ -72,11 +77,13 @@ def upcycle(
     check_choice("method", method, UPCYCLE_METHODS)
     check_whole("num_blocks", num_blocks, 1, MOST["num_blocks"])
     check_whole("seed", seed, 0, MOST_SEED)
+    check_choice("coefficients", coefficients, COEFFICIENTS)
     dense = _as_dense(model)
     if method == "dense" or num_blocks == 1:
         return dense
 
-    fields: dict[str, Any] = dense.config.to_dict() | preset_fields(method, num_blocks) | {"shared_dropout": True}
+    fields: dict[str, Any] = dense.config.to_dict() | preset_fields(method, num_blocks)
+    fields |= {"shared_dropout": True, "coefficients": coefficients}
     if any(name.endswith("lm_head.weight") for name in dense.reads_blocks) and fields["widening"] == "altup":
         fields["tie_word_embeddings"] = False  # a head that shares its weights out is no longer the table
     wide: Any = empty_like(type(dense), type(dense.config)(**fields), dense)
@@ -85,7 +92,10 @@ def upcycle(
             parameter = wide.get_parameter(name)
             parameter.copy_(spread(weight, parameter.shape, name.endswith(dense.reads_blocks)))
         generator = torch.Generator().manual_seed(seed)
-        for rule in (m for m in wide.modules() if isinstance(m, AltUp)):
+        rules = [module for module in wide.modules() if isinstance(module, AltUp)]
+        if coefficients == "fixed":
+            _refuse_twins(rules)
+        for rule in rules:
             for update in rule.updates:  # not the rule itself, which would part twins by chance and not by `seed`
                 update.reset_parameters()  # type: ignore[operator]
             if rule.has_twins:
@@ -93,6 +103,16 @@ def upcycle(
     if wide.can_generate():
         wide.generation_config = copy.deepcopy(dense.generation_config)
     return wide
+
+
+def _refuse_twins(rules: list[AltUp]) -> None:
+    """UserError where blocks would stay equal: no layer tells them apart, and there is no P to give noise to."""
+    num_blocks, read = rules[0].num_blocks, {block for rule in rules for block in rule.active}
+    if num_blocks - len(read) > 1:
+        raise UserError(
+            f"coefficients='fixed' does not fit num_blocks={num_blocks} here: layers read {len(read)} of the "
+            "blocks, and the others would stay equal for ever; give fewer blocks, or leave coefficients unset"
+        )
 
 
 def _as_dense(model: PreTrainedModel | str | Path) -> Any:
@@ -148,14 +168,20 @@ class Upcycled:
 
 
 def upcycle_to_folder(
-    place: str, out: Path, method: str, num_blocks: int, seed: int, say: Callable[[str], Any]
+    place: str,
+    out: Path,
+    method: str,
+    num_blocks: int,
+    seed: int,
+    say: Callable[[str], Any],
+    coefficients: str = "static",
 ) -> Upcycled:
     """Upcycle the model of a folder or of the hub into a new folder, and compare it with the original."""
     with new_folder(out):
         say(f"Loading {place}")
         original = load_pretrained(place)
         say("Widening")
-        wide = upcycle(original, method=method, num_blocks=num_blocks, seed=seed)
+        wide = upcycle(original, method, num_blocks, seed, coefficients)
         say("Comparing with the original")
         difference = _difference(original, wide)
         wide.save_pretrained(out)

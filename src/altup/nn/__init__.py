@@ -5,6 +5,7 @@ from altup.nn.attention import Attention, GroupedAttention
 from altup.nn.coefficients import CoefficientModule, coefficient_names
 from altup.nn.dynamic import DynamicAltUp
 from altup.nn.experts import PartialExperts
+from altup.nn.fixed import FixedAltUp
 from altup.nn.layers import GatedFeedForward, LayerNorm, RMSNorm, SwiGLU
 from altup.nn.positions import RelativeBias
 from altup.nn.sequence import AveragePooling, SequenceAltUp, StrideAndSkip
@@ -15,6 +16,7 @@ __all__ = [
     "AveragePooling",
     "CoefficientModule",
     "DynamicAltUp",
+    "FixedAltUp",
     "GatedFeedForward",
     "GroupedAttention",
     "LayerNorm",

@@ -67,8 +67,10 @@ def widened_model(config: PretrainConfig, trained: Path) -> nn.Module:
     from altup.data.shards import TokenStream
     from altup.models.upcycling import upcycle
 
-    blocks = config.model_config(TokenStream(config.data, "train").vocabulary).num_blocks
-    model: nn.Module = upcycle(newest_model(trained), str(config.method), blocks, config.seed)
+    wide = config.model_config(TokenStream(config.data, "train").vocabulary)
+    model: nn.Module = upcycle(
+        newest_model(trained), str(config.method), wide.num_blocks, config.seed, wide.coefficients
+    )
     return model.float()
 
 

@@ -115,7 +115,7 @@ def activation_bytes(config: AltUpConfig, batch: dict[str, torch.Tensor], traini
     layers = cost.activation_bytes - head
     if training.activation_checkpointing:
         shapes = list_layers(config, cost.inputs, cost.targets)
-        width = config.num_blocks * config.layer_width
+        width = config.layer_width * (config.num_blocks if config.mixes_blocks else 1)
         layers = layers // len(shapes) + sum(2 * width * layer.state_tokens for layer in shapes)
     wide = 1 if training.low_precision else 2  # the count is for bfloat16
     return rows * (wide * layers + head)

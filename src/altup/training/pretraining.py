@@ -139,8 +139,11 @@ class PretrainConfig(TrainConfig):
 
     @property
     def has_coefficients(self) -> bool:
-        """Whether the method has coefficients of AltUp."""
-        return not HAVE_COEFFICIENTS.isdisjoint(str(self.method).split("+"))
+        """Whether the method has coefficients of AltUp that learn."""
+        parts = set(str(self.method).split("+"))
+        if self.model_overrides.get("coefficients") == "fixed":
+            parts -= {"altup", "sameup"}
+        return not HAVE_COEFFICIENTS.isdisjoint(parts)
 
     @property
     def kind(self) -> str:

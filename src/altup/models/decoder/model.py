@@ -49,7 +49,7 @@ class DecoderLayer(PreNormLayer):
         self.feed_forward_norm = RMSNorm(width, eps)
         self.feed_forward = SwiGLU(width, config.d_ff)
         self.experts = build_experts(config)
-        self.leaves_last_addition = config.selects_blocks
+        self.leaves_last_addition = config.mixes_blocks
 
     def forward(
         self,

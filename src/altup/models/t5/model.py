@@ -57,7 +57,7 @@ class T5Layer(PreNormLayer):
         self.feed_forward_norm = RMSNorm(width, eps)
         self.feed_forward = GatedFeedForward(width, config.d_ff, dropout, config.sequence_dropout)
         self.experts = build_experts(config)
-        self.leaves_last_addition = config.selects_blocks and not strided
+        self.leaves_last_addition = config.mixes_blocks and not strided
 
     def forward(
         self,
