@@ -103,6 +103,15 @@ def test_additions_that_are_handed_on_change_nothing():
     assert_same(run(), want)
 
 
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_compiles_without_graph_breaks(family):
+    torch._dynamo.reset()
+    model, data = build(family, k=3, num_layers=3).double().train(), batch(family)
+    want = passes(model, data)
+    assert_same(passes(torch.compile(model, fullgraph=True, backend="aot_eager"), data)[:2], want[:2])
+    assert_same({name: p.grad for name, p in model.named_parameters()}, want[3])
+
+
 def test_the_rule_alone():
     """A state of one tensor or of several, predicted and corrected apart or at once; nothing to learn."""
     rule, reference = FixedAltUp(3, 4, [0, 2, 1, 1]).double(), AltUp(3, 4, [0, 2, 1, 1]).double()

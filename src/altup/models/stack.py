@@ -290,7 +290,7 @@ def compile_layers(
     `device` is where the model will run, by default where its weights are.
 
     In training on a GPU, with weights of `JOINS`, maps of one input become one product (`join_maps`), an addition
-    and the norm behind it one kernel, and a layer of a T5 that is dense, or has fixed coefficients, leaves its last
+    and the norm behind it one kernel, and a layer of a T5 that is dense or has fixed coefficients leaves its last
     addition to the next one.
 
     Equal layers share compiled code, so that depth adds no start-up time. The static update rule is a kernel
