@@ -102,15 +102,32 @@ def test_the_page_agrees_with_the_results_by_depth() -> None:
 
 
 def test_the_page_agrees_with_the_results_of_the_wider_decoder() -> None:
-    """Seeds, losses, accuracies, differences, intervals and verdicts."""
-    report = StudyReport([RESULTS / "decoder"], "decoder", [str(BENCHMARKS / "decoder_methods.yaml")])
+    """Seeds, losses, accuracies, differences, intervals and verdicts, of two studies in one table."""
+    files = [str(BENCHMARKS / name) for name in ("decoder_methods.yaml", "decoder_more.yaml")]
+    report = StudyReport([RESULTS / "decoder"], "decoder", files)
+    stats, table = report.stats, {name: told for name, *told in table_of("| decoder, width 256, 3,000 steps")}
+    seen = set()
+    for study in report.studies:
+        words = {v.claim.better: v.word for v in stats.verdicts(study) if v.claim.than == "Dense"}
+        for row in (row for row in study.rows if stats.sizes(study.name, row.label)):
+            (name,) = [name for name in table if name.split(" (")[0].lower() == row.label.lower()]
+            wanted = told_row(study, stats, row.label, "small", "loss", "accuracy")
+            assert table[name] == [*wanted, words.get(row.label, "")]
+            seen.add(name)
+    assert seen == set(table)
+
+
+def test_the_page_agrees_with_the_results_of_bert() -> None:
+    """Seeds, speeds, steps, losses, accuracies, differences and intervals."""
+    report = StudyReport([RESULTS / "bert"], "bert", [str(BENCHMARKS / "bert_models.yaml")])
     (study,), stats = report.studies, report.stats
-    rows = [row for row in study.rows if stats.sizes(study.name, row.label)]
-    words = {v.claim.better: v.word for v in stats.verdicts(study) if v.claim.than == "Dense"}
-    for row, (name, *told) in zip(rows, table_of("| decoder, width 256, 3,000 steps"), strict=True):
-        assert name.lower().startswith(row.label.lower())
-        wanted = told_row(study, stats, row.label, "small", "loss", "accuracy")
-        assert told == [*wanted, words.get(row.label, "")]
+    for row, (name, *told) in zip(study.rows, table_of("| BERT, width 256 | seeds"), strict=True):
+        assert name.lower() == row.label.lower()
+        seeds, *wanted = told_row(study, stats, row.label, "light", "loss", "accuracy")
+        speed, steps = (stats.mean(study.name, row.label, "light", m) for m in ("relative_speed", "steps"))
+        assert speed is not None
+        assert steps is not None
+        assert told == [seeds, METRICS["relative_speed"].show(speed.mean), f"{steps.mean:,.0f}", *wanted]
 
 
 def test_the_page_agrees_with_the_results_of_small_models() -> None:
@@ -149,21 +166,31 @@ def test_the_page_agrees_with_the_results_at_a_high_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("results", "scale", "study_file", "name", "wide"),
+    ("results", "scale", "study_file", "name", "wide", "than"),
     [
-        ("desk_longer", "desk_longer", "desk_decoder_longer.yaml", "decoder, width 64", "AltUp K=2"),
-        ("desk_longer", "desk_longer", "desk_decoder_longer.yaml", "the same, held", "AltUp K=2, held"),
-        ("decoder", "decoder", "decoder_lengths.yaml", "decoder, width 256", "AltUp K=2"),
-        ("decoder", "decoder_longer", "decoder_longer_runs.yaml", "the same, embeddings × 4", "AltUp K=2"),
-        ("long", "long", "equal-time", "T5, width 256", "AltUp K=2"),
+        ("desk_longer", "desk_longer", "desk_decoder_longer.yaml", "decoder, width 64", "AltUp K=2", "Dense"),
+        ("desk_longer", "desk_longer", "desk_decoder_longer.yaml", "the same, held", "AltUp K=2, held", "Dense"),
+        ("decoder", "decoder", "decoder_lengths.yaml", "decoder, width 256", "AltUp K=2", "Dense"),
+        (
+            "decoder",
+            "decoder_longer",
+            "decoder_longer_runs.yaml",
+            "the same, embeddings × 4",
+            "AltUp K=2",
+            "Dense",
+        ),
+        ("bert", "bert", "bert_models.yaml", "BERT, width 256", "AltUp K=2", "Dense, AltUp's time"),
+        ("long", "long", "equal-time", "T5, width 256", "AltUp K=2", "Dense"),
     ],
 )
-def test_the_page_agrees_with_equal_time(results: str, scale: str, study_file: str, name: str, wide: str) -> None:
+def test_the_page_agrees_with_equal_time(
+    results: str, scale: str, study_file: str, name: str, wide: str, than: str
+) -> None:
     """Seeds, steps, losses, differences, intervals and verdicts of each length."""
     given = str(BENCHMARKS / study_file) if study_file.endswith(".yaml") else study_file
     report = StudyReport([RESULTS / results], scale, [given])
     (study,), stats = report.studies, report.stats
-    claimed = (wide, "Dense", "loss")
+    claimed = (wide, than, "loss")
     words = {
         v.size: v.word for v in stats.verdicts(study) if (v.claim.better, v.claim.than, v.claim.metric) == claimed
     }
@@ -171,12 +198,12 @@ def test_the_page_agrees_with_equal_time(results: str, scale: str, study_file: s
     lines = [told for of, *told in table_of("| equal time") if of == name]
     for size, told in zip(sizes, lines, strict=True):
         wanted = []
-        for label in (wide, "Dense"):
+        for label in (wide, than):
             count, lost = len(stats.runs(study.name, label, size)), stats.collapsed(study.name, label, size)
             steps, loss = (stats.mean(study.name, label, size, metric) for metric in ("steps", "loss"))
             assert steps is not None
             assert loss is not None
             seeds = f"{count}, {lost} collapsed" if lost else f"{count}"
             wanted += [seeds, f"{steps.mean:,.0f}", METRICS["loss"].show(loss.mean)]
-        found = stats.difference(study, size, "loss", wide, "Dense")
+        found = stats.difference(study, size, "loss", wide, than)
         assert told == [*wanted, *told_difference(found, "loss"), words[size]]
