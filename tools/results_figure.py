@@ -17,11 +17,11 @@ SERIES = [
     ("decoder", "decoder", "decoder_lengths.yaml", "decoder, 256 wide", (820, 0.016), "#4b7bd1"),
     ("long", "long", "equal-time", "T5, 256 wide", (5400, 0.011), "#5a9e6f"),
 ]
-HIGHEST = 0.045  # difference that is drawn
+HIGHEST, LOWEST = 0.045, -0.085  # differences that are drawn
 
 
-def differences(folder: str, scale: str, name: str) -> tuple[dict[int, Difference], set[int]]:
-    """By AltUp's steps: how far its loss is above that of dense in the same time; and where some of its runs
+def differences(folder: str, scale: str, name: str, than: str = "Dense") -> tuple[dict[int, Difference], set[int]]:
+    """By AltUp's steps: how far its loss is above that of `than`, dense in the same time; and where some of its runs
     collapsed."""
     given = str(BENCHMARKS / name) if name.endswith(".yaml") else name
     report = StudyReport([BENCHMARKS / "results" / folder], scale, [given])
@@ -29,7 +29,7 @@ def differences(folder: str, scale: str, name: str) -> tuple[dict[int, Differenc
     found, lost = {}, set()
     for size in stats.sizes_of(study):
         steps = stats.mean(study.name, "AltUp K=2", size, "steps")
-        difference = stats.difference(study, size, "loss", "AltUp K=2", "Dense")
+        difference = stats.difference(study, size, "loss", "AltUp K=2", than)
         if steps and difference and difference.low is not None:
             found[round(steps.mean)] = difference
             if stats.collapsed(study.name, "AltUp K=2", size):
@@ -50,6 +50,15 @@ def draw(axes: Any, found: dict[int, Difference], lost: set[int], colour: str) -
         axes.text(0.57 * steps, HIGHEST - 0.006, f"{steps:,} steps: runs jumped", color=colour, va="center")
 
 
+def draw_below(axes: Any, found: dict[int, Difference], label: str, colour: str) -> None:
+    """An arrow to what lies below the figure."""
+    for steps, difference in found.items():
+        told = f"{label}: {difference.mean:+.3f}".replace("-", "−")
+        arrow = {"arrowstyle": "->", "color": colour, "linewidth": 2}
+        axes.annotate("", (steps, LOWEST), (steps, LOWEST + 0.014), arrowprops=arrow)
+        axes.text(0.92 * steps, LOWEST + 0.007, told, color=colour, va="center", ha="right")
+
+
 def main() -> None:
     with drawn("results", 3.8) as axes:
         axes.axhline(0, color=GREY, linewidth=1)
@@ -57,7 +66,9 @@ def main() -> None:
         for folder, scale, name, label, place, colour in SERIES:
             draw(axes, *differences(folder, scale, name), colour)
             axes.text(*place, label, color=colour, va="center")
-        axes.set(xscale="log", xlim=(600, 40_000), ylim=(-0.085, HIGHEST))
+        bert, _ = differences("bert", "bert", "bert_models.yaml", "Dense, AltUp's time")
+        draw_below(axes, bert, "BERT, 256 wide", "#a06cc9")
+        axes.set(xscale="log", xlim=(600, 40_000), ylim=(LOWEST, HIGHEST))
         axes.set(xlabel="steps of AltUp K = 2", ylabel="loss, AltUp − dense")
         axes.set_xticks([1000, 3000, 10_000], ["1,000", "3,000", "10,000"])
         axes.set_xticks([], minor=True)

@@ -14,7 +14,8 @@ from altup.core.hardware import TRAINING_PRECISIONS
 from altup.core.schema import Settings, describe_settings, read_settings, refuse_unknown, setting
 
 PARALLEL = ("ddp", "fsdp")
-PARTS = ("embeddings", "head", "coefficients")  # of a model whose rates may differ from that of the rest
+# Of a model, whose rates may differ from that of the rest: vectors are norms, biases and the like.
+PARTS = ("embeddings", "head", "coefficients", "vectors")
 HAVE_COEFFICIENTS = {"altup", "sameup", "recycled", "sequence-altup"}  # methods, which "+" may join to others
 MUON_BY = ("matrix", "head", "block")
 SCHEDULES = ("rsqrt", "constant", "linear", "cosine")
@@ -101,7 +102,8 @@ class TrainConfig(Settings):
         below=1,
     )
     lr_factors: dict[str, float] = setting(
-        {}, "Factor of the learning rate of {choices}: coefficients=0.1. Repeat it. [1; muon's embeddings: 4]",
+        {}, "Factor of the learning rate of {choices} (norms, biases): "
+        "coefficients=0.1. Repeat it. [1; muon's embeddings: 4]",
         panel="Training", flag="--lr-factor", choices=PARTS, at_least=0,
     )  # fmt: skip
     muon_by: str = setting(

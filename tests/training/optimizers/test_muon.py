@@ -215,7 +215,7 @@ def test_parts_of_a_model():
     assert parts["encoder.embed_tokens.weight"] == "embeddings"
     assert parts["lm_head.weight"] == "head"
     assert parts["encoder.rule.updates.0.P"] == parts["decoder.rule.updates.1.g"] == "coefficients"
-    assert parts["encoder.relative_bias.weight"] == parts["encoder.final_norm.weight"] == "vector"
+    assert parts["encoder.relative_bias.weight"] == parts["encoder.final_norm.weight"] == "vectors"
     assert parts["decoder.layers.0.cross_attention.k.weight"] == "matrix"
     of_sequence = parts_of(tiny("sequence-altup", num_layers=4, stride=2))
     assert of_sequence["encoder.layers.1.update.a"] == "coefficients"
@@ -239,20 +239,20 @@ def test_tables_of_relative_positions_and_convolutions_are_no_embeddings_and_no_
     t5 = T5Config(vocab_size=30, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
     parts = parts_of(T5ForConditionalGeneration(t5))
     bias = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    assert parts[bias] == "vector"
+    assert parts[bias] == "vectors"
     assert parts["shared.weight"] == "embeddings"
     mamba = parts_of(
         MambaForCausalLM(MambaConfig(vocab_size=30, hidden_size=8, num_hidden_layers=1, state_size=4))
     )
-    assert mamba["backbone.layers.0.mixer.A_log"] == mamba["backbone.layers.0.mixer.conv1d.weight"] == "vector"
+    assert mamba["backbone.layers.0.mixer.A_log"] == mamba["backbone.layers.0.mixer.conv1d.weight"] == "vectors"
     assert mamba["backbone.layers.0.mixer.in_proj.weight"] == "matrix"
 
 
 @pytest.mark.parametrize("name", ["adafactor", "adamw", "adamw-rms", "muon"])
 @pytest.mark.parametrize("rate", [0.01, torch.tensor(0.01)])
 def test_a_part_moves_at_its_own_rate(name, rate):
-    """By a factor of ½ half as far, by 0 not at all, everything else as without factors."""
-    factors = {"coefficients": 0.5, "head": 0.0}
+    """By a factor of ½ half as far, by 0 not at all, everything else as without factors; norms are vectors."""
+    factors = {"coefficients": 0.5, "head": 0.0, "vectors": 0.25}
     whole, parted = tiny(), tiny()
     parts = parts_of(whole)
     before = {n: p.detach().clone() for n, p in whole.named_parameters()}

@@ -24,7 +24,7 @@ OPTIMIZERS = ("adafactor", "adamw", "adamw-rms", "muon")
 
 
 def parts_of(model: nn.Module) -> dict[str, str]:
-    """Parameter name → `embeddings`, `head`, `coefficients`, `matrix` (of a layer) or `vector` (all else).
+    """Parameter name → `embeddings`, `head`, `coefficients`, `matrix` (of a layer) or `vectors` (all else).
 
     A head that is tied to the embeddings belongs to them. Relative biases, convolutions and the decay rates of
     state-space models (`A_log`) are no matrices that map one space to another.
@@ -46,7 +46,7 @@ def parts_of(model: nn.Module) -> dict[str, str]:
         if parameter is head:
             return "head"
         is_matrix = parameter.ndim >= 2 and parameter not in biases and not name.endswith("A_log")
-        return "matrix" if is_matrix else "vector"
+        return "matrix" if is_matrix else "vectors"
 
     return {name: part(name, parameter) for name, parameter in model.named_parameters()}
 
