@@ -21,7 +21,7 @@ HIGHEST, LOWEST = 0.045, -0.085  # differences that are drawn
 
 
 def differences(folder: str, scale: str, name: str, than: str = "Dense") -> tuple[dict[int, Difference], set[int]]:
-    """By AltUp's steps: how far its loss is above that of `than`, dense in the same time; and where some of its runs
+    """By AltUp's steps: how far its loss is above that of `than`, dense in the same time; and where some runs
     collapsed."""
     given = str(BENCHMARKS / name) if name.endswith(".yaml") else name
     report = StudyReport([BENCHMARKS / "results" / folder], scale, [given])
