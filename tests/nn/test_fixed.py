@@ -216,6 +216,14 @@ def test_upcycled_blocks_that_nothing_parts_are_refused():
         upcycle(hugging_face_t5(), coefficients="fixed")
 
 
+@pytest.mark.parametrize(("method", "k", "told"), [("dense", 2, "method='dense'"), ("altup", 1, "num_blocks=1")])
+@pytest.mark.parametrize("coefficients", ["fixed", "dynamic"])
+def test_coefficients_of_what_stays_dense_are_refused(method, k, told, coefficients):
+    """They were dropped without a word."""
+    with pytest.raises(UserError, match=f"coefficients='{coefficients}' does not fit {told}"):
+        upcycle(hugging_face_llama(), method, k, coefficients=coefficients)
+
+
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 @pytest.mark.parametrize(("method", "told"), [("dense", "has no coefficients"), ("sum", "has no coefficients"),
                                               ("recycled", "start equal and would stay so")])  # fmt: skip

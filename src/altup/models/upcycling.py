@@ -78,8 +78,14 @@ def upcycle(
     check_whole("num_blocks", num_blocks, 1, MOST["num_blocks"])
     check_whole("seed", seed, 0, MOST_SEED)
     check_choice("coefficients", coefficients, COEFFICIENTS)
+    stays_dense = method == "dense" or num_blocks == 1
+    if stays_dense and coefficients != "static":
+        given = "method='dense'" if method == "dense" else "num_blocks=1"
+        raise UserError(
+            f"coefficients={coefficients!r} does not fit {given}, which has no coefficients; leave it unset"
+        )
     dense = _as_dense(model)
-    if method == "dense" or num_blocks == 1:
+    if stays_dense:
         return dense
 
     fields: dict[str, Any] = dense.config.to_dict() | preset_fields(method, num_blocks)
