@@ -117,14 +117,22 @@ def test_the_page_agrees_with_the_results_of_the_wider_decoder() -> None:
     assert seen == set(table)
 
 
-def test_the_page_agrees_with_the_results_of_bert() -> None:
+@pytest.mark.parametrize(
+    ("results", "study_file", "size", "head"),
+    [
+        ("bert", "bert_models.yaml", "light", "| BERT, width 256 | seeds"),
+        ("desk_norms", "desk_decoder.yaml", "tiny", "| decoder, width 64, norms' rate swept"),
+    ],
+)
+def test_the_page_agrees_in_equal_steps_and_time(results: str, study_file: str, size: str, head: str) -> None:
     """Seeds, speeds, steps, losses, accuracies, differences and intervals."""
-    report = StudyReport([RESULTS / "bert"], "bert", [str(BENCHMARKS / "bert_models.yaml")])
+    report = StudyReport([RESULTS / results], results, [str(BENCHMARKS / study_file)])
     (study,), stats = report.studies, report.stats
-    for row, (name, *told) in zip(study.rows, table_of("| BERT, width 256 | seeds"), strict=True):
+    rows = [row for row in study.rows if stats.sizes(study.name, row.label)]
+    for row, (name, *told) in zip(rows, table_of(head), strict=True):
         assert name.lower() == row.label.lower()
-        seeds, *wanted = told_row(study, stats, row.label, "light", "loss", "accuracy")
-        speed, steps = (stats.mean(study.name, row.label, "light", m) for m in ("relative_speed", "steps"))
+        seeds, *wanted = told_row(study, stats, row.label, size, "loss", "accuracy")
+        speed, steps = (stats.mean(study.name, row.label, size, m) for m in ("relative_speed", "steps"))
         assert speed is not None
         assert steps is not None
         assert told == [seeds, METRICS["relative_speed"].show(speed.mean), f"{steps.mean:,.0f}", *wanted]
