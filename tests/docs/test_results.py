@@ -159,12 +159,19 @@ def test_the_page_agrees_with_the_results_of_small_models() -> None:
         assert told == [*wanted, *(f"{fmean(scores[method, *other]):.2f}" for other in others)]
 
 
-def test_the_page_agrees_with_the_results_at_a_high_rate() -> None:
+@pytest.mark.parametrize(
+    ("results", "study_file", "head"),
+    [
+        ("desk_high", "desk_high_rates.yaml", "| decoder, width 64, at a high rate"),
+        ("desk_deep", "desk_deep_norms.yaml", "| decoder, width 64, six layers at 0.18"),
+    ],
+)
+def test_the_page_agrees_with_the_results_at_high_rates(results: str, study_file: str, head: str) -> None:
     """Seeds that trained and that collapsed, and losses."""
-    report = StudyReport([RESULTS / "desk_high"], "desk_high", [str(BENCHMARKS / "desk_high_rates.yaml")])
+    report = StudyReport([RESULTS / results], results, [str(BENCHMARKS / study_file)])
     (study,), stats = report.studies, report.stats
     rows = [row for row in study.rows if stats.sizes(study.name, row.label)]
-    for row, (name, *told) in zip(rows, table_of("| decoder, width 64, at a high rate"), strict=True):
+    for row, (name, *told) in zip(rows, table_of(head), strict=True):
         assert name.lower() == row.label.lower()
         lost = stats.collapsed(study.name, row.label, "tiny")
         mean = stats.mean(study.name, row.label, "tiny", "loss")
