@@ -70,24 +70,43 @@ def test_the_page_agrees_with_the_results() -> None:
         assert row[8] == ", ".join(words)
 
 
-def test_the_page_agrees_with_the_results_of_the_decoder() -> None:
-    """Seeds, losses, differences, intervals and verdicts, of three studies in one table. No model is shown with
-    the sweep of another one that is called the same and learns its coefficients."""
-    files = [
-        str(BENCHMARKS / name) for name in ("desk_decoder.yaml", "desk_methods.yaml", "desk_coefficients.yaml")
-    ]
-    report = StudyReport([RESULTS / "desk"], "desk", files)
-    stats, table = report.stats, {name: told for name, *told in table_of("| decoder, width 64, 1,200 steps")}
+@pytest.mark.parametrize(
+    ("results", "names", "size", "head", "metrics"),
+    [
+        (
+            "desk",
+            "desk_decoder desk_methods desk_coefficients",
+            "tiny",
+            "| decoder, width 64, 1,200 steps",
+            ["loss"],
+        ),
+        ("decoder", "decoder_methods decoder_more", "small", "| decoder, width 256, 3,000", ["loss", "accuracy"]),
+    ],
+)
+def test_the_page_agrees_with_the_results_of_decoders(
+    results: str, names: str, size: str, head: str, metrics: list[str]
+) -> None:
+    """Seeds, means, differences, intervals and verdicts, of some studies in one table."""
+    report = StudyReport(
+        [RESULTS / results], results, [str(BENCHMARKS / f"{name}.yaml") for name in names.split()]
+    )
+    stats, table = report.stats, {name: told for name, *told in table_of(head)}
     seen = set()
     for study in report.studies:
         words = {v.claim.better: v.word for v in stats.verdicts(study) if v.claim.than == "Dense"}
         for row in (row for row in study.rows if stats.sizes(study.name, row.label)):
             (name,) = [name for name in table if name.split(" (")[0].lower() == row.label.lower()]
-            wanted = told_row(study, stats, row.label, "tiny", "loss")
+            wanted = told_row(study, stats, row.label, size, *metrics)
             assert table[name] == [*wanted, words.get(row.label, "")]
             seen.add(name)
-        assert "the runs:" not in text_sweeps(report.sweeps(study))
     assert seen == set(table)
+
+
+def test_no_model_is_shown_with_the_sweep_of_another() -> None:
+    """That is called the same and learns its coefficients."""
+    report = StudyReport([RESULTS / "desk"], "desk", [str(BENCHMARKS / "desk_coefficients.yaml")])
+    (study,) = report.studies
+    assert "the runs:" not in text_sweeps(report.sweeps(study))
 
 
 def test_the_page_agrees_with_the_results_by_depth() -> None:
@@ -99,22 +118,6 @@ def test_the_page_agrees_with_the_results_by_depth() -> None:
         means = {m: stats.mean(study.name, row.label, "tiny", m) for m in ("relative_speed", "loss", "accuracy")}
         shown = [METRICS[metric].show(mean.mean) for metric, mean in means.items() if mean is not None]
         assert told == [f"{len(stats.runs(study.name, row.label, 'tiny'))}", *shown]
-
-
-def test_the_page_agrees_with_the_results_of_the_wider_decoder() -> None:
-    """Seeds, losses, accuracies, differences, intervals and verdicts, of two studies in one table."""
-    files = [str(BENCHMARKS / name) for name in ("decoder_methods.yaml", "decoder_more.yaml")]
-    report = StudyReport([RESULTS / "decoder"], "decoder", files)
-    stats, table = report.stats, {name: told for name, *told in table_of("| decoder, width 256, 3,000 steps")}
-    seen = set()
-    for study in report.studies:
-        words = {v.claim.better: v.word for v in stats.verdicts(study) if v.claim.than == "Dense"}
-        for row in (row for row in study.rows if stats.sizes(study.name, row.label)):
-            (name,) = [name for name in table if name.split(" (")[0].lower() == row.label.lower()]
-            wanted = told_row(study, stats, row.label, "small", "loss", "accuracy")
-            assert table[name] == [*wanted, words.get(row.label, "")]
-            seen.add(name)
-    assert seen == set(table)
 
 
 @pytest.mark.parametrize(
