@@ -12,7 +12,7 @@ import yaml
 from altup.core.errors import UserError
 from altup.core.schema import read_yaml
 from altup.training.config import TrainConfig, warn_of_growth
-from altup.training.pretraining import PretrainConfig
+from altup.training.pretraining import PretrainConfig, warn_of_jumps
 
 
 def test_the_defaults_are_those_of_t5() -> None:
@@ -179,6 +179,21 @@ def test_a_rate_held_for_long_is_warned_of() -> None:
         assert not warns(steps=9000, **safer)
     with pytest.raises(UserError, match=r"muon_growth=3\.0 is for optimizer='muon'"):
         TrainConfig(optimizer="adamw", muon_growth=3.0)
+
+
+def test_a_long_run_of_a_decoder_with_altup_at_a_high_rate_is_warned_of() -> None:
+    """All fifteen runs of 12,000 steps at width 256 had jumped; none did with slow norms and coefficients."""
+
+    def warns(**values: Any) -> bool:
+        long = {"data": "text", "model": "decoder", "method": "altup", "optimizer": "muon", "lr": 0.09}
+        return bool(warn_of_jumps(PretrainConfig(**long | {"steps": 12_000} | values)))
+
+    assert warns()
+    assert warns(lr_factors={"coefficients": 0.03})
+    slow = {"vectors": 0.1, "coefficients": 0.03}
+    for safer in ({"steps": 3000}, {"lr": 0.06}, {"lr_factors": slow}, {"method": "dense"}, {"model": "t5"}):
+        assert not warns(**safer)
+    assert not warns(optimizer="adamw", lr=0.09)
 
 
 def test_growth_of_coefficients_is_for_muon() -> None:

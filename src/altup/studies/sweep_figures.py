@@ -22,6 +22,7 @@ NAMES = {
     "lr_factors.embeddings": "embeddings' factor",
     "lr_factors.head": "head's factor",
     "lr_factors.coefficients": "coefficients' factor",
+    "lr_factors.positions": "relative positions' factor",
     "lr_factors.vectors": "norms' factor",
 }
 

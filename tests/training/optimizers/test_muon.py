@@ -215,7 +215,8 @@ def test_parts_of_a_model():
     assert parts["encoder.embed_tokens.weight"] == "embeddings"
     assert parts["lm_head.weight"] == "head"
     assert parts["encoder.rule.updates.0.P"] == parts["decoder.rule.updates.1.g"] == "coefficients"
-    assert parts["encoder.relative_bias.weight"] == parts["encoder.final_norm.weight"] == "vectors"
+    assert parts["encoder.relative_bias.weight"] == "positions"
+    assert parts["encoder.final_norm.weight"] == "vectors"
     assert parts["decoder.layers.0.cross_attention.k.weight"] == "matrix"
     of_sequence = parts_of(tiny("sequence-altup", num_layers=4, stride=2))
     assert of_sequence["encoder.layers.1.update.a"] == "coefficients"
@@ -239,7 +240,7 @@ def test_tables_of_relative_positions_and_convolutions_are_no_embeddings_and_no_
     t5 = T5Config(vocab_size=30, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
     parts = parts_of(T5ForConditionalGeneration(t5))
     bias = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    assert parts[bias] == "vectors"
+    assert parts[bias] == "positions"
     assert parts["shared.weight"] == "embeddings"
     mamba = parts_of(
         MambaForCausalLM(MambaConfig(vocab_size=30, hidden_size=8, num_hidden_layers=1, state_size=4))
@@ -250,9 +251,11 @@ def test_tables_of_relative_positions_and_convolutions_are_no_embeddings_and_no_
 
 @pytest.mark.parametrize("name", ["adafactor", "adamw", "adamw-rms", "muon"])
 @pytest.mark.parametrize("rate", [0.01, torch.tensor(0.01)])
-def test_a_part_moves_at_its_own_rate(name, rate):
-    """By a factor of ½ half as far, by 0 not at all, everything else as without factors; norms are vectors."""
-    factors = {"coefficients": 0.5, "head": 0.0, "vectors": 0.25}
+@pytest.mark.parametrize("positions", [{}, {"positions": 0.5}])
+def test_a_part_moves_at_its_own_rate(name, rate, positions):
+    """By a factor of ½ half as far, by 0 not at all, everything else as without factors; norms are vectors. Relative
+    positions move as vectors do, unless they are named."""
+    factors = {"coefficients": 0.5, "head": 0.0, "vectors": 0.25, **positions}
     whole, parted = tiny(), tiny()
     parts = parts_of(whole)
     before = {n: p.detach().clone() for n, p in whole.named_parameters()}
@@ -261,6 +264,7 @@ def test_a_part_moves_at_its_own_rate(name, rate):
         set_rate(optimizer, 0.02)
         set_gradients(model, 0)
         optimizer.step()
+    factors.setdefault("positions", factors["vectors"])
     moved = dict(parted.named_parameters())
     for n, p in whole.named_parameters():
         expected = before[n] + (p - before[n]) * factors.get(parts[n], 1.0)
@@ -283,3 +287,9 @@ def test_factors_that_make_no_sense_are_refused():
     with pytest.raises(UserError, match="coefficients=2: AltUpT5ForConditionalGeneration has no coefficients"):
         build_optimizer("muon", tiny("dense"), lr=0.1, lr_factors={"coefficients": 2.0})
     build_optimizer("muon", tiny("dense"), lr=0.1, lr_factors={"coefficients": 1.0})
+    with pytest.raises(UserError, match="coefficient_decay=4: AltUpT5ForConditionalGeneration has no coefficients"):
+        build_optimizer("muon", tiny("dense"), lr=0.1, coefficient_decay=4)
+    without = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    with pytest.raises(UserError, match="positions=2: Sequential has no tables of relative positions"):
+        build_optimizer("muon", without, lr=0.1, lr_factors={"positions": 2.0})
+    build_optimizer("muon", without, lr=0.1, lr_factors={"vectors": 2.0})

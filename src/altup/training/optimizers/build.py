@@ -24,16 +24,17 @@ OPTIMIZERS = ("adafactor", "adamw", "adamw-rms", "muon")
 
 
 def parts_of(model: nn.Module) -> dict[str, str]:
-    """Parameter name → `embeddings`, `head`, `coefficients`, `matrix` (of a layer) or `vectors` (all else).
+    """Parameter name → `embeddings`, `head`, `coefficients`, `positions` (relative ones), `matrix` (of a layer) or
+    `vectors` (all else).
 
-    A head that is tied to the embeddings belongs to them. Relative biases, convolutions and the decay rates of
-    state-space models (`A_log`) are no matrices that map one space to another.
+    A head that is tied to the embeddings belongs to them. Convolutions and the decay rates of state-space models
+    (`A_log`) are no matrices that map one space to another.
     """
     modules = [module for module in model.modules() if isinstance(getattr(module, "weight", None), Tensor)]
-    biases = {m.weight for name, m in model.named_modules() if name.endswith("relative_attention_bias")}
-    others = (RelativeBias, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    biases |= {module.weight for module in modules if isinstance(module, others)}
-    tables = {module.weight for module in modules if isinstance(module, nn.Embedding)} - biases
+    positions = {m.weight for name, m in model.named_modules() if name.endswith("relative_attention_bias")}
+    positions |= {module.weight for module in modules if isinstance(module, RelativeBias)}
+    convolutions = {m.weight for m in modules if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)}
+    tables = {module.weight for module in modules if isinstance(module, nn.Embedding)} - positions
     find_head = getattr(model, "get_output_embeddings", lambda: None)
     head = getattr(find_head(), "weight", None)
     coefficients = coefficient_names(model)
@@ -45,7 +46,9 @@ def parts_of(model: nn.Module) -> dict[str, str]:
             return "embeddings"
         if parameter is head:
             return "head"
-        is_matrix = parameter.ndim >= 2 and parameter not in biases and not name.endswith("A_log")
+        if parameter in positions:
+            return "positions"
+        is_matrix = parameter.ndim >= 2 and parameter not in convolutions and not name.endswith("A_log")
         return "matrix" if is_matrix else "vectors"
 
     return {name: part(name, parameter) for name, parameter in model.named_parameters()}
@@ -125,11 +128,18 @@ def build_optimizer(
     # Other rules make their coefficients from the data, with weights that begin with zeros.
     rules = (module for module in model.modules() if isinstance(module, AltUpUpdate | SequenceUpdate))
     scalars = {p for rule in rules for p in rule.parameters()}
-    if factors.get("coefficients", 1.0) != 1 and "coefficients" not in parts.values():
+    for part, told in (("coefficients", "coefficients of AltUp"), ("positions", "tables of relative positions")):
+        if factors.get(part, 1.0) != 1 and part not in parts.values():
+            raise UserError(
+                f"lr_factors.{part}={factors[part]:g}: {type(model).__name__} has no {told}; leave it out, or take "
+                f"a {'method' if part == 'coefficients' else 'model'} that has them"
+            )
+    if coefficient_decay and not scalars:
         raise UserError(
-            f"lr_factors.coefficients={factors['coefficients']:g}: {type(model).__name__} has no coefficients of "
-            "AltUp; leave it out, or take a method that has them"
+            f"coefficient_decay={coefficient_decay:g}: {type(model).__name__} has no coefficients of AltUp that are "
+            "numbers of their own; leave it out, or take a method that has them"
         )
+    factors.setdefault("positions", factors.get("vectors", 1.0))
     for n, p in model.named_parameters():
         if not p.requires_grad:
             continue
