@@ -253,8 +253,8 @@ def test_tables_of_relative_positions_and_convolutions_are_no_embeddings_and_no_
 @pytest.mark.parametrize("rate", [0.01, torch.tensor(0.01)])
 @pytest.mark.parametrize("positions", [{}, {"positions": 0.5}])
 def test_a_part_moves_at_its_own_rate(name, rate, positions):
-    """By a factor of ½ half as far, by 0 not at all, everything else as without factors; norms are vectors. Relative
-    positions move as vectors do, unless they are named."""
+    """By a factor of ½ half as far, by 0 not at all, everything else as without factors; norms are vectors.
+    Relative positions move as vectors do, unless they are named."""
     factors = {"coefficients": 0.5, "head": 0.0, "vectors": 0.25, **positions}
     whole, parted = tiny(), tiny()
     parts = parts_of(whole)
@@ -287,7 +287,7 @@ def test_factors_that_make_no_sense_are_refused():
     with pytest.raises(UserError, match="coefficients=2: AltUpT5ForConditionalGeneration has no coefficients"):
         build_optimizer("muon", tiny("dense"), lr=0.1, lr_factors={"coefficients": 2.0})
     build_optimizer("muon", tiny("dense"), lr=0.1, lr_factors={"coefficients": 1.0})
-    with pytest.raises(UserError, match="coefficient_decay=4: AltUpT5ForConditionalGeneration has no coefficients"):
+    with pytest.raises(UserError, match=r"coefficient_decay=4: AltUpT5For.* has no coefficients"):
         build_optimizer("muon", tiny("dense"), lr=0.1, coefficient_decay=4)
     without = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
     with pytest.raises(UserError, match="positions=2: Sequential has no tables of relative positions"):

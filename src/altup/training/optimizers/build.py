@@ -131,13 +131,13 @@ def build_optimizer(
     for part, told in (("coefficients", "coefficients of AltUp"), ("positions", "tables of relative positions")):
         if factors.get(part, 1.0) != 1 and part not in parts.values():
             raise UserError(
-                f"lr_factors.{part}={factors[part]:g}: {type(model).__name__} has no {told}; leave it out, or take "
-                f"a {'method' if part == 'coefficients' else 'model'} that has them"
+                f"lr_factors.{part}={factors[part]:g}: {type(model).__name__} has no {told}; leave it out, or "
+                f"take a {'method' if part == 'coefficients' else 'model'} that has them"
             )
     if coefficient_decay and not scalars:
         raise UserError(
-            f"coefficient_decay={coefficient_decay:g}: {type(model).__name__} has no coefficients of AltUp that are "
-            "numbers of their own; leave it out, or take a method that has them"
+            f"coefficient_decay={coefficient_decay:g}: {type(model).__name__} has no coefficients of AltUp that "
+            "are numbers of their own; leave it out, or take a method that has them"
         )
     factors.setdefault("positions", factors.get("vectors", 1.0))
     for n, p in model.named_parameters():
