@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 
 from altup.core.files import Lock
+from altup.core.hardware import usable_cores
 from altup.studies.jobs import Job
-from altup.studies.queue import Queue, start_process
+from altup.studies.queue import Process, Queue, start_process
 from altup.studies.results import write_json
 from altup.studies.scale import Scale, with_settings
 from altup.training.run_folder import RunFolder
@@ -31,6 +33,30 @@ def test_what_the_time_limit_stops_and_all_behind_it_is_left(scale: Scale, data:
     )  # fmt: skip
     queue.run(jobs)
     assert (len(jobs), sorted(queue.left)) == (4, sorted(job.key for job in jobs))
+
+
+@pytest.mark.parametrize(("width", "devices", "given", "threads"), [
+    (2, [], None, str(max(1, usable_cores() // 2))), (1000, [], None, "1"), (2, [], "3", "3"), (1, [], None, None),
+    (2, ["0"], None, None),
+])  # fmt: skip
+def test_processes_on_a_cpu_share_its_cores(
+    width: int, devices: list[str], given: str | None, threads: str | None, scale: Scale, data: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Unless the user has given them threads."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    seen = []
+
+    def start(arguments: list[str], environment: dict[str, str], log: Any) -> Process:
+        seen.append(environment.get("OMP_NUM_THREADS"))
+        return subprocess.Popen(["true"])
+
+    jobs = plan([TWO], scale, data).training()
+    queue = Queue(tmp_path, print, print, width=width, devices=devices, isolated=True, at_once=True, start=start)
+    queue.run(jobs)
+    assert set(seen) == {threads}
 
 
 def run_in_own_group(jobs: list[Job], out: Path) -> None:

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from altup.core.console import lasting_stream
 from altup.core.errors import DivergedError, UserError
+from altup.core.hardware import usable_cores
 from altup.studies.jobs import DIVERGED, Job, speed_file
 from altup.studies.results import origin, write_json
 from altup.training.preemption import GPU_LOCK, STOPPED, handle_signals
@@ -335,6 +336,8 @@ class Queue:
             environment["CUDA_VISIBLE_DEVICES"] = device
             if not self.at_once:
                 environment[GPU_LOCK] = str(self.out / "turns" / device)
+        elif self.width > 1:  # they share the cores, and more threads than cores wait for each other
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // self.width)))
         with self.log(job).open("ab") as log:
             return self.start(["study", "work", str(described), "--out", str(self.out)], environment, log)
 

@@ -181,10 +181,8 @@ def tunable(
         for name, value in fixed.items()
         for entry in (value if isinstance(value, dict) else [""])
     }
-    return {
-        name: values for name, values in grid.items()
-        if name not in given and (config.has_coefficients or name != "lr_factors.coefficients")
-    }  # fmt: skip
+    missing = {"lr_factors.coefficients": not config.has_coefficients, "lr_factors.positions": config.kind != "t5"}
+    return {name: values for name, values in grid.items() if name not in given and not missing.get(name)}
 
 
 def swept_names(tuning: Tuning, row: Row, grid: Mapping[str, Any], has_relative: bool) -> list[str]:

@@ -266,9 +266,28 @@ def test_a_part_moves_at_its_own_rate(name, rate, positions):
         optimizer.step()
     factors.setdefault("positions", factors["vectors"])
     moved = dict(parted.named_parameters())
-    for n, p in whole.named_parameters():
+    if name == "muon" and positions:
+        parts = {n: part for n, part in parts.items() if part != "positions"}  # told by a test of their own
+    for n, p in ((n, p) for n, p in whole.named_parameters() if n in parts):
         expected = before[n] + (p - before[n]) * factors.get(parts[n], 1.0)
         torch.testing.assert_close(moved[n], expected, rtol=1e-5, atol=1e-7, msg=n)
+
+
+def test_relative_positions_that_are_named_move_in_the_unit_of_scores():
+    """However small they begin, by lr · factor in the first step; norms and the rest move as before."""
+    plain, named = tiny("dense"), tiny("dense")
+    before = {n: p.detach().clone() for n, p in named.named_parameters()}
+    for model, factors in ((plain, {}), (named, {"positions": 4.0})):
+        optimizer = build_optimizer("muon", model, lr=0.02, lr_factors=factors)
+        set_gradients(model, 0)
+        optimizer.step()
+    moved = dict(plain.named_parameters())
+    for n, p in named.named_parameters():
+        if parts_of(named)[n] == "positions":
+            torch.testing.assert_close((p - before[n]).abs(), torch.full_like(p, 0.08), rtol=1e-4, atol=1e-7)
+            assert (moved[n] - before[n]).abs().max() < 0.02
+        else:
+            assert torch.equal(p, moved[n]), n
 
 
 def test_a_model_of_others_has_no_heads_that_are_known():

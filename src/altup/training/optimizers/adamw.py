@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from altup.kernels.adamw import adamw_update, runs_fused
-from altup.training.optimizers.relative import SMALLEST_RMS, RelativeOptimizer, along
+from altup.training.optimizers.relative import RelativeOptimizer, along, smallest_size
 from altup.training.optimizers.sharding import Kind
 
 
@@ -51,7 +51,7 @@ class RelativeAdamW(RelativeOptimizer):
             moments = ([self.state[p][name] for p in fused] for name in self.KERNEL_STATE)
             grads = [p.grad for p in fused if p.grad is not None]
             options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
-            adamw_update(fused, grads, *moments, skip=skip, smallest=SMALLEST_RMS, **options)
+            adamw_update(fused, grads, *moments, skip=skip, smallest=smallest_size(group), **options)
         by_kernels = set(fused)
         super()._update_all([p for p in parameters if p not in by_kernels], group, skip)
 

@@ -20,6 +20,7 @@ from altup.training.optimizers.muon import Muon
 from altup.training.optimizers.sharding import kind
 
 HIDDEN = range(64, 15, -1)  # units of a feed-forward's hidden layer in a block; a head usually has 64
+UNIT_OF_SCORES = 1.0  # tables of relative positions begin far below it, and what they are added to is in it
 OPTIMIZERS = ("adafactor", "adamw", "adamw-rms", "muon")
 
 
@@ -139,6 +140,7 @@ def build_optimizer(
             f"coefficient_decay={coefficient_decay:g}: {type(model).__name__} has no coefficients of AltUp that "
             "are numbers of their own; leave it out, or take a method that has them"
         )
+    in_scores = "positions" in factors
     factors.setdefault("positions", factors.get("vectors", 1.0))
     for n, p in model.named_parameters():
         if not p.requires_grad:
@@ -150,6 +152,7 @@ def build_optimizer(
         if name == "muon":
             growth, pull = (coefficient_growth, coefficient_decay) if p in scalars else (muon_growth, 0.0)
             own |= {"orthogonal": parts[n] == "matrix", "block": blocks.get(p), "growth": growth, "pull": pull}
+            own["unit"] = UNIT_OF_SCORES if parts[n] == "positions" and in_scores else None
         groups.setdefault(tuple(own.values()), {**own, "params": []})["params"].append(p)
     if not groups:
         raise UserError("the model has no parameter that asks for gradients; nothing to optimize")

@@ -39,6 +39,8 @@ class Muon(RelativeAdamW):
     Steps relative to the present size let weights grow by a factor in every step: at high rates a long run would
     end in infinities, so that size has a bound. (With the size of the start alone the plateau lasts longer.)
 
+    In a group with a `unit` that is what steps are measured by, instead of any size: p ← p - lr · unit · U.
+
     A group with a `pull` then goes p ← p + min(1, lr · pull) · (p at the start - p), which holds what takes steps
     of lr times its size within 1 / pull of that size.
 
@@ -53,14 +55,16 @@ class Muon(RelativeAdamW):
         rms = what.rms([local(p)])[0]
         size = rms.clamp(min=SMALLEST_RMS).where(rms > 0, SIZE_OF_ZEROS)
         kept = {"largest": group.get("growth", LARGEST_GROWTH) * size}
+        if unit := group.get("unit"):
+            kept["largest"] = torch.full_like(size, unit)
         if group.get("pull"):
             kept["start"] = p.detach().clone()
         if group["orthogonal"]:
             return {**kept, "momentum": what.zeros(*what.shape)}
         return {**kept, **super().initial_state(p, what, group)}
 
-    def size(self, what: Kind, weights: list[Tensor], state: dict[str, Tensor]) -> Tensor:
-        return torch.minimum(super().size(what, weights, state), state["largest"])
+    def size(self, what: Kind, weights: list[Tensor], state: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
+        return torch.minimum(super().size(what, weights, state, group), state["largest"])
 
     def _update_all(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         if group["orthogonal"]:

@@ -14,7 +14,8 @@ SMALLEST_RMS = 1e-3
 
 
 class RelativeOptimizer(torch.optim.Optimizer):
-    """p ← p - lr · size · U, where a subclass says what U is; the size is max(1e-3, RMS(p)) unless it says more.
+    """p ← p - lr · size · U, where a subclass says what U is; the size is max(1e-3, RMS(p)) unless it says more,
+    and at least the group's `unit`, if it has one.
 
     Parameters of one kind are stacked and updated together, so that the number of kernels depends on the
     number of shapes and not of tensors. Nothing waits for the device. Under FSDP2 each process updates its
@@ -39,9 +40,9 @@ class RelativeOptimizer(torch.optim.Optimizer):
         parameters; `state["step"]` [n] counts this step already."""
         raise NotImplementedError
 
-    def size(self, what: Kind, weights: list[Tensor], state: dict[str, Tensor]) -> Tensor:
+    def size(self, what: Kind, weights: list[Tensor], state: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
         """[n]: what the updates of n parameters, with these local pieces, are measured by."""
-        return what.rms(weights).clamp(min=SMALLEST_RMS)
+        return what.rms(weights).clamp(min=smallest_size(group))
 
     @torch.no_grad()
     def step(self, skip: Tensor | None = None) -> None:  # type: ignore[override]
@@ -62,7 +63,7 @@ class RelativeOptimizer(torch.optim.Optimizer):
 
         step = old["step"] + 1
         moments, update, factor = self.direction(what, {**old, "step": step}, grad, group)
-        update.mul_(along(group["lr"] * self.size(what, weights, old) * factor, update))
+        update.mul_(along(group["lr"] * self.size(what, weights, old, group) * factor, update))
         shrink = 1 - group["lr"] * group.get("weight_decay", 0.0)
 
         new = {"step": step, **moments}
@@ -75,6 +76,11 @@ class RelativeOptimizer(torch.optim.Optimizer):
         torch._foreach_sub_(weights, list(update.unbind()))
         for name, tensor in new.items():
             torch._foreach_copy_(stored[name], list(tensor.unbind()))
+
+
+def smallest_size(group: dict[str, Any]) -> float:
+    """Of what the updates of a group are measured by."""
+    return group.get("unit") or SMALLEST_RMS
 
 
 def along(values: Tensor, tensor: Tensor) -> Tensor:
