@@ -57,6 +57,9 @@ def test_processes_on_a_cpu_share_its_cores(
     queue = Queue(tmp_path, print, print, width=width, devices=devices, isolated=True, at_once=True, start=start)
     queue.run(jobs)
     assert set(seen) == {threads}
+    seen.clear()
+    queue.run(jobs, alone=True)  # as speeds are measured
+    assert set(seen) == {given}
 
 
 def run_in_own_group(jobs: list[Job], out: Path) -> None:

@@ -274,7 +274,7 @@ class Queue:
                         if device is not None and not self._sharing(running, device):
                             self._since[device] = time.monotonic()
                         self._begun[job.key] = time.monotonic()
-                        running[self._start(job, device)] = job, device
+                        running[self._start(job, device, width)] = job, device
                     if not running and not self._must_wait(waiting):
                         break
                     time.sleep(PAUSE)
@@ -328,7 +328,7 @@ class Queue:
         first, *others = [self.estimate(job) for job in sharing]
         return max(0.0, first - (now - self._since[device])) + sum(others)
 
-    def _start(self, job: Job, device: str | None) -> Process:
+    def _start(self, job: Job, device: str | None, width: int) -> Process:
         described = self.log(job).with_suffix(".json")
         write_json(described, asdict(job))
         environment = dict(os.environ)
@@ -336,8 +336,8 @@ class Queue:
             environment["CUDA_VISIBLE_DEVICES"] = device
             if not self.at_once:
                 environment[GPU_LOCK] = str(self.out / "turns" / device)
-        elif self.width > 1:  # they share the cores, and more threads than cores wait for each other
-            environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // self.width)))
+        elif width > 1:  # they share the cores, and more threads than cores wait for each other
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // width)))
         with self.log(job).open("ab") as log:
             return self.start(["study", "work", str(described), "--out", str(self.out)], environment, log)
 

@@ -306,9 +306,7 @@ def test_factors_that_make_no_sense_are_refused():
     with pytest.raises(UserError, match="coefficients=2: AltUpT5ForConditionalGeneration has no coefficients"):
         build_optimizer("muon", tiny("dense"), lr=0.1, lr_factors={"coefficients": 2.0})
     build_optimizer("muon", tiny("dense"), lr=0.1, lr_factors={"coefficients": 1.0})
-    with pytest.raises(UserError, match=r"coefficient_decay=4: AltUpT5For.* has no coefficients"):
-        build_optimizer("muon", tiny("dense"), lr=0.1, coefficient_decay=4)
     without = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
-    with pytest.raises(UserError, match="positions=2: Sequential has no tables of relative positions"):
-        build_optimizer("muon", without, lr=0.1, lr_factors={"positions": 2.0})
+    with pytest.raises(UserError, match="positions=1: Sequential has no tables of relative positions"):
+        build_optimizer("muon", without, lr=0.1, lr_factors={"positions": 1.0})
     build_optimizer("muon", without, lr=0.1, lr_factors={"vectors": 2.0})

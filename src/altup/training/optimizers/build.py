@@ -129,18 +129,17 @@ def build_optimizer(
     # Other rules make their coefficients from the data, with weights that begin with zeros.
     rules = (module for module in model.modules() if isinstance(module, AltUpUpdate | SequenceUpdate))
     scalars = {p for rule in rules for p in rule.parameters()}
-    for part, told in (("coefficients", "coefficients of AltUp"), ("positions", "tables of relative positions")):
-        if factors.get(part, 1.0) != 1 and part not in parts.values():
-            raise UserError(
-                f"lr_factors.{part}={factors[part]:g}: {type(model).__name__} has no {told}; leave it out, or "
-                f"take a {'method' if part == 'coefficients' else 'model'} that has them"
-            )
-    if coefficient_decay and not scalars:
+    if factors.get("coefficients", 1.0) != 1 and "coefficients" not in parts.values():
         raise UserError(
-            f"coefficient_decay={coefficient_decay:g}: {type(model).__name__} has no coefficients of AltUp that "
-            "are numbers of their own; leave it out, or take a method that has them"
+            f"lr_factors.coefficients={factors['coefficients']:g}: {type(model).__name__} has no coefficients of "
+            "AltUp; leave it out, or take a method that has them"
         )
     in_scores = "positions" in factors
+    if in_scores and "positions" not in parts.values():
+        raise UserError(
+            f"lr_factors.positions={factors['positions']:g}: {type(model).__name__} has no tables of relative "
+            "positions; leave it out, or take a model that has them"
+        )
     factors.setdefault("positions", factors.get("vectors", 1.0))
     for n, p in model.named_parameters():
         if not p.requires_grad:

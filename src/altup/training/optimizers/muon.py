@@ -39,7 +39,7 @@ class Muon(RelativeAdamW):
     Steps relative to the present size let weights grow by a factor in every step: at high rates a long run would
     end in infinities, so that size has a bound. (With the size of the start alone the plateau lasts longer.)
 
-    In a group with a `unit` that is what steps are measured by, instead of any size: p ← p - lr · unit · U.
+    In a group with a `unit` that stands for the size, whatever p has grown to, and `growth` says nothing.
 
     A group with a `pull` then goes p ← p + min(1, lr · pull) · (p at the start - p), which holds what takes steps
     of lr times its size within 1 / pull of that size.
