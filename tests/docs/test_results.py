@@ -81,9 +81,10 @@ def test_the_page_agrees_with_the_results() -> None:
             ["loss"],
         ),
         ("decoder", "decoder_methods decoder_more", "small", "| decoder, width 256, 3,000", ["loss", "accuracy"]),
+        ("desk_t5", "desk_t5_models", "tiny", "| T5, width 64, 1,500 steps", ["loss", "accuracy"]),
     ],
 )
-def test_the_page_agrees_with_the_results_of_decoders(
+def test_the_page_agrees_with_the_results_of_some_studies(
     results: str, names: str, size: str, head: str, metrics: list[str]
 ) -> None:
     """Seeds, means, differences, intervals and verdicts, of some studies in one table."""

@@ -18,6 +18,7 @@ from altup.studies.report import StudyReport
 from altup.studies.results import (
     Record,
     Result,
+    _untuned_key,
     merge,
     read_record,
     read_results,
@@ -269,3 +270,15 @@ def test_a_study_of_one_s_own_has_such_a_name_too(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be a file's name"):
         write_results(tmp_path, [result("Dense", 1.0, study="../x")])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_factor_that_was_given_tells_models_apart_and_one_that_was_tuned_does_not() -> None:
+    tuned = ["lr_factors.embeddings", "lr"]
+
+    def key(lr: float, **factors: float) -> str:
+        return _untuned_key({"method": "dense", "lr": lr, "lr_factors": factors}, {}, tuned)
+
+    assert key(0.06, embeddings=4) == key(0.09, embeddings=2)
+    assert key(0.06, embeddings=4, vectors=0.1) == key(0.06, embeddings=2, vectors=0.1)
+    assert key(0.06, embeddings=4, vectors=0.1) != key(0.06, embeddings=4)
+    assert _untuned_key({"method": "dense"}, {}, tuned) == key(0.06, embeddings=4)  # as older records have it

@@ -416,11 +416,16 @@ def _models_of(studies: Sequence[Study], scale: Scale) -> Iterable[tuple[Place, 
 def _untuned_key(config: dict[str, Any], start: dict[str, str], tuned: Iterable[str]) -> str:
     """Of a model before it was tuned, whether or not a run of it had to be repeated after a collapse."""
     config = {name: value for name, value in config.items() if name != "on_spike"}
-    fields_tuned = {name.partition(".")[0] for name in tuned}
-    if not fields_tuned:
+    if not (names := sorted(tuned)):
         return model_key(config, start)
-    kept = {name: value for name, value in config.items() if name not in fields_tuned}
-    return key_of(model_key(kept, start), sorted(tuned))
+    kept: dict[str, Any] = {}
+    for name, value in config.items():
+        entries = {part for field_name, _, part in (one.partition(".") for one in names) if field_name == name}
+        if isinstance(value, dict) and entries:  # of a mapping other entries may have been given, and tell models
+            value = {entry: of for entry, of in value.items() if entry not in entries}
+        if "" not in entries and not (entries and not value):
+            kept[name] = value
+    return key_of(model_key(kept, start), names)
 
 
 def origin() -> dict[str, str]:
