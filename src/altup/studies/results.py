@@ -418,14 +418,19 @@ def _untuned_key(config: dict[str, Any], start: dict[str, str], tuned: Iterable[
     config = {name: value for name, value in config.items() if name != "on_spike"}
     if not (names := sorted(tuned)):
         return model_key(config, start)
-    kept: dict[str, Any] = {}
-    for name, value in config.items():
-        entries = {part for field_name, _, part in (one.partition(".") for one in names) if field_name == name}
-        if isinstance(value, dict) and entries:  # of a mapping other entries may have been given, and tell models
-            value = {entry: of for entry, of in value.items() if entry not in entries}
-        if "" not in entries and not (entries and not value):
-            kept[name] = value
-    return key_of(model_key(kept, start), names)
+    return key_of(model_key(_without(config, names), start), names)
+
+
+def _without(config: dict[str, Any], tuned: Iterable[str]) -> dict[str, Any]:
+    """A config without what was tuned. `lr_factors.embeddings` is one entry of a mapping: others may have been
+    given, and tell models apart."""
+    kept = dict(config)
+    for name in tuned:
+        field_name, _, entry = name.partition(".")
+        given = kept.pop(field_name, None)
+        if entry and (others := {key: value for key, value in (given or {}).items() if key != entry}):
+            kept[field_name] = others
+    return kept
 
 
 def origin() -> dict[str, str]:
