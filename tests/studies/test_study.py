@@ -157,6 +157,17 @@ def test_a_row_left_out_at_a_scale() -> None:
     assert row.settings_at("mini") == {"method": "dense", "extra_layers": 4}
 
 
+def test_a_scale_of_your_own_is_swept_in_its_own_order(tmp_path: Path) -> None:
+    """What it names comes before what it takes over."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("like: long\ntune: {grid: {lr_factors.positions: [4, 8], lr: [0.03, 0.06]}}\n")
+    tune, usual = find_scale(str(path)).tune, find_scale("long").tune
+    assert tune is not None
+    assert usual is not None
+    others = [name for name in usual.grid if name != "lr"]
+    assert list(tune.grid) == ["lr_factors.positions", "lr", *others]
+
+
 def test_a_scale_between(tmp_path: Path) -> None:
     path = tmp_path / "longer.yaml"
     path.write_text("like: mini\npretrain: {steps: 9000}\nsizes: [base]\n")
