@@ -63,9 +63,28 @@ def test_a_recipe_is_one_word_for_its_settings(tmp_path: Path) -> None:
 
 def test_factors_of_a_file_and_of_flags_add_up(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("data: x\nlr_factors: {embeddings: 8, coefficients: 0.1}\n")
+    file.write_text("data: x\nmodel: decoder\nlr_factors: {embeddings: 8, coefficients: 0.1}\n")
     config = PretrainConfig.resolve({}, file, {"lr_factors": {"head": 2.0, "coefficients": 0.3}})
     assert config.lr_factors == {"embeddings": 8.0, "coefficients": 0.3, "head": 2.0}
+
+
+def test_a_new_t5_has_fast_positions_and_slow_norms(tmp_path: Path) -> None:
+    """With Muon, unless told otherwise. Other models have no such tables, other optimizers no such unit, and a run
+    that was begun before, or its config, stays what it was."""
+
+    def factors(saved: dict | None = None, file: Path | None = None, **flags: Any) -> dict[str, float]:
+        return PretrainConfig.resolve(saved or {}, file, {"data": "x", **flags}).lr_factors
+
+    assert factors() == factors(recipe="muon") == {"embeddings": 4.0, "positions": 4.0, "vectors": 0.1}
+    assert factors(lr_factors={"positions": 8.0}) == {"embeddings": 4.0, "positions": 8.0, "vectors": 0.1}
+    assert factors(model="decoder") == factors(model="bert") == factors(from_model="m") == {"embeddings": 4.0}
+    assert factors(optimizer="adamw-rms") == factors(recipe="paper") == factors(steps=60_000) == {}
+    before = PretrainConfig(data="x")
+    (tmp_path / "before.yaml").write_text(before.to_yaml())
+    (tmp_path / "other.yaml").write_text("lr_factors: {vectors: 0.3}")
+    assert factors(asdict(before)) == factors(file=tmp_path / "before.yaml") == {"embeddings": 4.0}
+    assert factors(file=tmp_path / "other.yaml") == {"embeddings": 4.0, "positions": 4.0, "vectors": 0.3}
+    assert factors(file=tmp_path / "before.yaml", recipe="muon") == factors()
 
 
 def test_betas_reach_the_optimizer() -> None:

@@ -6,10 +6,10 @@ import functools
 import shlex
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from altup.core.errors import MOST_TOKENS, UserError, check_choice
-from altup.core.schema import setting
+from altup.core.schema import read_yaml, setting
 from altup.core.text import number_of
 from altup.data import HELD_OUT_PARTS
 from altup.training.config import (
@@ -41,6 +41,9 @@ GENTLER = 0.1  # of a fresh model's highest rate, for one that is trained alread
 # Decoders of width 256 with AltUp at 0.09 were lost after so many steps, until norms and coefficients learned as
 # slowly as this; at the default rate nobody has looked: docs/lab-log.md, "Slow norms at width 256".
 SOUND_STEPS, SLOW_PARTS = 4_000, {"vectors": 0.1, "coefficients": 0.03}
+# With these a new T5 that Muon trains leaves its plateau sooner, seen at widths of 64 to 256: docs/lab-log.md,
+# "A T5's plateau waits for its relative positions".
+T5_FACTORS = {"positions": 4.0, "vectors": 0.1}
 MODEL_NAMES = ("size", "method", "k", "stride", "experts", "extra_layers")
 
 
@@ -156,6 +159,16 @@ class PretrainConfig(TrainConfig):
                 f"the model of --from {self.from_model} is known by itself; give its run or its folder"
             )
         return self.model
+
+    @classmethod
+    def resolve(cls, saved: dict[str, Any], file: Path | None, flags: dict[str, Any]) -> Self:
+        """A new T5 that Muon trains has `T5_FACTORS`, unless told otherwise. A run that goes on stays as it was,
+        and so does one that repeats another: the config of a run describes its batches."""
+        config = super().resolve(saved, file, flags)
+        is_known = saved or (file and not flags.get("recipe") and "batches" in read_yaml(file))
+        if is_known or config.from_model is not None or config.optimizer != "muon" or config.model != "t5":
+            return config
+        return replace(config, lr_factors={**T5_FACTORS, **config.lr_factors})
 
     @classmethod
     def merge(cls, weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
