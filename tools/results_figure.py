@@ -7,7 +7,7 @@ from typing import Any
 from figure import GREY, ROOT, drawn
 
 from altup.studies.report import StudyReport
-from altup.studies.statistics import Difference
+from altup.studies.statistics import Difference, compare_means
 
 BENCHMARKS = ROOT / "benchmarks"
 # A folder of results, its scale, its study; what the figure calls it and where; a colour readable on light and
@@ -20,34 +20,37 @@ SERIES = [
 HIGHEST, LOWEST = 0.045, -0.085  # differences that are drawn
 
 
-def differences(folder: str, scale: str, name: str, than: str = "Dense") -> tuple[dict[int, Difference], set[int]]:
-    """By AltUp's steps: how far its loss is above that of `than`, dense in the same time; and where some runs
-    collapsed."""
+def differences(folder: str, scale: str, name: str, than: str = "Dense") -> dict[int, Difference]:
+    """By AltUp's steps: how far its loss is above that of `than`, dense in as much time, if no run collapsed."""
     given = str(BENCHMARKS / name) if name.endswith(".yaml") else name
     report = StudyReport([BENCHMARKS / "results" / folder], scale, [given])
     (study,), stats = report.studies, report.stats
-    found, lost = {}, set()
+    found = {}
     for size in stats.sizes_of(study):
         steps = stats.mean(study.name, "AltUp K=2", size, "steps")
         difference = stats.difference(study, size, "loss", "AltUp K=2", than)
-        if steps and difference and difference.low is not None:
+        lost = stats.collapsed(study.name, "AltUp K=2", size)
+        if steps and difference and difference.low is not None and not lost:
             found[round(steps.mean)] = difference
-            if stats.collapsed(study.name, "AltUp K=2", size):
-                lost.add(round(steps.mean))
-    return found, lost
+    return found
 
 
-def draw(axes: Any, found: dict[int, Difference], lost: set[int], colour: str) -> None:
-    """Means with their intervals; where runs collapsed, a dotted line that leaves the figure."""
-    sound = {steps: d for steps, d in found.items() if steps not in lost}
-    ends = [[d.mean - (d.low or 0.0) for d in sound.values()], [(d.high or 0.0) - d.mean for d in sound.values()]]
-    means = [d.mean for d in sound.values()]
-    axes.errorbar(list(sound), means, yerr=ends, color=colour, linewidth=2, marker="o", capsize=3)
-    for steps in lost:
-        before = max(n for n in sound if n < steps)
-        line = [sound[before].mean, found[steps].mean]
-        axes.plot([before, steps], line, color=colour, linewidth=2, linestyle=":")
-        axes.text(0.57 * steps, HIGHEST - 0.006, f"{steps:,} steps: runs jumped", color=colour, va="center")
+def at_better_norms() -> Difference:
+    """For AltUp's 12,000 steps at width 256: AltUp with slow norms, dense with fast ones."""
+
+    def losses(folder: str, study: str, label: str) -> list[float]:
+        report = StudyReport([BENCHMARKS / "results" / folder], folder, [str(BENCHMARKS / f"{study}.yaml")])
+        return report.stats.values(study, label, "small, 12,000 steps", "loss")
+
+    ours = losses("decoder_steady", "decoder_steady_lengths", "AltUp K=2")
+    return compare_means(ours, losses("decoder", "decoder_lengths", "Dense"))
+
+
+def draw(axes: Any, found: dict[int, Difference], colour: str, **style: Any) -> None:
+    """Means with their intervals."""
+    ends = [[d.mean - (d.low or 0.0) for d in found.values()], [(d.high or 0.0) - d.mean for d in found.values()]]
+    means = [d.mean for d in found.values()]
+    axes.errorbar(list(found), means, yerr=ends, color=colour, linewidth=2, marker="o", capsize=3, **style)
 
 
 def draw_below(axes: Any, found: dict[int, Difference], label: str, colour: str) -> None:
@@ -62,11 +65,14 @@ def draw_below(axes: Any, found: dict[int, Difference], label: str, colour: str)
 def main() -> None:
     with drawn("results", 3.8) as axes:
         axes.axhline(0, color=GREY, linewidth=1)
-        axes.text(39_000, -0.002, "dense, in the same time", color=GREY, va="top", ha="right")
+        axes.text(39_000, 0.002, "dense, in the same time", color=GREY, va="bottom", ha="right")
         for folder, scale, name, label, place, colour in SERIES:
-            draw(axes, *differences(folder, scale, name), colour)
+            draw(axes, differences(folder, scale, name), colour)
             axes.text(*place, label, color=colour, va="center")
-        bert, _ = differences("bert", "bert", "bert_models.yaml", "Dense, AltUp's time")
+        colour = SERIES[1][-1]
+        draw(axes, {12_000: at_better_norms()}, colour, markerfacecolor="none")
+        axes.text(13_000, -0.009, "slow norms,\ntext read nine times", color=colour, va="top")
+        bert = differences("bert", "bert", "bert_models.yaml", "Dense, AltUp's time")
         draw_below(axes, bert, "BERT, 256 wide", "#a06cc9")
         axes.set(xscale="log", xlim=(600, 40_000), ylim=(LOWEST, HIGHEST))
         axes.set(xlabel="steps of AltUp K = 2", ylabel="loss, AltUp − dense")

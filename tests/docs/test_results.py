@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from altup.studies.report import StudyReport
-from altup.studies.statistics import Difference, Statistics
+from altup.studies.statistics import Difference, Statistics, compare_means
 from altup.studies.study import METRICS, Study
 from altup.studies.sweep_figures import text_sweeps
 from altup.studies.tables import show_interval
@@ -82,6 +82,7 @@ def test_the_page_agrees_with_the_results() -> None:
         ),
         ("decoder", "decoder_methods decoder_more", "small", "| decoder, width 256, 3,000", ["loss", "accuracy"]),
         ("desk_t5", "desk_t5_models", "tiny", "| T5, width 64, 1,500 steps", ["loss", "accuracy"]),
+        ("t5", "t5_models", "tiny", "| T5, width 256, 3,000 steps", ["loss", "accuracy"]),
     ],
 )
 def test_the_page_agrees_with_the_results_of_some_studies(
@@ -95,6 +96,7 @@ def test_the_page_agrees_with_the_results_of_some_studies(
     seen = set()
     for study in report.studies:
         words = {v.claim.better: v.word for v in stats.verdicts(study) if v.claim.than == "Dense"}
+        words |= {v.claim.than: v.word for v in stats.verdicts(study) if v.claim.better == "Dense"}
         for row in (row for row in study.rows if stats.sizes(study.name, row.label)):
             (name,) = [name for name in table if name.split(" (")[0].lower() == row.label.lower()]
             wanted = told_row(study, stats, row.label, size, *metrics)
@@ -125,6 +127,7 @@ def test_the_page_agrees_with_the_results_by_depth() -> None:
     ("results", "study_file", "size", "head"),
     [
         ("bert", "bert_models.yaml", "light", "| BERT, width 256 | seeds"),
+        ("desk_bert", "desk_bert_models.yaml", "tiny", "| BERT, width 64 | seeds"),
         ("desk_norms", "desk_decoder.yaml", "tiny", "| decoder, width 64, norms' rate swept"),
     ],
 )
@@ -196,7 +199,7 @@ def test_the_page_agrees_with_the_results_at_high_rates(results: str, study_file
             "decoder",
             "decoder_longer",
             "decoder_longer_runs.yaml",
-            "the same, embeddings × 4",
+            "embeddings × 4",
             "AltUp K=2",
             "Dense",
         ),
@@ -204,9 +207,19 @@ def test_the_page_agrees_with_the_results_at_high_rates(results: str, study_file
             "decoder_steady",
             "decoder_steady",
             "decoder_steady_lengths.yaml",
-            "the same, slow norms",
+            "both with slow norms",
             "AltUp K=2",
             "Dense",
+        ),
+        ("desk_much_text", "desk_longer", "desk_repeated_text.yaml", "much text", "AltUp K=2", "Dense"),
+        ("desk_little_text", "desk_longer", "desk_repeated_text.yaml", "little text", "AltUp K=2", "Dense"),
+        (
+            "desk_little_text",
+            "desk_longer",
+            "desk_repeated_text.yaml",
+            "little text, dropout 0.1",
+            "AltUp K=2, dropout 0.1",
+            "Dense, dropout 0.1",
         ),
         ("bert", "bert", "bert_models.yaml", "BERT, width 256", "AltUp K=2", "Dense, AltUp's time"),
         ("long", "long", "equal-time", "T5, width 256", "AltUp K=2", "Dense"),
@@ -224,7 +237,11 @@ def test_the_page_agrees_with_equal_time(
         v.size: v.word for v in stats.verdicts(study) if (v.claim.better, v.claim.than, v.claim.metric) == claimed
     }
     sizes = [size for size in stats.sizes_of(study) if size in words]
-    tables = table_of("| equal time | ") + table_of("| equal time, width 64 | ")
+    tables = [
+        row
+        for head in ("", ", by text", ", width 256", ", width 64")
+        for row in table_of(f"| equal time{head} | ")
+    ]
     lines = [told for of, *told in tables if of == name]
     for size, told in zip(sizes, lines, strict=True):
         wanted = []
@@ -237,3 +254,23 @@ def test_the_page_agrees_with_equal_time(
             wanted += [seeds, f"{steps.mean:,.0f}", METRICS["loss"].show(loss.mean)]
         found = stats.difference(study, size, "loss", wide, than)
         assert told == [*wanted, *told_difference(found, "loss"), words[size]]
+
+
+def test_the_page_agrees_with_each_model_at_its_better_norms() -> None:
+    """AltUp with slow ones, dense with fast ones, for 12,000 steps of AltUp."""
+    found = {}
+    for results, name, label in (
+        ("decoder_steady", "decoder_steady_lengths", "AltUp K=2"),
+        ("decoder", "decoder_lengths", "Dense"),
+    ):
+        report = StudyReport([RESULTS / results], results, [str(BENCHMARKS / f"{name}.yaml")])
+        places = (name, label, "small, 12,000 steps")
+        steps = report.stats.values(*places, "steps")
+        found[label] = report.stats.values(*places, "loss"), f"{steps[0]:,.0f}"
+    (ours, our_steps), (theirs, their_steps) = found["AltUp K=2"], found["Dense"]
+    difference = compare_means(ours, theirs)
+    told = [f"{len(ours)}", our_steps, f"{fmean(ours):.3f}", f"{len(theirs)}", their_steps, f"{fmean(theirs):.3f}"]
+    wanted = [*told, *told_difference(difference, "loss"), "reproduced"]
+    assert difference.high is not None
+    assert difference.high < 0
+    assert [row[1:] for row in table_of("| equal time | ") if "AltUp with slow norms" in row[0]] == [wanted]
