@@ -87,6 +87,29 @@ def test_a_new_t5_has_fast_positions_and_slow_norms(tmp_path: Path) -> None:
     assert factors(file=tmp_path / "before.yaml", recipe="muon") == factors()
 
 
+def test_a_t5_goes_on_with_the_factors_it_was_begun_with(tmp_path: Path) -> None:
+    """Given the same command again, with --resume, whether a recipe is named or not."""
+    new = PretrainConfig.resolve({}, None, {"data": "x", "recipe": "muon"})
+    old = PretrainConfig(data="x", recipe="muon")
+    (tmp_path / "recipe.yaml").write_text("data: x\nrecipe: muon\n")
+    for begun in (new, old):
+        for file, flags in ((None, {}), (None, {"recipe": "muon"}), (tmp_path / "recipe.yaml", {})):
+            again = PretrainConfig.resolve(asdict(begun), file, flags)
+            assert not begun.difference(again)
+
+
+@pytest.mark.parametrize(
+    ("other", "flags"),
+    [({"model": "decoder"}, {"model": "t5", "size": "small"}), ({"recipe": "paper"}, {"optimizer": "muon"})],
+)
+def test_another_models_config_makes_a_new_t5(
+    other: dict[str, str], flags: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "other.yaml").write_text(PretrainConfig(data="x", **other).to_yaml())
+    found = PretrainConfig.resolve({}, tmp_path / "other.yaml", flags).lr_factors
+    assert {part: found[part] for part in ("positions", "vectors")} == {"positions": 4.0, "vectors": 0.1}
+
+
 def test_betas_reach_the_optimizer() -> None:
     from altup.training.engine import Engine
     from tests.training.tiny import ALONE, build

@@ -105,7 +105,8 @@ class TrainConfig(Settings):
     lr_factors: dict[str, float] = setting(
         {}, "Factor of the learning rate of {choices} (norms, biases): "
         "coefficients=0.1. Repeat it. Muon moves T5's relative positions, if named, in the unit of scores. "
-        "[1; with muon embeddings: 4, and in a T5 that `altup pretrain` begins positions: 4, vectors: 0.1]",
+        "[1, positions as vectors; with muon embeddings: 4, and in a T5 that `altup pretrain` begins with it "
+        "positions: 4, vectors: 0.1]",
         panel="Training", flag="--lr-factor", choices=PARTS, at_least=0,
     )  # fmt: skip
     muon_by: str = setting(

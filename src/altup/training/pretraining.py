@@ -41,8 +41,8 @@ GENTLER = 0.1  # of a fresh model's highest rate, for one that is trained alread
 # Decoders of width 256 with AltUp at 0.09 were lost after so many steps, until norms and coefficients learned as
 # slowly as this; at the default rate nobody has looked: docs/lab-log.md, "Slow norms at width 256".
 SOUND_STEPS, SLOW_PARTS = 4_000, {"vectors": 0.1, "coefficients": 0.03}
-# With these a new T5 that Muon trains leaves its plateau sooner, seen at widths of 64 to 256: docs/lab-log.md,
-# "A T5's plateau waits for its relative positions".
+# With these a new T5 that Muon trains leaves its plateau sooner, seen at width 64 and in one or two runs each at
+# 128 and 256: docs/lab-log.md, "A T5's plateau waits for its relative positions".
 T5_FACTORS = {"positions": 4.0, "vectors": 0.1}
 MODEL_NAMES = ("size", "method", "k", "stride", "experts", "extra_layers")
 
@@ -162,13 +162,16 @@ class PretrainConfig(TrainConfig):
 
     @classmethod
     def resolve(cls, saved: dict[str, Any], file: Path | None, flags: dict[str, Any]) -> Self:
-        """A new T5 that Muon trains has `T5_FACTORS`, unless told otherwise. A run that goes on stays as it was,
-        and so does one that repeats another: the config of a run describes its batches."""
+        """A new T5 that Muon trains has `T5_FACTORS`, unless told otherwise. A run that goes on has those of them
+        with which it was begun, and so has one that repeats the config of another, which describes its batches."""
         config = super().resolve(saved, file, flags)
-        is_known = saved or (file and not flags.get("recipe") and "batches" in read_yaml(file))
-        if is_known or config.from_model is not None or config.optimizer != "muon" or config.model != "t5":
+        if config.from_model is not None or (config.model, config.optimizer) != ("t5", "muon"):
             return config
-        return replace(config, lr_factors={**T5_FACTORS, **config.lr_factors})
+        before = saved or (read_yaml(file) if file and not flags.get("recipe") else {})
+        began = "batches" in before and before.get("model", "t5") == "t5" and before.get("optimizer") == "muon"
+        named = before.get("lr_factors") or {}
+        usual = {part: factor for part, factor in T5_FACTORS.items() if part in named or not began}
+        return replace(config, lr_factors={**usual, **config.lr_factors})
 
     @classmethod
     def merge(cls, weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
