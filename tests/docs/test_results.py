@@ -222,7 +222,7 @@ def test_the_page_agrees_with_the_results_at_high_rates(results: str, study_file
             "Dense, dropout 0.1",
         ),
         ("bert", "bert", "bert_models.yaml", "BERT, width 256", "AltUp K=2", "Dense, AltUp's time"),
-        ("long", "long", "equal-time", "T5, width 256", "AltUp K=2", "Dense"),
+        ("long", "long", "equal-time", "T5, width 256, slow positions", "AltUp K=2", "Dense"),
     ],
 )
 def test_the_page_agrees_with_equal_time(

@@ -286,7 +286,8 @@ def pretrain(
 
     Examples:
         >>> import altup
-        >>> config = altup.PretrainConfig(data="data/mine", method="altup", k=2, steps=2500)
+        >>> factors = {"positions": 4, "vectors": 0.1}  # what `altup pretrain` gives a T5
+        >>> config = altup.PretrainConfig(data="data/mine", method="altup", k=2, steps=2500, lr_factors=factors)
         >>> outcome = altup.pretrain(config, "runs/altup")  # doctest: +SKIP
     """
     from altup.core.pretrained import load_tokenizer
