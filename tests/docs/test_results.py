@@ -192,6 +192,14 @@ def test_the_page_agrees_with_the_results_at_high_rates(results: str, study_file
     ("results", "scale", "study_file", "name", "wide", "than"),
     [
         ("desk_once", "desk_once", "desk_once_lengths.yaml", "decoder, width 64", "AltUp K=2", "Dense"),
+        (
+            "desk_once",
+            "desk_once",
+            "desk_once_short.yaml",
+            "norms tuned, rates of 4,800 steps",
+            "AltUp K=2",
+            "Dense",
+        ),
         ("desk_longer", "desk_longer", "desk_decoder_longer.yaml", "norms not tuned", "AltUp K=2", "Dense"),
         ("desk_longer", "desk_longer", "desk_decoder_longer.yaml", "held", "AltUp K=2, held", "Dense"),
         ("desk_longer", "desk_longer", "desk_decoder_longer.yaml", "K=4", "AltUp K=4", "Dense"),
