@@ -2,8 +2,8 @@
 
     python benchmarks/study_speeds.py STUDY --scale SCALE --data DATA --set batch_size=128
 
-Each row's model is fresh and takes whole training steps on one batch, all of them in one process with nothing else on
-the machine. A ratio compares turns of the same round; its median and quartiles are printed.
+Each row's model is fresh and takes whole training steps on one batch, all of them in one process; nothing else should
+run on the machine. A ratio compares turns of the same round; its median and quartiles are printed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def main() -> None:
     found = {row.label: resolve(study, row, size, scale, scale.seeds[0], str(given.data)) for row in study.rows}
     speeds = compare_training({label: c for label, c in found.items() if c}, given.rounds, given.steps)
     for label, speed in speeds.items():
-        print(f"{label:24} {speed.seq_per_s:9,.0f} seq/s  {speed.relative:.4f} ({speed.low:.4f} to {speed.high:.4f})")
+        ratio = f"{speed.relative:.4f} ({speed.low:.4f} to {speed.high:.4f})"
+        print(f"{label:24} {speed.seq_per_s:9,.0f} seq/s  {ratio}")
     rows = ", ".join(f'"{label}": {speed.relative:.4f}' for label, speed in speeds.items())
     print(f"speeds: {{{rows}}}  # {device_name()}")
 

@@ -1,4 +1,4 @@
-"""The page of results says what its results files say."""
+"""The pages of results and of the evidence say what the results files say."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ LABELS = {"dense": "Dense"}  # as the page names a model, where it does so in an
 
 
 def table_of(head: str) -> list[list[str]]:
-    """The cells of the page's table whose first line begins with `head`."""
-    lines = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").splitlines()
+    """The cells of the table whose first line begins with `head`, on either page."""
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("results.md", "evidence.md")]
+    lines = "\n".join(pages).splitlines()
     first = 2 + next(i for i, line in enumerate(lines) if line.startswith(head))
     last = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[first:last]]
@@ -127,6 +128,12 @@ def test_the_page_agrees_with_the_results_by_depth() -> None:
     ("results", "study_file", "size", "head"),
     [
         ("bert", "bert_models.yaml", "light", "| BERT, width 256 | seeds"),
+        (
+            "desk_once",
+            "desk_once_depth.yaml",
+            "tiny, 19,200 steps",
+            "| decoder, width 64, the time spent otherwise",
+        ),
         ("desk_bert", "desk_bert_models.yaml", "tiny", "| BERT, width 64 | seeds"),
         ("desk_norms", "desk_decoder.yaml", "tiny", "| decoder, width 64, norms' rate swept"),
     ],
@@ -238,7 +245,24 @@ def test_the_page_agrees_with_the_results_at_high_rates(results: str, study_file
             "AltUp K=2, dropout 0.1",
             "Dense, dropout 0.1",
         ),
+        (
+            "decoder_once",
+            "decoder_once",
+            "decoder_once_lengths.yaml",
+            "decoder, width 256, text read once",
+            "AltUp K=2",
+            "Dense",
+        ),
         ("bert", "bert", "bert_models.yaml", "BERT, width 256", "AltUp K=2", "Dense, AltUp's time"),
+        (
+            "bert_norms",
+            "bert_norms",
+            "bert_norms_models.yaml",
+            "BERT, width 256, norms tuned",
+            "AltUp K=2",
+            "Dense, AltUp's time",
+        ),
+        ("desk_bert", "desk_bert", "desk_bert_models.yaml", "BERT, width 64", "AltUp K=2", "Dense, AltUp's time"),
         ("long", "long", "equal-time", "T5, width 256, slow positions", "AltUp K=2", "Dense"),
     ],
 )

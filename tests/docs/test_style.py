@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LONGEST_LINE, WRAP, WORDS = 200, 120, 80
-# The lab log is a diary, and results are written from it; both keep to the longest line alone.
-DIARIES = {"lab-log.md", "results.md"}
+# The lab log is a diary, and the evidence is written from it; both keep to the longest line alone.
+DIARIES = {"lab-log.md", "evidence.md"}
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 PROSE = [page for page in PAGES if page not in DIARIES]
 
