@@ -2,8 +2,8 @@
 
     python benchmarks/study_speeds.py STUDY --scale SCALE --data DATA --set batch_size=128
 
-Each row's model is fresh and takes whole training steps on one batch, all of them in one process; nothing else should
-run on the machine. A ratio compares turns of the same round; its median and quartiles are printed.
+Each row's model is fresh and takes whole training steps on one batch, all of them in one process; nothing else
+should run on the machine. A ratio compares turns of the same round; its median and quartiles are printed.
 """
 
 from __future__ import annotations
