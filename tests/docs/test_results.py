@@ -37,6 +37,18 @@ def told_difference(found: Difference | None, metric: str) -> list[str]:
     return [shown, show_interval(found, METRICS[metric])]
 
 
+def told_with_interval(found: Difference | None) -> str:
+    difference, interval = told_difference(found, "loss")
+    return f"{difference} ({interval})"
+
+
+def told_models(ours: tuple[str, float, float], theirs: tuple[str, float, float]) -> list[str]:
+    """Seeds, steps and losses of two models."""
+    seeds = ours[0] if ours[0] == theirs[0] else f"{ours[0]} / {theirs[0]}"
+    losses = f"{METRICS['loss'].show(ours[2])} / {METRICS['loss'].show(theirs[2])}"
+    return [seeds, f"{ours[1]:,.0f} / {theirs[1]:,.0f}", losses]
+
+
 def told_row(study: Study, stats: Statistics, label: str, size: str, *metrics: str) -> list[str]:
     """A model's seeds, and of each metric its mean with the difference to dense and its interval."""
     told = [f"{len(stats.runs(study.name, label, size))}"]
@@ -285,16 +297,15 @@ def test_the_page_agrees_with_equal_time(
     ]
     lines = [told for of, *told in tables if of == name]
     for size, told in zip(sizes, lines, strict=True):
-        wanted = []
+        models = []
         for label in (wide, than):
             count, lost = len(stats.runs(study.name, label, size)), stats.collapsed(study.name, label, size)
             steps, loss = (stats.mean(study.name, label, size, metric) for metric in ("steps", "loss"))
             assert steps is not None
             assert loss is not None
-            seeds = f"{count}, {lost} collapsed" if lost else f"{count}"
-            wanted += [seeds, f"{steps.mean:,.0f}", METRICS["loss"].show(loss.mean)]
+            models.append((f"{count}, {lost} collapsed" if lost else f"{count}", steps.mean, loss.mean))
         found = stats.difference(study, size, "loss", wide, than)
-        assert told == [*wanted, *told_difference(found, "loss"), words[size]]
+        assert told == [*told_models(*models), told_with_interval(found), words[size]]
 
 
 def test_the_page_agrees_with_each_model_at_its_better_norms() -> None:
@@ -306,12 +317,10 @@ def test_the_page_agrees_with_each_model_at_its_better_norms() -> None:
     ):
         report = StudyReport([RESULTS / results], results, [str(BENCHMARKS / f"{name}.yaml")])
         places = (name, label, "small, 12,000 steps")
-        steps = report.stats.values(*places, "steps")
-        found[label] = report.stats.values(*places, "loss"), f"{steps[0]:,.0f}"
-    (ours, our_steps), (theirs, their_steps) = found["AltUp K=2"], found["Dense"]
-    difference = compare_means(ours, theirs)
-    told = [f"{len(ours)}", our_steps, f"{fmean(ours):.3f}", f"{len(theirs)}", their_steps, f"{fmean(theirs):.3f}"]
-    wanted = [*told, *told_difference(difference, "loss"), "reproduced"]
+        found[label] = report.stats.values(*places, "loss"), report.stats.values(*places, "steps")[0]
+    ours, theirs = ((f"{len(losses)}", steps, fmean(losses)) for losses, steps in found.values())
+    difference = compare_means(*(losses for losses, _ in found.values()))
+    wanted = [*told_models(ours, theirs), told_with_interval(difference), "reproduced"]
     assert difference.high is not None
     assert difference.high < 0
     assert [row[1:] for row in table_of("| equal time | ") if "AltUp with slow norms" in row[0]] == [wanted]
