@@ -1,9 +1,10 @@
 """How fast the models of a study train, in turns, as the line `speeds:` that a study may have.
 
-    python benchmarks/study_speeds.py STUDY --scale SCALE --data DATA --set batch_size=128
+    python benchmarks/study_speeds.py STUDY --scale SCALE --data DATA [--set batch_size=128]
 
-Each row's model is fresh and takes whole training steps on one batch, all of them in one process; nothing else
-should run on the machine. A ratio compares turns of the same round; its median and quartiles are printed.
+Each row's model, of the scale's first size, is fresh and takes whole training steps on one batch, all of them in
+one process; nothing else should run on the machine. A ratio is to the first row in turns of the same round; its
+median and quartiles are printed. `--set batch_size=128` times other batches than the scale trains with.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ def main() -> None:
     study = find_study(given.study)
     scale = with_settings(find_scale(given.scale), parse_pairs("--set", given.set))
     size = scale.sizes_of(study)[0]
-    found = {row.label: resolve(study, row, size, scale, scale.seeds[0], str(given.data)) for row in study.rows}
+    rows = [row for row in study.rows if not row.time_of]  # such a row is another's model again
+    found = {row.label: resolve(study, row, size, scale, scale.seeds[0], str(given.data)) for row in rows}
     speeds = compare_training({label: c for label, c in found.items() if c}, given.rounds, given.steps)
     for label, speed in speeds.items():
         ratio = f"{speed.relative:.4f} ({speed.low:.4f} to {speed.high:.4f})"
         print(f"{label:24} {speed.seq_per_s:9,.0f} seq/s  {ratio}")
-    rows = ", ".join(f'"{label}": {speed.relative:.4f}' for label, speed in speeds.items())
-    print(f"speeds: {{{rows}}}  # {device_name()}")
+    line = ", ".join(f'"{label}": {speed.relative:.4f}' for label, speed in speeds.items())
+    print(f"speeds: {{{line}}}  # {device_name()}")
 
 
 if __name__ == "__main__":
