@@ -32,8 +32,7 @@ def main() -> None:
     study = find_study(given.study)
     scale = with_settings(find_scale(given.scale), parse_pairs("--set", given.set))
     size = scale.sizes_of(study)[0]
-    rows = [row for row in study.rows if not row.time_of]  # such a row is another's model again
-    found = {row.label: resolve(study, row, size, scale, scale.seeds[0], str(given.data)) for row in rows}
+    found = {row.label: resolve(study, row, size, scale, scale.seeds[0], str(given.data)) for row in study.rows}
     speeds = compare_training({label: c for label, c in found.items() if c}, given.rounds, given.steps)
     for label, speed in speeds.items():
         ratio = f"{speed.relative:.4f} ({speed.low:.4f} to {speed.high:.4f})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from altup.bench import timing
 from altup.studies.speed import Speed, _subjects, compare_training, measure_speed, summarise
+from altup.studies.study import find_study
 from altup.training.engine import Engine
 from altup.training.pretraining import PretrainConfig
 
@@ -68,3 +70,29 @@ def test_a_bert_has_no_speed_of_generation(data: Path) -> None:
     found = measure_speed({"": config}, rounds=1, steps=1, generate_batch=1, generate_tokens=2)[""]
     assert found.generate is None
     assert found.forward_ms > 0
+
+
+def test_a_study_may_have_the_line_that_the_script_prints(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With every row, also those whose labels have commas."""
+    text = """
+title: Speeds
+question: How fast are they?
+rows:
+  Dense: {method: dense}
+  Dense, 4 layers: {method: dense, extra_layers: 1}
+  "Dense, its time": {method: dense, time_of: "Dense, 4 layers"}
+measures: [loss]
+"""
+    study = tmp_path / "speeds.yaml"
+    study.write_text(text)
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    arguments = [str(study), "--scale", "smoke", "--data", str(data), "--rounds", "1", "--steps", "1"]
+    monkeypatch.setattr("sys.argv", ["study_speeds.py", *arguments])
+    importlib.import_module("study_speeds").main()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("speeds:")]
+    study.write_text(f"{text}{line}\n")
+    speeds = find_study(str(study)).speeds
+    assert list(speeds) == ["Dense", "Dense, 4 layers", "Dense, its time"]
+    assert speeds["Dense"] == 1
