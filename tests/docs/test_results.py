@@ -148,6 +148,12 @@ def test_the_page_agrees_with_the_results_by_depth() -> None:
         ),
         ("desk_bert", "desk_bert_models.yaml", "tiny", "| BERT, width 64 | seeds"),
         ("desk_norms", "desk_decoder.yaml", "tiny", "| decoder, width 64, norms' rate swept"),
+        (
+            "desk_t5_shorter",
+            "desk_t5_shorter_models.yaml",
+            "tiny, 1,500 steps",
+            "| T5, width 64, every fourth token",
+        ),
     ],
 )
 def test_the_page_agrees_in_equal_steps_and_time(results: str, study_file: str, size: str, head: str) -> None:
@@ -226,6 +232,14 @@ def test_the_page_agrees_with_the_results_at_high_rates(results: str, study_file
             "fast norms, the same text",
             "AltUp K=2, fast norms",
             "Dense, fast norms",
+        ),
+        (
+            "desk_once",
+            "desk_once",
+            "desk_once_recycled.yaml",
+            "Recycled, norms tuned",
+            "Recycled K=2",
+            "Dense",
         ),
         ("desk_longer", "desk_longer", "desk_decoder_longer.yaml", "norms not tuned", "AltUp K=2", "Dense"),
         ("desk_longer", "desk_longer", "desk_decoder_longer.yaml", "held", "AltUp K=2, held", "Dense"),
