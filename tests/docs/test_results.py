@@ -306,7 +306,7 @@ def test_the_page_agrees_with_equal_time(
     sizes = [size for size in stats.sizes_of(study) if size in words]
     tables = [
         row
-        for head in ("", ", by text", ", width 256", ", width 64")
+        for head in (", other lengths", "", ", by text", ", width 256", ", width 64")
         for row in table_of(f"| equal time{head} | ")
     ]
     lines = [told for of, *told in tables if of == name]
