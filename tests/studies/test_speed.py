@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from altup.bench import timing
+from altup.studies.results import read_results
+from altup.studies.run import StudyRun
+from altup.studies.scale import find_scale
 from altup.studies.speed import Speed, _subjects, compare_training, measure_speed, summarise
 from altup.studies.study import find_study
 from altup.training.engine import Engine
@@ -72,11 +75,14 @@ def test_a_bert_has_no_speed_of_generation(data: Path) -> None:
     assert found.forward_ms > 0
 
 
-def test_a_study_may_have_the_line_that_the_script_prints(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With every row, also those whose labels have commas."""
-    text = """
+def run_script(study: Path, data: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    arguments = [str(study), "--scale", "smoke", "--data", str(data), "--rounds", "1", "--steps", "1", *flags]
+    monkeypatch.setattr("sys.argv", ["study_speeds.py", *arguments])
+    importlib.import_module("study_speeds").main()
+
+
+SPEEDS = """
 title: Speeds
 question: How fast are they?
 rows:
@@ -85,14 +91,44 @@ rows:
   "Dense, its time": {method: dense, time_of: "Dense, 4 layers"}
 measures: [loss]
 """
+
+
+def test_a_study_may_have_the_line_that_the_script_prints(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With every row, also those whose labels have commas."""
     study = tmp_path / "speeds.yaml"
-    study.write_text(text)
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-    arguments = [str(study), "--scale", "smoke", "--data", str(data), "--rounds", "1", "--steps", "1"]
-    monkeypatch.setattr("sys.argv", ["study_speeds.py", *arguments])
-    importlib.import_module("study_speeds").main()
+    study.write_text(SPEEDS)
+    run_script(study, data, monkeypatch)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("speeds:")]
-    study.write_text(f"{text}{line}\n")
+    study.write_text(f"{SPEEDS}{line}\n")
     speeds = find_study(str(study)).speeds
     assert list(speeds) == ["Dense", "Dense, 4 layers", "Dense, its time"]
     assert speeds["Dense"] == 1
+
+
+def test_a_study_finds_the_speeds_that_the_script_has_added_to_its_results(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the steps of equal time are known, and nothing is measured again. One row brings the baseline along."""
+    path, results = tmp_path / "speeds.yaml", tmp_path / "results"
+    path.write_text(SPEEDS)
+    run_script(path, data, monkeypatch, "--results", str(results), "--only", "Dense, 4 layers")
+    run = StudyRun(
+        [find_study(str(path))],
+        find_scale("smoke"),
+        tmp_path / "out",
+        results,
+        [1],
+        data=str(data),
+        finetune=False,
+    )
+    plan = run.plan()
+    assert (plan.speed, [trial.label for trial in plan.trials if trial.waits]) == ([], [])
+    found = {(r.label, r.metric): r.value for r in read_results(results)}
+    assert set(found) == {
+        (label, m) for label in ("Dense", "Dense, 4 layers") for m in ("train_seq_per_s", "relative_speed")
+    }
+    steps = {t.label: t.pretrain.steps for t in plan.trials if t.pretrain}
+    ratio = found["Dense, 4 layers", "relative_speed"]
+    assert steps["Dense, its time"] == pytest.approx(steps["Dense"] / ratio, abs=1)

@@ -362,11 +362,16 @@ def test_a_relative_settles_only_where_its_short_runs_end_elsewhere(tuned: Scale
 
 
 def test_a_sweep_is_no_longer_than_the_run(tuned: Scale, data: Path) -> None:
-    """A study with shorter runs than the scale's has shorter sweeps, and then nothing to settle."""
+    """A study with shorter runs than the scale's has shorter sweeps, and then nothing to settle. The longest of
+    its lengths counts, be it shorter than the scale's runs or longer."""
     assert tuned.tune is not None
     long = replace(tuned, given={}, tune=replace(tuned.tune, settle=["lr"], settle_steps=10))
-    for steps, lengths in ((10, {3, 10}), (2, {2})):
-        study = replace(TWO, settings={"smoke": {"steps": steps}})
+    for study, lengths in (
+        (replace(TWO, settings={"smoke": {"steps": 10}}), {3, 10}),
+        (replace(TWO, settings={"smoke": {"steps": 2}}), {2}),
+        (replace(TWO, settings={"smoke": {"steps": 10}}, lengths={"smoke": [1, 2]}), {2}),
+        (replace(TWO, settings={"smoke": {"steps": 2}}, lengths={"smoke": [2, 10]}), {3, 10}),
+    ):
         known: dict[str, float] = {}
         asked: set[int] = set()
         while todo := plan([study], long, data, seeds=[1], losses=known.get).tuning():

@@ -193,9 +193,11 @@ class Model:
         if tune is None:
             return None
         grid = tuned_grid(self.row, self.scale, self.config(0))
+        lengths = [variant.changes(self.study, self.row) for variant in self.scale.variants_of(self.study)]
+        longest = max(lengths, key=lambda changes: changes.get("steps", 0), default={})
 
         def configure(changes: Mapping[str, Any]) -> PretrainConfig:
-            return self.config(0, changes)
+            return self.config(0, {**longest, **changes})
 
         parent = self.parent(tune.seed)
         return find_sweep(tune, self.row, grid, configure, self.data, losses, parent, relative)

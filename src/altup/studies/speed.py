@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,9 +42,13 @@ class Measured:
     peak_memory: int | None
 
 
-def compare_training(configs: Mapping[str, PretrainConfig], rounds: int, steps: int = 2) -> dict[str, Speed]:
-    """Whole training steps (forward, backward, optimizer) of fresh models on the data of their configs."""
+def compare_training(
+    configs: Mapping[str, PretrainConfig], rounds: int, steps: int = 2, built: Callable[[], None] = lambda: None
+) -> dict[str, Speed]:
+    """Whole training steps (forward, backward, optimizer) of fresh models on the data of their configs. `built` is
+    called before the first is timed."""
     with _subjects(configs) as subjects:
+        built()
         return _speeds(subjects.time("train", rounds, steps), subjects.batch_sizes)
 
 
