@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from altup.studies.axes import spread, ticks
 from altup.studies.charts import (
     HEIGHT,
     TOP,
@@ -23,8 +24,6 @@ from altup.studies.charts import (
     dot_chart,
     line_chart,
     scatter_chart,
-    spread,
-    ticks,
 )
 
 numbers = st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-6)
@@ -208,6 +207,30 @@ def test_names_of_points_stay_clear_of_the_axis() -> None:
     bottom = max(float(e.get("y2", "0")) for e in chart.iter() if e.get("class") == "rule")
     names = [e for e in chart.iter() if (e.get("class") or "").startswith("name")]
     assert all(float(e.get("y", "")) <= bottom - 4 for e in names)
+
+
+def test_names_of_points_cover_neither_points_nor_each_other() -> None:
+    """Three models at three times, whose seeds end close together; a name has some 8 × 14 pixels a letter."""
+    ends = {
+        "dense": (44.0, [4.123, 4.131, 4.118]),
+        "Recycled": (46.5, [4.124, 4.112, 4.129]),
+        "AltUp": (55.0, [4.09]),
+    }
+    points = [Point(f"{name}, seed {i}", x, y, 0) for name, (x, ys) in ends.items() for i, y in enumerate(ys)]
+    chart = svg_of(scatter_chart(points, x_label="x", y_label="y"))
+    boxes = []
+    for e in chart.iter():
+        if (e.get("class") or "").startswith("name"):
+            width, start = 8 * len(e.text or ""), float(e.get("x", ""))
+            left = start - width if e.get("text-anchor") == "end" else start
+            boxes.append((left, left + width, float(e.get("y", "")) - 12, float(e.get("y", "")) + 2))
+        if e.tag == "circle":
+            x, y = float(e.get("cx", "")), float(e.get("cy", ""))
+            boxes.append((x - 5, x + 5, y - 5, y + 5))
+    assert len(boxes) == 2 * len(points)
+    for one, other in itertools.combinations(boxes, 2):
+        is_beside = one[1] <= other[0] or other[1] <= one[0]
+        assert is_beside or one[3] <= other[2] or other[3] <= one[2], (one, other)
 
 
 def test_steps_and_layers_have_whole_ticks() -> None:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup, escape
 
-WIDTH, HEIGHT = 560, 340
-LEFT, RIGHT, TOP, BOTTOM = 58, 112, 14, 54
+from altup.studies.axes import (
+    DOT,
+    HEIGHT,
+    LABEL_GAP,
+    NAME_WIDTH,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axes,
+    Format,
+    digits,
+    place_names,
+    spread,
+    ticks,
+)
+
 FEW_POINTS = 16  # of a line; each then has a dot
-LABEL_GAP = 19  # between the names at the ends of lines
-NAME_WIDTH = 8  # of a letter of these names, at least
 ROW = 52  # of a bar chart
 DOT_ROW = 38  # of a dot chart
 STRIP = 150  # width of an interval
-
-Format = Callable[[float], str]
 
 
 @dataclass(frozen=True)
@@ -147,15 +155,13 @@ def scatter_chart(
         path = "M" + "L".join("{} {}".format(*axes.place(x, y)) for x, y in sorted(line))
         parts.append(f'<path class="line c0 frontier" d="{path}"><title>{escape(line_name)}</title></path>')
     places = [axes.place(p.x, p.y) for p in points]
-    heights = spread([y - 12 for _, y in places], LABEL_GAP, TOP + 4, axes.bottom - 12)  # clear of the axis
+    names = place_names([p.name for p in points], places, [axes.place(*at) for at in sorted(line)], axes)
     hover = []
-    for p, (x, y), height in zip(points, places, heights, strict=True):
+    for p, (x, y), (beside, height, anchor) in zip(points, places, names, strict=True):
         if p.error:
             low, high = axes.place(p.x, p.y - p.error)[1], axes.place(p.x, p.y + p.error)[1]
             parts.append(f'<line class="error c{p.colour}" x1="{x}" x2="{x}" y1="{low}" y2="{high}"/>')
-        parts.append(f'<circle class="dot c{p.colour}" cx="{x}" cy="{y}" r="6"/>')
-        left = x > (LEFT + axes.right) / 2
-        anchor, beside = ("end", x - 11) if left else ("start", x + 11)
+        parts.append(f'<circle class="dot c{p.colour}" cx="{x}" cy="{y}" r="{DOT}"/>')
         parts.append(
             f'<text class="name c{p.colour}" x="{beside}" y="{height + 5}" text-anchor="{anchor}">'
             f"{escape(p.name)}</text>"
@@ -164,54 +170,6 @@ def scatter_chart(
         rows = [[x_label, x_format(p.x)], [y_label, y_format(p.y) + error]]
         hover.append({"name": p.name, "colour": p.colour, "x": x, "y": y, "rows": rows})
     return _chart(parts, x_label, y_label, "data-points", hover)
-
-
-@dataclass(frozen=True)
-class Axes:
-    """The frame of a chart: ranges in both directions and the ticks in them."""
-
-    x_low: float
-    x_high: float
-    x_ticks: Sequence[float]
-    y_least: float
-    y_most: float
-    y_ticks: Sequence[float]
-    right: int = WIDTH - RIGHT
-    bottom: int = HEIGHT - BOTTOM
-
-    @property
-    def y_low(self) -> float:
-        return min(self.y_least, self.y_ticks[0])
-
-    def place(self, x: float, y: float) -> tuple[float, float]:
-        y_high = max(self.y_most, self.y_ticks[-1])
-        return (
-            round(LEFT + (self.right - LEFT) * (x - self.x_low) / ((self.x_high - self.x_low) or 1.0), 1),
-            round(self.bottom - (self.bottom - TOP) * (y - self.y_low) / ((y_high - self.y_low) or 1.0), 1),
-        )
-
-    def draw(self, x_label: str, x_format: Format, y_format: Format) -> list[str]:
-        parts = []
-        for y in self.y_ticks:
-            height = self.place(self.x_low, y)[1]
-            parts.append(f'<line class="rule" x1="{LEFT}" x2="{self.right}" y1="{height}" y2="{height}"/>')
-            parts.append(
-                f'<text class="tick" x="{LEFT - 8}" y="{height + 5}" text-anchor="end">{y_format(y)}</text>'
-            )
-        for x in (x for x in self.x_ticks if self.x_low <= x <= self.x_high):
-            across = self.place(x, self.y_low)[0]
-            parts.append(
-                f'<line class="axis" x1="{across}" x2="{across}" y1="{self.bottom}" y2="{self.bottom + 5}"/>'
-            )
-            parts.append(
-                f'<text class="tick" x="{across}" y="{self.bottom + 22}" text-anchor="middle">{x_format(x)}</text>'
-            )
-        parts.append(f'<line class="axis" x1="{LEFT}" x2="{self.right}" y1="{self.bottom}" y2="{self.bottom}"/>')
-        middle = (LEFT + self.right) / 2
-        parts.append(
-            f'<text class="label" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>'
-        )
-        return parts
 
 
 def _chart(parts: Sequence[str], x_label: str, y_label: str, attribute: str, data: Any) -> Markup:
@@ -310,39 +268,3 @@ def interval_chart(mean: float, low: float, high: float, paper: float | None, hi
     if paper is not None:
         parts.append(f'<circle class="ring" cx="{place(paper)}" cy="12" r="5"/>')
     return Markup(f'<svg class="strip" viewBox="0 0 {STRIP} 24" aria-hidden="true">{"".join(parts)}</svg>')
-
-
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from at or below `low` to at or above `high`, about so many."""
-    size = max(abs(low), abs(high)) or 1.0
-    span = high - low if high - low > 1e-9 * size else size  # means of equal numbers differ in their last digits
-    magnitude = 10.0 ** math.floor(math.log10(span / about))
-    step = min((m * magnitude for m in (1, 2, 2.5, 5, 10)), key=lambda s: abs(span / s - about))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    if first == last:  # all values are one: it stands in the middle
-        first, last = first - 1, last + 1
-    return [round(i * step, 12) for i in range(first, last + 1)]
-
-
-def digits(found: Sequence[float]) -> Format:
-    """As many digits as the ticks have, and two at least: 0.875 is not written as 0.88."""
-    step = min((b - a for a, b in itertools.pairwise(found)), default=1.0)
-    places = max(2, math.ceil(-math.log10(step) - 1e-9))
-    if not math.isclose(round(step, places), step, rel_tol=1e-6):  # a step of 2.5
-        places += 1
-    return f"{{:.{places}f}}".format
-
-
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places in the same order, moved as little as needed to be `gap` apart and, if they fit, in [low, high]."""
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    moved = {}
-    floor = low
-    for i in order:
-        moved[i] = floor = max(places[i], floor)
-        floor += gap
-    ceiling = high
-    for i in reversed(order):
-        moved[i] = ceiling = min(moved[i], ceiling)
-        ceiling -= gap
-    return [moved[i] for i in range(len(places))]

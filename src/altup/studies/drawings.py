@@ -12,12 +12,10 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from altup.studies.axes import HEIGHT, WIDTH, Format
 from altup.studies.charts import (
     FEW_POINTS,
-    HEIGHT,
-    WIDTH,
     Bar,
-    Format,
     Point,
     Runs,
     Series,
