@@ -51,6 +51,9 @@ def test_with_fixed_coefficients(tmp_path):
     code, text = altup(tmp_path / "log", "upcycle", tmp_path / "theirs", *options)
     assert code == 0, text
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "w").config.coefficients == "fixed"
+    code, text = altup(tmp_path / "log", "upcycle", tmp_path / "theirs", "--coefficients", "fixed", "--out", "x")
+    assert code == 2
+    assert "--coefficients fixed does not fit method='recycled'" in " ".join(text.split())
 
 
 def test_bad_input_is_one_clear_line(tmp_path):

@@ -12,7 +12,7 @@ import yaml
 from altup.core.errors import UserError
 from altup.core.schema import read_yaml
 from altup.training.config import TrainConfig, warn_of_growth
-from altup.training.pretraining import PretrainConfig, warn_of_jumps
+from altup.training.pretraining import PretrainConfig, warn_of_jumps, warn_of_none
 
 
 def test_the_defaults_are_those_of_t5() -> None:
@@ -238,6 +238,33 @@ def test_a_long_run_of_a_decoder_with_altup_at_a_high_rate_is_warned_of() -> Non
     for safer in ({"steps": 3000}, {"lr": 0.06}, {"lr_factors": slow}, {"method": "dense"}, {"model": "t5"}):
         assert not warning(**safer)
     assert not warning(optimizer="adamw")
+
+
+@pytest.mark.parametrize(
+    ("model", "has_any"),
+    [
+        ({"method": "dense"}, False),
+        ({"method": "sum", "k": 2}, False),
+        ({"method": "altup"}, True),
+        ({"method": "recycled"}, True),
+        ({"method": "altup", "model_overrides": {"coefficients": "fixed"}}, False),
+        ({"method": "altup", "model_overrides": {"coefficients": "dynamic"}}, False),
+        ({"method": "sequence-altup+altup", "model_overrides": {"coefficients": "dynamic"}}, True),
+    ],
+    ids=str,
+)
+def test_a_decay_of_coefficients_that_nothing_has_is_told(model: dict[str, Any], has_any: bool) -> None:
+    """As the optimizer sees it: the models are built."""
+    from altup.training.optimizers import build_optimizer
+    from altup.training.pretraining import build_model
+
+    config = PretrainConfig(data="text", size="tiny", optimizer="muon", coefficient_decay=4.0, **model)
+    built = build_model("t5", config._from_preset(vocab_size=32), None)
+    optimizer = build_optimizer("muon", built, lr=0.1, coefficient_decay=4.0)
+    assert any(group["pull"] for group in optimizer.param_groups) == has_any
+    assert [line.split(":")[1] for line in warn_of_none(config)] == ([] if has_any else [
+        " coefficient_decay=4 changes nothing"
+    ])  # fmt: skip
 
 
 def test_growth_of_coefficients_is_for_muon() -> None:

@@ -84,6 +84,11 @@ def upcycle(
         raise UserError(
             f"coefficients={coefficients!r} does not fit {given}, which has no coefficients; leave it unset"
         )
+    if coefficients == "fixed" and method == "recycled":
+        raise UserError(
+            "coefficients='fixed' does not fit method='recycled', whose blocks would stay equal for ever; take "
+            "method 'altup' or 'sameup', or leave coefficients unset"
+        )
     dense = _as_dense(model)
     if stays_dense:
         return dense

@@ -192,10 +192,8 @@ def deciding_fields(config: TrainConfig) -> dict[str, Any]:
 def told_coefficients(config: TrainConfig) -> dict[str, float]:
     """`coefficient_growth`, where it decides what is computed: in pretraining with Muon, of coefficients that are
     not made from the data. Elsewhere what it was at first. And `coefficient_decay`, unless nothing has any."""
-    overrides: Mapping[str, Any] = getattr(config, "model_overrides", {})
-    has_scalars = getattr(config, "has_coefficients", False) and overrides.get("coefficients") != "dynamic"
     decay = config.coefficient_decay if getattr(config, "has_coefficients", True) else 0.0
-    if config.optimizer != "muon" or not has_scalars:
+    if config.optimizer != "muon" or not getattr(config, "has_scalars", False):
         return {"coefficient_growth": LARGEST_GROWTH, "coefficient_decay": decay}
     growth = COEFFICIENT_GROWTH if config.coefficient_growth is None else config.coefficient_growth
     return {"coefficient_growth": growth, "coefficient_decay": decay}

@@ -146,10 +146,18 @@ class PretrainConfig(TrainConfig):
     @property
     def has_coefficients(self) -> bool:
         """Whether the method has coefficients of AltUp that learn."""
+        return not HAVE_COEFFICIENTS.isdisjoint(self._parts_with("static", "dynamic"))
+
+    @property
+    def has_scalars(self) -> bool:
+        """Whether some of these are numbers of their own, and not made from the data."""
+        return not HAVE_COEFFICIENTS.isdisjoint(self._parts_with("static"))
+
+    def _parts_with(self, *kinds: str) -> set[str]:
+        """What the method joins; of AltUp where its coefficients are of one of the `kinds`."""
         parts = set(str(self.method).split("+"))
-        if self.model_overrides.get("coefficients") == "fixed":
-            parts -= {"altup", "sameup"}
-        return not HAVE_COEFFICIENTS.isdisjoint(parts)
+        is_one = self.model_overrides.get("coefficients", "static") in kinds
+        return parts if is_one else parts - {"altup", "sameup", "recycled"}
 
     @property
     def kind(self) -> str:
@@ -403,7 +411,7 @@ def _introduction(
         f"{number_of(config.steps, 'step')} of {number_of(config.batch_size, 'sequence')}, "
         f"{epochs:,.2f} epochs; {config.precision} on {where}"
     )
-    return [line, *warn_of_epochs(epochs), *warn_of_growth(config), *warn_of_jumps(config)]
+    return [line, *warn_of_epochs(epochs), *warn_of_growth(config), *warn_of_jumps(config), *warn_of_none(config)]
 
 
 def warn_of_jumps(config: PretrainConfig) -> list[str]:
@@ -420,4 +428,17 @@ def warn_of_jumps(config: PretrainConfig) -> list[str]:
     return [
         f"warning: at lr=0.09 decoders of width 256 with AltUp lost what they had learned, or a part of it, after "
         f"{SOUND_STEPS:,} steps and more; {told} has kept them sound so far"
+    ]
+
+
+def warn_of_none(config: PretrainConfig) -> list[str]:
+    """A line for settings of coefficients that the model has not. No error, as studies give them to all rows."""
+    if config.from_model is not None or config.has_scalars:
+        return []
+    given = {"coefficient_decay": config.coefficient_decay, "coefficient_growth": config.coefficient_growth}
+    return [
+        f"warning: {name}={value:g} changes nothing: no coefficients of this model ({config.method}) are numbers "
+        "that learn"
+        for name, value in given.items()
+        if value
     ]
