@@ -96,6 +96,11 @@ def test_a_saved_model_counts_as_the_flags_that_made_it(tmp_path: Path) -> None:
     (tmp_path / "run" / "config.yaml").write_text("size: small\n")
     assert count("--config", str(tmp_path / "run")) == account(made).to_json()
 
+    fixed = AltUpT5Config.from_preset("tiny", "altup", coefficients="fixed")
+    fixed.save_pretrained(tmp_path / "fixed")
+    assert count("--config", str(tmp_path / "fixed"))["config"]["coefficients"] == "fixed"
+    assert count("--config", str(tmp_path / "fixed"), "--method", "recycled")["config"]["coefficients"] == "static"
+
     wider = count("--config", str(tmp_path), "--k", "4")["config"]
     assert (wider["num_blocks"], wider["sequence"], wider["vocab_size"]) == (4, "altup", 999)
     other = count("--config", str(tmp_path), "--method", "dense", "--size", "tiny", "--extra-layers", "2")[
@@ -177,6 +182,8 @@ def test_choices_that_make_no_sense(arguments: list[str], words: str) -> None:
         ("size: tiny\nsequence: altup\nstride: 4", [], "stride", 4),
         ("size: tiny\nwidening: altup\nnum_blocks: 2", ["--k", "4"], "num_blocks", 4),
         ("size: large\nextra_layers: 2", ["--extra-layers", "4"], "num_layers", 28),
+        ("method: altup\nmodel_overrides: {coefficients: fixed}", ["--method", "dense"], "num_blocks", 1),
+        ("method: altup\nmodel_overrides: {coefficients: dynamic}", ["--method", "sum"], "num_blocks", 2),
     ],
 )
 def test_flags_win_over_a_run_file(tmp_path: Path, file: str, flags: list[str], field: str, value: int) -> None:

@@ -285,7 +285,15 @@ def test_curves_that_a_larger_plot_holds_are_there_once(report: Path) -> None:
         (["run", "varying-k", "--scale", "huge"], "not known"),
         (["run", "varying-k", "--seeds", "x"], "whole numbers"),
         (["run", "varying-k", "--jobs", "0"], "jobs=0"),
-        (["run", "varying-k", "--set", "k=3"], "the study decides that"),
+        *(
+            (["run", "varying-k", "--set", given], "the study decides that")
+            for given in (
+                "k=3",
+                "extra_layers=2",
+                "experts=3",
+                "model_overrides={d_ff: 9}",
+            )
+        ),
         (["run", "varying-k", "--seeds", ""], "whole numbers"),
         (["run", "varying-k", "--time-limit", "0"], "--time-limit 0"),
         (["run", "varying-k", "--time-limit", "nan"], "--time-limit nan"),

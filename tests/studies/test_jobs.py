@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,15 @@ import pytest
 
 from altup.core.errors import UserError
 from altup.finetuning.config import FinetuneConfig
-from altup.studies.jobs import Job, deciding_fields, key_of, read_job, speed_key
+from altup.studies.jobs import (
+    LATER_SPEED_FIELDS,
+    SPEED_FIELDS,
+    Job,
+    deciding_fields,
+    key_of,
+    read_job,
+    speed_key,
+)
 from altup.studies.scale import find_scale
 from altup.training.pretraining import PretrainConfig
 
@@ -87,5 +95,28 @@ def test_growth_of_coefficients_is_told_where_it_counts() -> None:
 def test_what_changes_the_work_of_a_step_has_a_speed_of_its_own() -> None:
     """Else the rows of a study that differ in one of these would show one speed, and equal time go wrong."""
     settings = {**find_scale("long").pretrain, "data": "data", "size": "tiny"}
-    changes = [{}, {"noise_density": 0.3}, {"mean_span": 1.0}, {"dropout": 0.1}, {"batch_size": 128}]
+    changes = [{}, {"noise_density": 0.3}, {"mean_span": 1.0}, {"dropout": 0.1}, {"batch_size": 128},
+               {"clip_norm": 1.0}, {"deterministic": True}, {"parallel": "fsdp"}]  # fmt: skip
     assert len({speed_key(PretrainConfig(**{**settings, **c}), 4000, "here") for c in changes}) == len(changes)
+
+
+def test_of_every_setting_it_is_known_whether_it_changes_the_speed() -> None:
+    """A new one belongs into the key of speeds, or here."""
+    does_not = {
+        *("steps", "lr", "schedule", "warmup_steps", "decay_fraction", "weight_decay", "beta1", "beta2", "recipe"),
+        *("lr_factors", "muon_growth", "coefficient_growth", "coefficient_decay", "z_loss", "seed", "data"),
+        *(
+            "max_skipped",
+            "on_spike",
+            "watchdog",
+            "log_every",
+            "eval_every",
+            "save_every",
+            "keep_last",
+            "keep_best",
+        ),
+        *("trackers", "verify_data", "from_model", "from_seal", "eval_sequences", "eval_part", "batches"),
+    }
+    in_the_key = {*SPEED_FIELDS, *LATER_SPEED_FIELDS}
+    assert in_the_key.isdisjoint(does_not)
+    assert in_the_key | does_not == {field.name for field in fields(PretrainConfig)}

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from altup.core.errors import UserError
+from altup.models import AltUpT5Config
+from altup.models.config import METHODS
 from altup.studies import paper
 from altup.studies.comparison import paper_numbers, size_of
 from altup.studies.scale import SCALES, find_scale, read_seeds, with_settings
-from altup.studies.study import find_study, read_study, shipped
+from altup.studies.study import Row, find_study, read_study, shipped
 
 MINIMAL = "title: T\nquestion: Q?\nrows:\n  Dense: {method: dense}\n  Wide: {method: altup, k: 2}\n"
 
@@ -22,6 +24,12 @@ def test_every_row_of_every_table_of_the_paper_belongs_to_one_study() -> None:
         rows = paper.table(name)
         covered = [row for study in shipped().values() if study.table == name for row in study.paper_rows()]
         assert sorted(map(str, covered)) == sorted(map(str, rows)), name
+
+
+@pytest.mark.parametrize("method", [*METHODS, "recycled+moe", "altup+sequence-altup", "sum+stride-and-skip"])
+def test_a_row_says_which_model_it_is_as_the_model_does(method: str) -> None:
+    found, model = Row("R", {"method": method}).identity, AltUpT5Config.from_preset("small", method)
+    assert (found["k"], found["stride"]) == (model.num_blocks, model.stride)
 
 
 @pytest.mark.parametrize("study", shipped().values(), ids=lambda s: s.name)

@@ -692,23 +692,26 @@ def test_what_a_row_or_the_user_sets_is_not_swept(tuned: Scale, data: Path) -> N
 
 def test_models_with_coefficients_are_those_that_have_them() -> None:
     from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
+    from altup.models.config import METHODS
     from altup.nn import coefficient_names
 
-    methods = ("dense", "altup", "sameup", "recycled", "sum", "dense-wide", "sequence-altup", "stride-and-skip",
-               "average-pooling", "moe", "altup+moe")  # fmt: skip
-    fixed = {"coefficients": "fixed"}
-    cases = [
-        *((method, {}) for method in methods),
-        ("altup", fixed),
-        ("sameup+moe", fixed),
-        ("altup+sequence-altup", fixed),
+    fixed, dynamic = {"coefficients": "fixed"}, {"coefficients": "dynamic"}
+    cases: list[tuple[str, dict[str, Any], int | None]] = [
+        *((method, {}, None) for method in METHODS),
+        *((method, fixed, None) for method in ("altup", "sameup+moe", "altup+sequence-altup")),
+        *((method, dynamic, None) for method in ("recycled", "altup+sequence-altup")),
+        ("dense", {"widening": "altup", "num_blocks": 2}, None),
+        ("altup", {"num_blocks": 1}, None),
+        ("sequence-altup", {}, 1),
     ]
-    for method, overrides in cases:
-        shape = {"d_model": 8, "d_ff": 8, "num_layers": 3, "vocab_size": 32}
-        config = AltUpT5Config.from_preset("tiny", method=method, **shape, **overrides)
-        has = bool(coefficient_names(AltUpT5ForConditionalGeneration(config)))
-        told = PretrainConfig(data="text", method=method, model_overrides=overrides).has_coefficients
-        assert has == told, (method, overrides)
+    for method, overrides, stride in cases:
+        shape: dict[str, Any] = {"d_model": 8, "d_ff": 8, "num_layers": 3, "vocab_size": 32, **overrides}
+        model = AltUpT5ForConditionalGeneration(AltUpT5Config.from_preset("tiny", method, stride=stride, **shape))
+        names = coefficient_names(model)
+        told = PretrainConfig(data="text", size="tiny", method=method, stride=stride, model_overrides=shape)
+        assert told.has_coefficients == bool(names), (method, overrides)
+        scalars = [name for name in names if name.split(".")[-1] in ("P", "g", "a", "b")]
+        assert told.has_scalars == bool(scalars), (method, overrides)
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,7 @@ def test_yaml_1e_minus_3_is_a_number() -> None:
         ({"method": "altup", "k": 0}, "k=0 makes no sense"),
         ({"method": "dense", "k": 3}, "k=3 does not fit method='dense'"),
         ({"model_overrides": {"d_fff": 3}}, "model_overrides='d_fff' is not known"),
+        ({"method": "sequence-altup", "model_overrides": {"stride": 2}}, "stride=2 is a setting of its own"),
         ({"dropout": 1.0}, "dropout=1.0"),
         ({"inputs_length": 0}, "inputs_length=0"),
     ],

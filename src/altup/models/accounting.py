@@ -30,7 +30,7 @@ TOTALS = (
 )
 SHAPE_FIELDS = (
     *("vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_kv_heads", "num_layers", "num_decoder_layers"),
-    *("tie_word_embeddings", "widening", "num_blocks", "selection", "sequence", "stride"),
+    *("tie_word_embeddings", "widening", "num_blocks", "selection", "coefficients", "sequence", "stride"),
     *("experts", "expert_hidden", "expert_top_k"),
 )
 # Parts that only one kind of model has.

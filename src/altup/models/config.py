@@ -187,6 +187,17 @@ class AltUpConfig(PreTrainedConfig):
         return self.selects_blocks and self.num_blocks > 1 and self.coefficients != "fixed"
 
     @property
+    def has_coefficients(self) -> bool:
+        """Whether coefficients learn how to mix blocks or tokens."""
+        return self.mixes_blocks or self.has_scalars
+
+    @property
+    def has_scalars(self) -> bool:
+        """Whether some of these are numbers of their own, and not made from the data."""
+        mixes_tokens = self.sequence == "altup" and bool(self.strided_layers)
+        return mixes_tokens or (self.mixes_blocks and self.coefficients == "static")
+
+    @property
     def layer_width(self) -> int:
         """Width of a layer's input and output."""
         return self.d_model * self.num_blocks if self.widening == "wide" else self.d_model

@@ -32,6 +32,11 @@ SPEED_FIELDS = (
     *("model", "size", "method", "k", "stride", "experts", "extra_layers", "model_overrides", "batch_size"),
     *("micro_batch", "inputs_length", "optimizer", "precision", "compile", "activation_checkpointing"),
 )
+# The same, later than the first keys, which go on leaving out what it was then.
+LATER_SPEED_FIELDS = {
+    **{"muon_by": "matrix", "noise_density": 0.15, "mean_span": 3.0, "dropout": 0.0},
+    **{"clip_norm": None, "deterministic": False, "parallel": "ddp"},
+}
 # Defaults that have changed since the first keys were made: a key goes on leaving out what they were then.
 FIRST_DEFAULTS = {
     "optimizer": "adafactor",
@@ -213,9 +218,8 @@ def model_key(config: Mapping[str, Any], start: Mapping[str, str]) -> str:
 
 
 def speed_key(config: PretrainConfig, vocabulary: int, machine: str) -> str:
-    # Later than the first keys, which go on leaving them out.
-    later = {"muon_by": "matrix", "noise_density": 0.15, "mean_span": 3.0, "dropout": 0.0}
-    own = {name: getattr(config, name) for name, usual in later.items() if getattr(config, name) != usual}
+    later = {name: getattr(config, name) for name in LATER_SPEED_FIELDS}
+    own = {name: value for name, value in later.items() if value != LATER_SPEED_FIELDS[name]}
     return key_of({name: getattr(config, name) for name in SPEED_FIELDS} | own, vocabulary, machine)
 
 

@@ -238,7 +238,9 @@ def with_settings(scale: Scale, given: dict[str, Any], minutes: float | None = N
             scale = replace(scale, minutes=minutes, name=f"{scale.name}:minutes={minutes:g}")
     if not given:
         return scale
-    refuse = [name for name in given if name in ("method", "k", "stride", "size", "seed", "data")]
+    from altup.training.pretraining import MODEL_NAMES
+
+    refuse = [name for name in given if name in (*MODEL_NAMES, "model_overrides", "seed", "data")]
     if refuse:
         raise UserError(
             f"--set {refuse[0]}: the study decides that; use --only, --seeds, --data or a study of yours"

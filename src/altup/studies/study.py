@@ -110,8 +110,9 @@ SHIPPED = (*SCALES, *SUPERSEDED)
 IDENTITY = {"method": "dense", "k": 1, "stride": 1, "extra_layers": 0}
 # How P and g of AltUp may start other than as the identity and ones: `coefficients.py`.
 STARTS = {"P": ("average", "noisy"), "g": ("active",)}
-DEFAULT_K = {"altup", "sameup", "recycled", "sum", "dense-wide", "altup+moe"}
-DEFAULT_STRIDE = {"sequence-altup", "stride-and-skip", "average-pooling"}
+# Methods whose K is 2, or whose stride is 4, where a row does not say it.
+WIDENING = {"altup", "sameup", "recycled", "sum", "dense-wide"}
+STRIDED = {"sequence-altup", "stride-and-skip", "average-pooling"}
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,10 @@ class Row:
     def identity(self) -> dict[str, Any]:
         """Method, K, stride and extra layers, as the paper's tables name them."""
         found = {name: self.settings.get(name, usual) for name, usual in IDENTITY.items()}
-        if found["method"] in DEFAULT_K:
+        parts = set(found["method"].split("+"))
+        if parts & WIDENING:
             found["k"] = self.settings.get("k", 2)
-        if found["method"] in DEFAULT_STRIDE:
+        if parts & STRIDED:
             found["stride"] = self.settings.get("stride", 4)
         return found
 

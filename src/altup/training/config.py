@@ -17,7 +17,6 @@ PARALLEL = ("ddp", "fsdp")
 # Of a model, whose rates may differ from that of the rest: vectors are norms, biases and the like, positions the
 # tables of relative ones, which have the rate of vectors unless they are named.
 PARTS = ("embeddings", "head", "coefficients", "positions", "vectors")
-HAVE_COEFFICIENTS = {"altup", "sameup", "recycled", "sequence-altup"}  # methods, which "+" may join to others
 MUON_BY = ("matrix", "head", "block")
 SCHEDULES = ("rsqrt", "constant", "linear", "cosine")
 SPIKES = ("ignore", "skip", "stop")

@@ -16,7 +16,7 @@ from altup.training.pretraining import MODEL_NAMES, PretrainConfig
 if TYPE_CHECKING:
     from altup.models.config import AltUpConfig
 
-CHOICE_FIELDS = ("widening", "num_blocks", "selection", "sequence", "stride", "experts")
+CHOICE_FIELDS = ("widening", "num_blocks", "selection", "coefficients", "sequence", "stride", "experts")
 
 
 def find_model_config(path: Path | None = None, model: str | None = None, **flags: Any) -> AltUpConfig:

@@ -13,7 +13,6 @@ from altup.core.schema import read_yaml, setting
 from altup.core.text import number_of
 from altup.data import HELD_OUT_PARTS
 from altup.training.config import (
-    HAVE_COEFFICIENTS,
     LONG_RUN,
     OF_RECIPE,
     RECIPES,
@@ -145,19 +144,12 @@ class PretrainConfig(TrainConfig):
 
     @property
     def has_coefficients(self) -> bool:
-        """Whether the method has coefficients of AltUp that learn."""
-        return not HAVE_COEFFICIENTS.isdisjoint(self._parts_with("static", "dynamic"))
+        """As of the model's config; of a model that is given this is not known before it is loaded."""
+        return self.from_model is None and self._from_preset().has_coefficients
 
     @property
     def has_scalars(self) -> bool:
-        """Whether some of these are numbers of their own, and not made from the data."""
-        return not HAVE_COEFFICIENTS.isdisjoint(self._parts_with("static"))
-
-    def _parts_with(self, *kinds: str) -> set[str]:
-        """What the method joins; of AltUp where its coefficients are of one of the `kinds`."""
-        parts = set(str(self.method).split("+"))
-        is_one = self.model_overrides.get("coefficients", "static") in kinds
-        return parts if is_one else parts - {"altup", "sameup", "recycled"}
+        return self.from_model is None and self._from_preset().has_scalars
 
     @property
     def kind(self) -> str:
@@ -204,7 +196,11 @@ class PretrainConfig(TrainConfig):
         ours = {
             name for cls in config_class.__mro__ if issubclass(cls, AltUpConfig) for name in cls.__annotations__
         }
-        for name in self.model_overrides:
+        for name, value in self.model_overrides.items():
+            if name in MODEL_NAMES:
+                raise UserError(
+                    f"model_overrides: {name}={value!r} is a setting of its own; give that instead of an override"
+                )
             if name not in known:  # of Transformers' own fields few concern a model's shape: they are not listed
                 check_choice("model_overrides", name, sorted(known & ours))
         self._from_preset()
