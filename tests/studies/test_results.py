@@ -222,7 +222,7 @@ def test_a_scale_of_ones_own_is_known_to_those_who_read_its_results(tmp_path: Pa
     changes = {
         "batch_size": 64,
         "finetune.steps": 3,
-        "lr_factors": {"note": "x" * 300},
+        "finetune.note": "x" * 300,
     }  # a name of 300 letters
     own = with_settings(find_scale(str(path)), changes, minutes=2)
     write_scale(tmp_path / "one", own)
