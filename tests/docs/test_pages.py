@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from altup.data.tasks import TASKS
 from tests.docs.pages import DOCS, blocks, run_page
 
 # What a page says it needs, by the pages that make it.
@@ -24,7 +25,8 @@ PAGES = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A page run in a folder that all pages share, after those it needs."""
+    """A page run in a folder that all pages share, after those it needs. Tasks that pages register go again."""
+    known = dict(TASKS)
     folder: Path = tmp_path_factory.mktemp("reader")
 
     @cache
@@ -33,7 +35,9 @@ def run(tmp_path_factory):
             once(other)
         return run_page(page, folder)
 
-    return once
+    yield once
+    TASKS.clear()
+    TASKS.update(known)
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow if p in SLOW else ()) for p in PAGES])

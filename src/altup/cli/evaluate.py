@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Tasks = Annotated[
     list[str] | None,
-    typer.Option("--task", help="A task (`altup tasks list`), or your own .jsonl file or folder. Repeat it."),
+    typer.Option("--task", help="A task (`altup tasks list`), or your own .jsonl, folder or .py file. Repeat it."),
 ]
 
 

@@ -82,7 +82,10 @@ def list_tasks(
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A task's name, or your own .jsonl file or folder.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A task's name, or your own .jsonl file, folder or .py file (my.py:NAME)."),
+    ],
     data: Data = None,
     hub: Annotated[bool, typer.Option("--hub", help="Take the examples from Hugging Face datasets.")] = False,
     split: Annotated[str | None, typer.Option(help="Which split.", show_default="the first held-out one")] = None,

@@ -38,7 +38,8 @@ class FinetuneConfig(TaskSettings, TrainConfig):
 
     model: str = setting("", "A run, a model folder, or a name on the hub.")
     tasks: list[str] = setting(
-        [], "A task, a suite, or your own .jsonl file or folder; with a weight: squad=2. Repeat it.",
+        [], "A task, a suite, or your own .jsonl file, folder or .py file (my.py:NAME of several); with a weight: "
+        "squad=2. Repeat it.",
         panel="Run", flag="--task", after="out",
     )  # fmt: skip
     data: str | None = setting(None, panel="Run", may_change=True)

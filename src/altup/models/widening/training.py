@@ -34,8 +34,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """The parameters of a widened model (or any of ours) as groups for any optimizer of PyTorch.
 
-    The coefficients of AltUp start at 0 and 1 and have a few hundred steps to move, so they need a higher rate
-    than pretrained weights, and no decay.
+    The coefficients of AltUp start at 0 or 1 (P = I, g = 1) and have a few hundred steps to move, so they need a
+    higher rate than pretrained weights, and no decay.
 
     Args:
         model: A widened model; any other model has no group of coefficients.
