@@ -2,6 +2,7 @@
 
     python tests/golden/record.py --out new.json                    train every case and write the losses
     python tests/golden/record.py --compare tests/golden/losses.json    train every case and compare bit by bit
+    python tests/golden/record.py --add tests/golden/losses.json    train the cases that are new, and add them
 
 It uses the command line alone, so that it runs with the code of any commit (`PYTHONPATH=…/src`).
 """
@@ -205,18 +206,34 @@ def compare(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     if before["data"] != now["data"]:
         return ["the prepared data differ"]
     same = before["fingerprint"] == now["fingerprint"]
-    return [
+    return [f"{name}: not recorded yet" for name in now["cases"] if name not in before["cases"]] + [
         f"{name}: {line}"
         for name, of_now in now["cases"].items()
+        if name in before["cases"]
         for line in differences(before["cases"][name], of_now, same)
     ]
+
+
+def add(path: Path) -> int:
+    """Train what a file of losses does not have yet. Its machine and data must be the same: it tells of one."""
+    before = json.loads(path.read_text())
+    if before["fingerprint"] != fingerprint():
+        print("another kind of machine: write all cases anew with --out")
+        return 1
+    now = record([case for case in cases() if case.name not in before["cases"]])
+    known = {**before["cases"], **now["cases"]}
+    path.write_text(one_case_a_line({**before, "cases": {case.name: known[case.name] for case in cases()}}))
+    return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the losses to this file")
     parser.add_argument("--compare", type=Path, help="compare with the losses in this file")
+    parser.add_argument("--add", type=Path, help="add the losses of new cases to this file")
     arguments = parser.parse_args()
+    if arguments.add:
+        return add(arguments.add)
     now = record(cases())
     if arguments.out:
         arguments.out.write_text(one_case_a_line(now))

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.golden.record import Case, cases, differences, digest_of_data, fingerprint, prepare, run
+from altup.models.config import METHODS
+from altup.models.families import FAMILIES
+from tests.golden.record import NOT_FOR, Case, cases, differences, digest_of_data, fingerprint, prepare, run
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "losses.json").read_text())
 # Of each family its widest rule, and every optimizer, sequence method and kind of expert once.
@@ -36,6 +38,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_same_text_gives_the_same_tokens(data: Path) -> None:
     assert digest_of_data(data) == RECORDED["data"]
+
+
+def test_every_family_and_method_has_a_case() -> None:
+    assert {case.family for case in cases()} == set(FAMILIES)
+    for family in FAMILIES:
+        methods = {case.method for case in cases() if case.family == family}
+        assert methods == set(METHODS) - set(NOT_FOR.get(family, ()))
 
 
 def test_every_case_is_recorded() -> None:

@@ -42,6 +42,8 @@ def build_objective(
         return SpanCorruption(vocabulary.sentinels, vocabulary.eos, length, noise_density, mean_span)
     if name == "causal":
         return Causal(vocabulary.eos if vocabulary.start is None else vocabulary.start, length)
+    if name != "masked":
+        raise ValueError(f"objective {name!r} cannot be built yet")
     if vocabulary.mask is None:
         raise UserError("the tokenizer has no mask token; take one that has, or train one with --vocab-size")
     return Masked(vocabulary.mask, vocabulary.size, vocabulary.start, vocabulary.eos, length, noise_density)

@@ -26,6 +26,7 @@ DETERMINERS = frozenset(
     | {"these", "this", "those", "which", "whose", "your"}
 )
 UNKNOWN = -1
+SCORE_METRICS = frozenset(("pearson", "spearman"))  # of tasks whose answer is a number
 # Packages that not every installation has, by the metrics that import them.
 NEEDS = dict.fromkeys(("matthews", "f1", "f1a", "macro_f1"), "scikit-learn")
 # How many labels a metric compares, at least and at most.
@@ -158,7 +159,7 @@ def predicted_label(task: Task, prediction: str, example: Example) -> dict[str, 
     if "referent_accuracy" in task.metrics:
         found = is_referent(prediction, example.references[0])
         return {"label": None if found is None else int(found)}
-    if {"pearson", "spearman"} & set(task.metrics):
+    if SCORE_METRICS & set(task.metrics):
         score = parse_score(prediction)
         return {"label": None if score == UNKNOWN else score}
     return {}

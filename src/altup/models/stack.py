@@ -56,7 +56,9 @@ def build_rule(config: AltUpConfig, num_layers: int, lowering: str | None = None
         if config.coefficients == "dynamic":
             return DynamicAltUp(config.num_blocks, num_layers, config.d_model, selection, **options)
         return AltUp(config.num_blocks, num_layers, selection, **options)
-    return AltUp(1, num_layers)
+    if config.widening in ("none", "wide"):
+        return AltUp(1, num_layers)
+    raise ValueError(f"widening={config.widening!r} has no rule yet")
 
 
 def build_experts(config: AltUpConfig) -> PartialExperts | None:
@@ -105,9 +107,9 @@ class LayerStack:
         """Wrap the layers that see every `stride`-th token only."""
         self.stride = config.stride
         self.strided = frozenset(config.strided_layers)
-        wrapper = SequenceAltUp if config.sequence == "altup" else StrideAndSkip
+        wrappers = {"altup": SequenceAltUp, "skip": StrideAndSkip}
         for index in config.strided_layers:
-            self.layers[index] = wrapper(self.layers[index], config.stride)
+            self.layers[index] = wrappers[config.sequence](self.layers[index], config.stride)
 
     def lift(self, embeddings: Tensor) -> Blocks:
         """[batch, tokens, embedding_width] → the first state, in the dtype that the layers compute in."""

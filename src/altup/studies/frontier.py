@@ -25,17 +25,14 @@ from altup.core.errors import UserError
 from altup.studies import paper
 from altup.studies.comparison import NOT_RUN, size_of
 from altup.studies.statistics import Statistics
-from altup.studies.study import Study
+from altup.studies.study import FINETUNED, Study
 
 OUTSIDE = "outside the dense range"
 NO_LINE = "needs two dense models"
 # What the paper's figure calls a benchmark, and our measures for it (their mean).
 BENCHMARKS = {
     "accuracy": ("accuracy",),
-    "GLUE": ("glue",),
-    "SuperGLUE": ("superglue",),
-    "SQuAD": ("squad_em", "squad_f1"),
-    "TriviaQA": ("triviaqa_em", "triviaqa_f1"),
+    **{column.title: tuple(column.measures) for column in FINETUNED.values()},
 }
 LATENCIES = {"training": "relative_speed", "forward": "relative_forward", "generation": "relative_generate"}
 

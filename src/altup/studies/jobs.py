@@ -276,9 +276,9 @@ def speed_job(configs: Mapping[str, PretrainConfig], timing: Mapping[str, int]) 
 def objective_of(config: PretrainConfig, vocabulary: Vocabulary) -> Objective:
     """What a run's config trains on."""
     from altup.data.objectives import build_objective
-    from altup.training.pretraining import OBJECTIVES
+    from altup.training.pretraining import OBJECTIVE_OF
 
-    name = OBJECTIVES[config.kind]
+    name = OBJECTIVE_OF[config.kind]
     return build_objective(name, vocabulary, config.inputs_length, config.noise_density, config.mean_span)
 
 

@@ -18,7 +18,7 @@ from altup.core.text import shorten
 from altup.studies.held_out import HeldOutExamples
 from altup.studies.jobs import usual_fields
 from altup.studies.results import Record, read_record_file
-from altup.studies.study import METRICS
+from altup.studies.study import GAINS, METRICS
 from altup.training.metrics import read_records
 from altup.training.run_folder import RunFolder
 
@@ -154,7 +154,7 @@ def _from_record(path: Path, record: Record) -> MeasuredRun:
         finals = {
             named.get(name, METRICS[name].title if name in METRICS else name): float(value)
             for name, value in record["measures"].items()
-            if name in (*named, "glue", "superglue", "squad_em", "squad_f1", "triviaqa_em", "triviaqa_f1")
+            if name in GAINS
         }
         seconds = record["measures"].get("train_seconds")
         clock = [(record["step"], float(seconds))] if seconds is not None else []

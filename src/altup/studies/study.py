@@ -94,7 +94,7 @@ RELATIVE = ("relative_speed", "relative_forward", "relative_generate")
 # Counted from the shape of the model.
 STATIC = ("embedding_params", "non_embedding_params", "flops_train")
 # Measures of which the difference to the baseline is worth a number.
-GAINS = ("accuracy", "loss", "glue", "superglue", "squad_em", "squad_f1", "triviaqa_em", "triviaqa_f1")
+GAINS = ("accuracy", "loss", *(name for column in FINETUNED.values() for name in column.measures))
 
 
 def metric_of_column(column: str) -> str | None:

@@ -12,10 +12,9 @@ from altup.studies.frontier import LATENCIES, compare_speedups, printed_speedups
 from altup.studies.pages import Cell, Column, DataTable
 from altup.studies.results import Records
 from altup.studies.statistics import Difference, Statistics
-from altup.studies.study import METRICS, STATIC, Metric, Study
+from altup.studies.study import FINETUNED, METRICS, STATIC, Metric, Study
 
 FORMATS = ("table", "markdown", "csv")
-COLUMN_NAMES = {"glue": "GLUE", "superglue": "SuperGLUE", "squad": "SQuAD", "triviaqa": "TriviaQA"}
 
 
 def text_table(study: Study, stats: Statistics, form: str) -> str:
@@ -134,7 +133,7 @@ def missing_note(study: Study, stats: Statistics, record: Records) -> str:
         kept = record(result.run) if result.study == study.name and result.seed else None
         if kept is None or kept["kind"] != "finetune" or "diverged" in kept or result.metric not in study.measures:
             continue
-        tasks, name = list(kept["tasks"]), COLUMN_NAMES[kept["column"]]
+        tasks, name = list(kept["tasks"]), FINETUNED[kept["column"]].title
         left_out = [task for task in SUITES.get(tasks[0].split("/")[0], ()) if task not in tasks]
         if left_out:
             told[f"{name} is the mean of {', '.join(task.split('/')[-1] for task in tasks)} alone"] = None

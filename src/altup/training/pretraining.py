@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from altup.training.parallel import ProcessGroup
 
 FROM_THE_DATA = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
-OBJECTIVES = {"t5": "span-corruption", "bert": "masked", "decoder": "causal"}
+OBJECTIVE_OF = {"t5": "span-corruption", "bert": "masked", "decoder": "causal"}
 GENTLER = 0.1  # of a fresh model's highest rate, for one that is trained already; not yet tuned
 # Decoders of width 256 with AltUp at 0.09 were lost after so many steps, until norms and coefficients learned as
 # slowly as this; at the default rate nobody has looked: docs/lab-log.md, "Slow norms at width 256".
@@ -78,7 +78,7 @@ class PretrainConfig(TrainConfig):
         None, "Go on from this model: a run, a model folder or a name on the hub.", panel="Model", flag="--from"
     )
     from_seal: str | None = setting(None)
-    model: str | None = setting(None, "Family: {choices}.", panel="Model", choices=OBJECTIVES, shown="t5")
+    model: str | None = setting(None, "Family: {choices}.", panel="Model", choices=OBJECTIVE_OF, shown="t5")
     size: str | None = setting(None, "Shape: tiny, small (bert: light), base, large or xl.", panel="Model")
     method: str | None = setting(
         None, "dense (default), altup, sameup, recycled, sum, dense-wide, sequence-altup, stride-and-skip, "
@@ -318,7 +318,7 @@ def pretrain(
         if start:
             start.check_data(data, tokenizer, vocabulary, config.inputs_length)
             config = replace(config, model=start.kind, from_seal=start.seal)
-        name = OBJECTIVES[config.kind]
+        name = OBJECTIVE_OF[config.kind]
         objective = build_objective(name, vocabulary, config.inputs_length, config.noise_density, config.mean_span)
         batches = ShardBatches(text, objective, config.batch_size, config.seed)
         validation = HeldOut(unseen, objective, config.eval_sequences, part=config.eval_part)

@@ -14,10 +14,10 @@ from torch import Tensor
 from altup.core.errors import UserError
 from altup.data.tasks.examples import Tokens, pad, tokenise
 from altup.data.tasks.task import Task
+from altup.evaluation.metrics import SCORE_METRICS
 from altup.models.classifiers import is_classifier, labels_of, load_classifier
 from altup.models.foreign import check_positions
 
-SCORE_METRICS = {"pearson", "spearman"}
 DECIMALS = 4  # of a score
 
 

@@ -13,7 +13,7 @@ from altup.kernels.muon.reference import Block
 from altup.nn import Attention, GroupedAttention, RelativeBias, coefficient_names
 from altup.nn.altup import AltUpUpdate
 from altup.nn.sequence import SequenceUpdate
-from altup.training.config import COEFFICIENT_GROWTH, LARGEST_GROWTH, MUON_BY, PARTS
+from altup.training.config import COEFFICIENT_GROWTH, LARGEST_GROWTH, MUON_BY, OPTIMIZER_DEFAULTS, PARTS
 from altup.training.optimizers.adafactor import Adafactor
 from altup.training.optimizers.adamw import AdamW, RelativeAdamW
 from altup.training.optimizers.muon import Muon
@@ -21,7 +21,7 @@ from altup.training.optimizers.sharding import kind
 
 HIDDEN = range(64, 15, -1)  # units of a feed-forward's hidden layer in a block; a head usually has 64
 UNIT_OF_SCORES = 1.0  # tables of relative positions begin far below it, and what they are added to is in it
-OPTIMIZERS = ("adafactor", "adamw", "adamw-rms", "muon")
+OPTIMIZERS = tuple(OPTIMIZER_DEFAULTS)
 
 
 def parts_of(model: nn.Module) -> dict[str, str]:
