@@ -192,6 +192,48 @@ def swept_names(tuning: Tuning, row: Row, grid: Mapping[str, Any], has_relative:
     return (tuning.near if has_relative else []) or list(grid)
 
 
+class _Runs:
+    """The runs of one sweep by length and settings, each made a job once. `fixed` is what all of them have."""
+
+    def __init__(
+        self,
+        configure: Callable[[Mapping[str, Any]], PretrainConfig],
+        fixed: Point,
+        row: Row,
+        data: StudyData,
+        losses: Losses,
+        parent: Parent | None,
+    ) -> None:
+        self._configure, self._fixed, self._row = configure, fixed, row
+        self._data, self._losses, self._parent = data, losses, parent
+        self._found: dict[str, tuple[int, Point, Job, float | None]] = {}
+
+    def job(self, steps: int, point: Point) -> Job:
+        return self._find(steps, point)[2]
+
+    def walk(self, steps: int, grid: Mapping[str, Sequence[Any]], start: Point) -> Walk:
+        return walk_grid(grid, start, lambda point: self._find(steps, point)[3])
+
+    def made(self, steps: int) -> list[Run]:
+        """Those of a length that have a loss."""
+        found = self._found.values()
+        return [(point, loss, job.key) for n, point, job, loss in found if n == steps and loss is not None]
+
+    def missing(self, steps: int, walk: Walk) -> list[Job]:
+        return [self.job(steps, point) for point in walk.missing]
+
+    def _find(self, steps: int, point: Point) -> tuple[int, Point, Job, float | None]:
+        place = f"{steps} {point}"
+        if place not in self._found:
+            config = self._configure({"steps": steps, **self._fixed, **point})
+            job = pretrain_job(config, self._row, self._data, self._parent.job if self._parent else None)
+            told = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+                             for name, value in point.items())  # fmt: skip
+            job = replace(_stopping(job), title=f"tuning {job.title}: {told}")
+            self._found[place] = steps, point, job, self._losses(job.key)
+        return self._found[place]
+
+
 def find_sweep(
     tuning: Tuning,
     row: Row,
@@ -210,47 +252,29 @@ def find_sweep(
     known = (relative.chosen or {}) if relative else {}
     wanted = swept_names(tuning, row, grid, relative is not None)
     taken = {name: known[name] for name in grid if name in known and name not in wanted}
-    grid = {name: values for name, values in grid.items() if name in wanted}
+    swept = {name: values for name, values in grid.items() if name in wanted}
     start = {**tuning.start, **known, **(relative.walk.best if relative else {})}
-    begin = {name: _begin(values, start.get(name), _read(config, name)) for name, values in grid.items()}
-    jobs: dict[str, tuple[int, Point, Job, float | None]] = {}
+    begin = {name: _begin(values, start.get(name), _read(config, name)) for name, values in swept.items()}
 
-    def job_at(steps: int, point: Point) -> tuple[Job, float | None]:
-        place = f"{steps} {point}"
-        if place not in jobs:
-            settings = {"steps": steps, "seed": tuning.seed, **TUNING, **taken, **point}
-            job = pretrain_job(configure(settings), row, data, parent.job if parent else None)
-            told = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-                             for name, value in point.items())  # fmt: skip
-            job = replace(_stopping(job), title=f"tuning {job.title}: {told}")
-            jobs[place] = steps, point, job, losses(job.key)
-        return jobs[place][2:]
-
-    def runs_of(steps: int) -> list[Run]:
-        return [(p, loss, job.key) for n, p, job, loss in jobs.values() if n == steps and loss is not None]
-
+    runs = _Runs(configure, {"seed": tuning.seed, **TUNING, **taken}, row, data, losses, parent)
     short, long = min(tuning.steps, config.steps), min(tuning.settle_steps, config.steps)
-    first = job_at(short, begin)[0]
-    walk = walk_grid(grid, begin, lambda point: job_at(short, point)[1])
-    runs, todo = runs_of(short), [job_at(short, point)[0] for point in walk.missing]
-    settles = {name: grid[name] for name in tuning.settle if name in grid} if long > short else {}
-    key = key_of("sweep", first.key, grid, *([settles, long] if settles else []))
+    first, walk = runs.job(short, begin), runs.walk(short, swept, begin)
+    todo = runs.missing(short, walk)
+
+    settles = {name: swept[name] for name in tuning.settle if name in swept} if long > short else {}
+    settling = None
     if relative and walk.best == begin:
         taken |= {name: known[name] for name in settles if name in known}
-        settles = {}
-    settling = None
-    if settles:
-        first_long = job_at(long, walk.best)[0]
-        near = {
-            name: _between(values, walk.best[name], known[name]) if name in known
-            else _not_behind(values, dict(walk.curves.get(name, ())), walk.best[name], tuning.settle_within)
-            for name, values in settles.items()
-        }  # fmt: skip
-        again = walk_grid(near, walk.best, lambda point: job_at(long, point)[1])
-        settling = Settling(near, again, runs_of(long), first_long)
-        todo = todo or [job_at(long, point)[0] for point in again.missing]
+    elif settles:
+        near = {name: _to_settle(values, walk, name, known, tuning) for name, values in settles.items()}
+        again = runs.walk(long, near, walk.best)
+        settling = Settling(near, again, runs.made(long), runs.job(long, walk.best))
+        todo = todo or runs.missing(long, again)
+
+    made = runs.made(short)
     if relative and relative.chosen is None:
-        runs, todo = [], []  # it is not known yet where it begins
+        made, todo = [], []  # it is not known yet where it begins
+    key = key_of("sweep", first.key, swept, *([settles, long] if settles else []))
 
     def of_sweep(job: Job) -> Job:
         return replace(job, settings={**job.settings, "tunes": key})
@@ -258,7 +282,14 @@ def find_sweep(
     changes = {**row.settings.get("model_overrides", {}), **row.start}
     title = describe_model(config, changes) + (", going on" if parent else "")
     todo = [of_sweep(job) for job in todo]
-    return Sweep(key, title, grid, walk, runs, todo, of_sweep(first), parent, settling, relative, taken)
+    return Sweep(key, title, swept, walk, made, todo, of_sweep(first), parent, settling, relative, taken)
+
+
+def _to_settle(values: list[Any], walk: Walk, name: str, known: Mapping[str, Any], tuning: Tuning) -> list[Any]:
+    """The values of a setting that longer runs walk through: up to the relative's, or all but the far worse."""
+    if name in known:
+        return _between(values, walk.best[name], known[name])
+    return _not_behind(values, dict(walk.curves.get(name, ())), walk.best[name], tuning.settle_within)
 
 
 def _between(values: list[Any], one: Any, other: Any) -> list[Any]:
