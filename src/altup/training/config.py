@@ -241,7 +241,12 @@ class TrainConfig(Settings):
 
     @classmethod
     def resolve(cls, saved: dict[str, Any], file: Path | None, flags: dict[str, Any]) -> Self:
-        """A run's config from what it was started with, a user's file, and flags; later ones win."""
+        """A run's config from what it was started with, a user's file, and flags; later ones win.
+
+        What none of them says is filled in when the config is made, in this order: a recipe (pretraining), the
+        optimizer's `OPTIMIZER_DEFAULTS`, what depends on the schedule. Defaults that depend on the model come from
+        a subclass, here or in `of_values`.
+        """
         values: dict[str, Any] = {}
         given = (
             {str(file): read_settings(file, "write `name: value` lines, or leave --config out")} if file else {}
