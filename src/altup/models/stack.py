@@ -91,11 +91,12 @@ class LayerStack:
     Mixed into a module that sets both. `dropout` is that of the embeddings. The layers numbered in `strided` see
     every `stride`-th token.
 
-    `run_layers` goes one of three ways, with the same result up to rounding. The plain one always works. The others
-    save kernels in training on a GPU; `compile_layers` sets their flags, and they are left where a single layer is
-    watched by hooks or computed again:
+    `run_layers` goes one of three ways, with the same result up to rounding. The plain one always works. The
+    others save kernels in training on a GPU; `compile_layers` sets their flags, and they are left where a single
+    layer is watched by hooks or computed again:
 
-    - `hands_on`, where one block moves (dense, Sum, fixed coefficients): the next layer does a layer's last addition.
+    - `hands_on`, where one block moves (dense, Sum, fixed coefficients): the next layer does a layer's last
+      addition.
     - `hands_norms`, where few blocks move (AltUp and Recycled with static coefficients): an update and the norm
       that reads it are one kernel.
     """
