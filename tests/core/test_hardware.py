@@ -1,4 +1,4 @@
-"""Devices by name, and bf16 on a CPU whose newest instructions crash: a real process raises the signal."""
+"""Devices by name, and bf16 on a CPU whose newest instructions crash or err: a real process does so."""
 
 from __future__ import annotations
 
@@ -40,6 +40,13 @@ def test_a_crash_is_told_and_children_are_safe(monkeypatch: pytest.MonkeyPatch) 
     assert child.stdout.strip() == hardware.SAFE_ISA
 
 
+def test_wrong_numbers_are_told_and_children_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = f"import os; raise SystemExit(0 if os.environ.get('{hardware.ISA_VARIABLE}') else 3)"
+    monkeypatch.setattr(hardware, "BF16_TRY", wrong)
+    assert "beside a matrix" in str(hardware.make_bf16_safe())
+    assert os.environ[hardware.ISA_VARIABLE] == hardware.SAFE_ISA
+
+
 def test_what_the_user_has_set_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(hardware.ISA_VARIABLE, "AVX2")
     monkeypatch.setattr(hardware, "BF16_TRY", DIES)
@@ -55,7 +62,7 @@ def test_no_way_out_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -
 def test_the_product_itself_is_tried() -> None:
     """On this machine, with what make_bf16_safe sets where it has to."""
     hardware.make_bf16_safe()
-    assert hardware.bf16_crash() is None
+    assert hardware.bf16_fault() is None
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_upcycled_blocks_that_nothing_parts_are_refused():
         UserError, match=r"coefficients='fixed' does not fit num_blocks=3.*layers read 1 of the blocks"
     ):
         upcycle(hugging_face_t5(), "sameup", 3, coefficients="fixed")
-    with pytest.raises(UserError, match="coefficients='fixed' does not fit widening='recycled'"):
+    with pytest.raises(UserError, match="coefficients='fixed' does not fit method='recycled'"):
         upcycle(hugging_face_t5(), coefficients="fixed")
 
 
