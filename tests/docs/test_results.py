@@ -154,6 +154,7 @@ def test_the_page_agrees_with_the_results_by_depth() -> None:
             "tiny, 1,500 steps",
             "| T5, width 64, every fourth token",
         ),
+        ("desk_t5_longer", "desk_t5_longer_models.yaml", "tiny", "| T5, width 64, three times as long"),
     ],
 )
 def test_the_page_agrees_in_equal_steps_and_time(results: str, study_file: str, size: str, head: str) -> None:
@@ -290,6 +291,14 @@ def test_the_page_agrees_with_the_results_at_high_rates(results: str, study_file
         ),
         ("desk_bert", "desk_bert", "desk_bert_models.yaml", "BERT, width 64", "AltUp K=2", "Dense, AltUp's time"),
         ("long", "long", "equal-time", "T5, width 256, slow positions", "AltUp K=2", "Dense"),
+        (
+            "desk_t5_longer",
+            "desk_t5_longer",
+            "desk_t5_longer_models.yaml",
+            "T5, width 64, Sequence-AltUp",
+            "Sequence-AltUp",
+            "Dense",
+        ),
     ],
 )
 def test_the_page_agrees_with_equal_time(
