@@ -168,12 +168,27 @@ def test_a_row_left_out_at_a_scale() -> None:
 def test_a_scale_of_your_own_is_swept_in_its_own_order(tmp_path: Path) -> None:
     """What it names comes before what it takes over."""
     path = tmp_path / "mine.yaml"
-    path.write_text("like: long\ntune: {grid: {lr_factors.positions: [4, 8], lr: [0.03, 0.06]}}\n")
+    path.write_text("like: long\ntune: {grid: {weight_decay: [0, 0.1], lr: [0.03, 0.06]}}\n")
     tune, usual = find_scale(str(path)).tune, find_scale("long").tune
     assert tune is not None
     assert usual is not None
     others = [name for name in usual.grid if name != "lr"]
-    assert list(tune.grid) == ["lr_factors.positions", "lr", *others]
+    assert list(tune.grid) == ["weight_decay", "lr", *others]
+
+
+def test_a_scale_of_your_own_takes_out_what_it_calls_null(tmp_path: Path) -> None:
+    """A setting of the grid, with where its sweep begins; or all sweeps."""
+    path = tmp_path / "mine.yaml"
+    slow = "{lr_factors.positions: null, lr_factors.vectors: null}"
+    path.write_text(f"like: long\ntune: {{grid: {slow}, start: {slow}}}\n")
+    tune, usual = find_scale(str(path)).tune, find_scale("long").tune
+    assert tune is not None
+    assert usual is not None
+    gone = {"lr_factors.positions", "lr_factors.vectors"}
+    assert tune.grid == {name: values for name, values in usual.grid.items() if name not in gone}
+    assert tune.start == {name: value for name, value in usual.start.items() if name not in gone}
+    path.write_text("like: long\ntune: null\n")
+    assert find_scale(str(path)).tune is None
 
 
 def test_a_scale_between(tmp_path: Path) -> None:
