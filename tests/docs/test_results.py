@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from statistics import fmean
@@ -10,7 +11,7 @@ import pytest
 
 from altup.studies.report import StudyReport
 from altup.studies.statistics import Difference, Statistics, compare_means
-from altup.studies.study import METRICS, Study
+from altup.studies.study import METRICS, Study, read_study
 from altup.studies.sweep_figures import text_sweeps
 from altup.studies.tables import show_interval
 
@@ -337,6 +338,7 @@ def test_the_page_agrees_with_equal_time(
         for row in table_of(f"| equal time{head} | ")
     ]
     lines = [told for of, *told in tables if of == name]
+    assert lines
     for size, told in zip(sizes, lines, strict=True):
         models = []
         for label in (wide, than):
@@ -347,6 +349,30 @@ def test_the_page_agrees_with_equal_time(
             models.append((f"{count}, {lost} collapsed" if lost else f"{count}", steps.mean, loss.mean))
         found = stats.difference(study, size, "loss", wide, than)
         assert told == [*told_models(*models), told_with_interval(found), words[size]]
+
+
+@pytest.mark.parametrize(
+    ("study_file", "results"),
+    [
+        ("decoder_once_depth.yaml", "decoder_speeds_h200.csv"),
+        ("decoder_once_lengths.yaml", "decoder_speeds_h200.csv"),
+        ("desk_once_longer.yaml", "desk_once"),
+        ("desk_t5_longer_models.yaml", "desk_t5_longer"),
+    ],
+)
+def test_speeds_of_a_study_are_those_that_were_measured(study_file: str, results: str) -> None:
+    """Dense's first, by the decoders' own file or by the results of the scale."""
+    measured: dict[str, float] = {}
+    for path in (RESULTS / results).glob("*.csv") if (RESULTS / results).is_dir() else [RESULTS / results]:
+        for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
+            if "model" in row:
+                measured[row["model"]] = float(row["relative"])
+            elif row["metric"] == "relative_speed":
+                measured[row["label"]] = float(row["value"])
+    told = read_study(study_file, (BENCHMARKS / study_file).read_text(encoding="utf-8"), study_file).speeds
+    assert told
+    for label, speed in told.items():
+        assert speed == pytest.approx(measured[label], abs=1e-4), label
 
 
 def test_the_page_agrees_with_each_model_at_its_better_norms() -> None:

@@ -191,6 +191,12 @@ def test_a_scale_of_your_own_takes_out_what_it_calls_null(tmp_path: Path) -> Non
     assert find_scale(str(path)).tune is None
 
 
+def test_null_takes_out_what_was_never_there(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("like: mini\npretrain: {lr_factors: {positions: null, vectors: 0.1}}\n")
+    assert find_scale(str(path)).pretrain["lr_factors"] == {"vectors": 0.1}
+
+
 def test_a_scale_between(tmp_path: Path) -> None:
     path = tmp_path / "longer.yaml"
     path.write_text("like: mini\npretrain: {steps: 9000}\nsizes: [base]\n")

@@ -183,8 +183,9 @@ def find_scale(name: str) -> Scale:
 def _merged(below: Any, above: Any) -> Any:
     """`above` laid over `below`, mapping by mapping; what `above` names comes first, in its order, because a sweep
     walks through its grid in order. Null takes out what `below` has."""
-    if not isinstance(below, dict) or not isinstance(above, dict):
+    if not isinstance(above, dict):
         return above
+    below = below if isinstance(below, dict) else {}
     named = {name: _merged(below.get(name), value) for name, value in above.items() if value is not None}
     return named | {name: value for name, value in below.items() if name not in above}
 
