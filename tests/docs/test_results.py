@@ -147,6 +147,7 @@ def test_the_page_agrees_with_the_results_by_depth() -> None:
             "tiny, 19,200 steps",
             "| decoder, width 64, the time spent otherwise",
         ),
+        ("desk_once", "desk_once_continuing.yaml", "tiny, 4,800 steps", "| decoder, width 64, going on"),
         ("desk_bert", "desk_bert_models.yaml", "tiny", "| BERT, width 64 | seeds"),
         ("desk_norms", "desk_decoder.yaml", "tiny", "| decoder, width 64, norms' rate swept"),
         (

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 FROM_THE_DATA = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
 OBJECTIVE_OF = {"t5": "span-corruption", "bert": "masked", "decoder": "causal"}
-GENTLER = 0.1  # of a fresh model's highest rate, for one that is trained already; not yet tuned
+# Of a fresh model's highest rate, for one that is trained already: docs/training.md, "Going on from a model".
+GENTLER = 0.1
 # Decoders of width 256 with AltUp at 0.09 were lost after so many steps, until norms and coefficients learned as
 # slowly as this; at the default rate nobody has looked: docs/lab-log.md, "Slow norms at width 256".
 SOUND_STEPS, SLOW_PARTS = 4_000, {"vectors": 0.1, "coefficients": 0.03}
