@@ -22,7 +22,7 @@ from altup.studies.results import Result, read_record, read_results, write_resul
 from altup.studies.run import StudyRun, find_device
 from altup.studies.scale import Scale, find_scale, prepare_smoke_tasks, with_settings
 from altup.studies.statistics import choose_results
-from altup.studies.study import read_study, shipped
+from altup.studies.study import RELATIVE, read_study, shipped
 from altup.training.pretraining import PretrainConfig, pretrain
 from tests.processes import altup, start, wait_until
 from tests.studies.samples import TEXT, TWO, study_run
@@ -66,6 +66,25 @@ def test_what_is_recorded_is_what_the_runs_say(done: tuple[StudyRun, Any]) -> No
     assert rows["Dense", "relative_speed"].value == 1
     assert rows["AltUp K=2", "relative_speed"].value > 0
     assert rows["AltUp K=2", "generate_ms"].value > 0
+
+
+def test_a_row_whose_model_was_timed_for_another_has_its_speed(
+    done: tuple[StudyRun, Any], scale: Scale, data: Path, tmp_path: Path
+) -> None:
+    """In another folder with the same results, as on another day. Nothing is timed again, and what the first rows
+    have stays."""
+    again = TEXT.replace("expect:", "  AltUp again: {method: altup, k: 2, lr: 0.01}\nexpect:")
+    study, results = read_study("two", again, "two"), tmp_path / "results"
+    shutil.copytree(done[0].results, results)
+    before = {(r.label, r.metric): r for r in read_results(results) if r.metric in RELATIVE}
+    assert before
+    run = study_run(tmp_path / "out", scale, data, study=study, results=results, speed=True)
+    assert run.plan().speed == []
+    run.run(lambda text: None)
+    rows = {(r.label, r.metric): r for r in read_results(results) if r.metric in RELATIVE}
+    assert {place: row for place, row in rows.items() if place[0] != "AltUp again"} == before
+    first, second = ({m: rows[label, m].value for m in RELATIVE} for label in ("AltUp K=2", "AltUp again"))
+    assert first == second
 
 
 def test_a_run_that_collapsed_is_counted_and_repeated_only_if_asked(

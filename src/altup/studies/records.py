@@ -217,7 +217,8 @@ def collect(plan: Plan, out: Path, results: Path, command: str) -> list[Result]:
 
     `command` is what is running now; what an earlier one measured keeps its own.
     """
-    commands = {result.run: result.command for result in reversed(read_results(results))}
+    earlier = read_results(results)
+    commands = {result.run: result.command for result in reversed(earlier)}
     found: list[Result] = []
     for trial in plan.trials:
         common: dict[str, Any] = {
@@ -225,7 +226,7 @@ def collect(plan: Plan, out: Path, results: Path, command: str) -> list[Result]:
             "data": plan.data, "command": f"{command} --only {shlex.quote(trial.label)}",
         }  # fmt: skip
         found += _run_results(trial, results, common)
-        found += _speed_results(trial, out, common)
+        found += _speed_results(trial, out, earlier, common)
     found = [replace(result, command=commands.get(result.run, result.command)) for result in found]
     unique = list({result.identity: result for result in found}.values())
     write_results(results, unique)
@@ -255,9 +256,16 @@ def _run_results(trial: Trial, results: Path, common: dict[str, Any]) -> Iterabl
             )  # fmt: skip
 
 
-def _speed_results(trial: Trial, out: Path, common: dict[str, Any]) -> Iterable[Result]:
+def _speed_results(trial: Trial, out: Path, earlier: Iterable[Result], common: dict[str, Any]) -> Iterable[Result]:
+    """The speed of a trial's model, as measured here; else, where it has none yet, as last measured for another
+    row or study."""
     path = speed_file(out, trial.speed_key)
     if not path.exists():
+        place = (trial.study.name, trial.label, trial.size)
+        known = [result for result in earlier if result.run == trial.speed_key]
+        if not any((result.study, result.label, result.size) == place for result in known):
+            newest = max((result.date for result in known), default="")
+            yield from (replace(result, **common) for result in known if result.date == newest)
         return
     speed = read_speed(path)
     for metric, value in speed_measures(speed).items():
