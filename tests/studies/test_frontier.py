@@ -6,6 +6,7 @@ import random
 import statistics
 
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,11 +20,11 @@ from altup.studies.frontier import (
     dense_latency,
     printed_speedups,
     speedup,
-    speedup_error,
+    speedup_percent,
 )
-from altup.studies.results import Result
-from altup.studies.statistics import choose_results
-from altup.studies.study import shipped
+from altup.studies.results import Result, add_given_speeds
+from altup.studies.statistics import Mean, choose_results
+from altup.studies.study import read_study, shipped
 from tests.studies.samples import result
 
 DENSE = [(10.0, 60.0), (20.0, 64.0), (60.0, 70.0)]
@@ -87,14 +88,27 @@ def test_the_answer_lies_on_the_line(dense: list[tuple[float, float]], part: flo
     assert below[1] + slope * (found - below[0]) == pytest.approx(score, abs=1e-3)
 
 
+def mean(value: float, error: float | None, seeds: int = 3) -> Mean:
+    return Mean(value, seeds if error is not None else 1, error, "H200")
+
+
 def test_the_error_of_a_speedup_by_hand() -> None:
-    """65 lies a sixth of the way from 64 ± 0.3 (20 ms) to 70 ± 0.6 (60 ms): 40 / 6 ms a point, times the error
-    √(0.2² + (5/6 · 0.3)² + (1/6 · 0.6)²) of the difference, over 16 ms."""
-    errors = {10.0: None, 20.0: 0.3, 60.0: 0.6}
-    of_score = (0.2**2 + (5 / 6 * 0.3) ** 2 + (1 / 6 * 0.6) ** 2) ** 0.5
-    assert speedup_error(DENSE, 16.0, 65.0, errors, 0.2) == pytest.approx(40 / 6 * of_score / 16)
-    assert speedup_error(DENSE, 16.0, 65.0, errors, None) is None
-    assert speedup_error(DENSE, 16.0, 62.0, errors, 0.2) is None  # one of its dense neighbours has one seed
+    """65 ± 0.2 lies a sixth of the way from 64 ± 0.3 (20 ms) to 70 ± 0.6 (60 ms): 40 / 6 ms a point, times the
+    error √(0.2² + (5/6 · 0.3)² + (1/6 · 0.6)²) of the difference, over 16 ms. Of three seeds each has two degrees
+    of freedom: 2 (0.04 + 0.0625 + 0.01)² / (0.04² + 0.0625² + 0.01²) = 4.5 in all."""
+    dense = [(10.0, mean(60, None)), (20.0, mean(64, 0.3)), (60.0, mean(70, 0.6))]
+    found = speedup_percent(dense, 16.0, mean(65, 0.2))
+    error = 100 * 40 / 6 * 0.1125**0.5 / 16
+    assert found.mean == pytest.approx(66.667, abs=1e-3)
+    assert found.error == pytest.approx(error)
+    freedom = 2 * 0.1125**2 / (0.04**2 + 0.0625**2 + 0.01**2)
+    half = float(scipy.stats.t.ppf(0.975, freedom)) * error
+    assert (found.low, found.high) == pytest.approx((found.mean - half, found.mean + half))
+    assert found.seeds == (3, 3)
+    assert speedup_percent(dense, 16.0, mean(65, None)).error is None
+    assert speedup_percent(dense, 16.0, mean(62, 0.2)).error is None  # one of its dense neighbours has one seed
+    exact = [(10.0, mean(60, 0.0)), (20.0, mean(64, 0.0))]
+    assert speedup_percent(exact, 10.0, mean(62, 0.0)).high == pytest.approx(50.0)
 
 
 def test_the_error_of_a_speedup_is_how_far_it_scatters() -> None:
@@ -104,8 +118,37 @@ def test_the_error_of_a_speedup_is_how_far_it_scatters() -> None:
     found = []
     for _ in range(4000):
         dense = [(time, draw.gauss(score, noise[time])) for time, score in DENSE]
-        found.append(speedup(dense, 16.0, draw.gauss(66.0, 0.25)))
-    assert statistics.stdev(found) == pytest.approx(speedup_error(DENSE, 16.0, 66.0, noise, 0.25), rel=0.06)
+        found.append(100 * speedup(dense, 16.0, draw.gauss(66.0, 0.25)))
+    told = speedup_percent([(time, mean(score, noise[time])) for time, score in DENSE], 16.0, mean(66.0, 0.25))
+    assert statistics.stdev(found) == pytest.approx(told.error, rel=0.06)
+
+
+def test_speeds_that_a_study_gives_and_the_loss() -> None:
+    """Nothing was timed, but the file says that dense with twice the layers makes half of the speed, and AltUp
+    0.8 of it. AltUp's loss is half way between theirs: dense takes 1.5 steps' time for it, and AltUp 1.25: +20 %.
+    By accuracy it is a quarter of the way, which dense has in AltUp's time."""
+    study = read_study(
+        "given",
+        "title: T\nquestion: Q\nrows:\n  Dense: {method: dense}\n  Twice: {method: dense, extra_layers: 2}\n"
+        "  AltUp: {method: altup, k: 2}\nmeasures: [loss, relative_speed]\nfrontier: [Dense, Twice]\n"
+        "speeds: {Dense: 1, Twice: 0.5, AltUp: 0.8}\n",
+        "given",
+    )
+    ends = {"Dense": (3.0, 40.0), "Twice": (2.8, 42.0), "AltUp": (2.9, 40.5)}
+    ran = [
+        result(label, value, seed, metric, study="given")
+        for label, (loss, accuracy) in ends.items()
+        for seed in "01"
+        for metric, value in (("loss", loss), ("accuracy", accuracy))
+    ]
+    stats = choose_results(add_given_speeds(ran, [study]))
+    speeds = {label: stats.mean("given", label, "small", "relative_speed") for label in ends}
+    assert {label: found.mean for label, found in speeds.items() if found} == study.speeds
+    rows = {row.benchmark: row.ours["training"] for row in compare_speedups(study, stats)}
+    assert rows["loss"].mean == pytest.approx(20.0)
+    assert rows["accuracy"].mean == pytest.approx(0.0)
+    timed = [*ran, result("Dense", 100.0, "", "relative_speed", study="given")]
+    assert add_given_speeds(timed, [study]) == timed  # what was measured counts
 
 
 def test_speedups_beside_the_papers() -> None:
@@ -127,7 +170,7 @@ def test_speedups_beside_the_papers() -> None:
         (r.size, r.label, r.benchmark): r
         for r in compare_speedups(shipped()["speed-accuracy"], choose_results(results))
     }
-    assert rows["small", "AltUp K=2", "accuracy"].ours["training"] == pytest.approx(50.0)
+    assert rows["small", "AltUp K=2", "accuracy"].ours["training"].mean == pytest.approx(50.0)
     assert rows["small", "AltUp K=2", "accuracy"].ours["forward"] == NOT_RUN
     assert rows["small", "Recycled K=2", "accuracy"].ours["training"] == OUTSIDE
     alone = [r for r in results if r.label != "Dense + 4 layers"]

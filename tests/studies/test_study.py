@@ -259,7 +259,7 @@ def test_scales_of_the_wrong_kind_are_refused(tmp_path: Path, lines: str, words:
         ("settings: {smoke: 3}", "settings={'smoke': 3}"),
         ("settings: {smokey: {steps: 3}}", "'smokey' is not known"),
         ("equal_time: maybe", "'maybe' is not known"),
-        ("speeds: {Dense: 1}", "add equal_time"),
+        ("measures: [loss]\nspeeds: {Dense: 1}", "add equal_time, frontier or the measure"),
         ("equal_time: Dense\nspeeds: {Dens: 1}", "'Dens' is not known"),
         ("equal_time: Dense\nspeeds: {Dense: 0}", "speeds has none of 'Dense'"),
         ("finetune: [chess]", "'chess' is not known"),

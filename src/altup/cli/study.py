@@ -290,7 +290,7 @@ def print_tables(
     from altup.core.tables import table_console
     from altup.studies.report import StudyReport
     from altup.studies.sweep_figures import text_sweeps
-    from altup.studies.tables import FORMATS, text_claims, text_table
+    from altup.studies.tables import FORMATS, text_claims, text_speedups, text_table
     from altup.studies.terminal import print_study
 
     form = form or ("table" if sys.stdout.isatty() else "markdown")
@@ -312,6 +312,8 @@ def print_tables(
             print_study(table_console(), study, report.stats, report.sweeps(study))
             continue
         typer.echo(text_table(study, report.stats, form))
+        if form == "markdown" and study.frontier and (told := text_speedups(study, report.stats)):
+            typer.echo(told)
         if form == "markdown" and study.expect:
             typer.echo(text_claims(study, report.stats))
         if form == "markdown" and (told := text_sweeps(report.sweeps(study))):

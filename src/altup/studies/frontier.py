@@ -5,9 +5,10 @@ dense model that would reach a score is the fastest place on that line with it, 
 
     speedup = (latency of that dense model − latency of the model) / latency of the model.
 
-A score outside the dense models' range has no such place: nothing is extrapolated. The speedup's standard error
-is that of the three scores it is made of, over their seeds: s of the model, s₀ and s₁ of the dense models to both
-sides, whose latencies are t₀ and t₁. With the place x = (s − s₀) / (s₁ − s₀) between them, the latency's error is
+A score outside the dense models' range has no such place: nothing is extrapolated. A loss is a score with the
+other sign. The speedup's standard error is that of the three scores it is made of, over their seeds: s of the
+model, s₀ and s₁ of the dense models to both sides, whose latencies are t₀ and t₁. With the place
+x = (s − s₀) / (s₁ − s₀) between them, the latency's error is
 
     (t₁ − t₀) / (s₁ − s₀) · √(e² + (1 − x)² e₀² + x² e₁²).
 
@@ -18,14 +19,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from altup.core.errors import UserError
 from altup.studies import paper
 from altup.studies.comparison import NOT_RUN, size_of
-from altup.studies.statistics import Statistics
-from altup.studies.study import FINETUNED, Study
+from altup.studies.statistics import Difference, Mean, Statistics, with_interval
+from altup.studies.study import FINETUNED, METRICS, Study
 
 OUTSIDE = "outside the dense range"
 NO_LINE = "needs two dense models"
@@ -34,6 +36,7 @@ BENCHMARKS = {
     "accuracy": ("accuracy",),
     **{column.title: tuple(column.measures) for column in FINETUNED.values()},
 }
+SCORES = {**BENCHMARKS, "loss": ("loss",)}
 LATENCIES = {"training": "relative_speed", "forward": "relative_forward", "generation": "relative_generate"}
 
 
@@ -76,36 +79,38 @@ def speedup(dense: Sequence[tuple[float, float]], latency: float, score: float) 
     return (dense_latency(dense, score) - latency) / latency
 
 
-def speedup_error(
-    dense: Sequence[tuple[float, float]],
-    latency: float,
-    score: float,
-    errors: Mapping[float, float | None],
-    error: float | None,
-) -> float | None:
-    """Standard error of `speedup`; `errors` are those of the dense scores by latency, `error` that of `score`.
+def speedup_percent(dense: Sequence[tuple[float, Mean]], latency: float, score: Mean) -> Difference:
+    """`speedup` in percent, with its standard error and Student's interval, whose degrees of freedom are Welch's.
 
-    None where one of the three models has a single seed, or the dense scores to both sides are the same.
-    """
-    _, (fast, low), (slow, high) = _place(dense, score)
-    below, above = errors[fast], errors[slow]
-    if error is None or below is None or above is None or low == high:
-        return None
-    x = (score - low) / (high - low)
-    of_score = math.hypot(error, (1 - x) * below, x * above)
-    return abs((slow - fast) / (high - low)) * of_score / latency
+    There is no error where one of the three models has a single seed, or the dense scores to both sides are the
+    same."""
+    points = [(time, mean.mean) for time, mean in dense]
+    found = 100 * speedup(points, latency, score.mean)
+    _, (fast, low), (slow, high) = _place(points, score.mean)
+    spreads = dict(dense)
+    below, above = spreads[fast], spreads[slow]
+    seeds = score.seeds, min(below.seeds, above.seeds)
+    if score.error is None or below.error is None or above.error is None or low == high:
+        return Difference(found, seeds)
+    x, a_point = (score.mean - low) / (high - low), 100 * abs((slow - fast) / (high - low)) / latency
+    errors = [a_point * score.error, a_point * (1 - x) * below.error, a_point * x * above.error]
+    error = math.hypot(*errors)
+    if error == 0:
+        return Difference(found, seeds, 0.0, found, found)
+    counts = (score.seeds, below.seeds, above.seeds)
+    freedom = 1 / sum((e / error) ** 4 / (n - 1) for e, n in zip(errors, counts, strict=True))
+    return with_interval(found, seeds, error, freedom)
 
 
 @dataclass(frozen=True)
 class SpeedupRow:
-    """Speedup at equal score in percent, by what is timed, and its standard error; text where there is none."""
+    """Speedup at equal score in percent, by what is timed; text where there is none."""
 
     size: str
     label: str
     benchmark: str
     paper: float | None
-    ours: dict[str, float | str]
-    errors: dict[str, float | None] = field(default_factory=dict)
+    ours: dict[str, Difference | str]
 
 
 def compare_speedups(study: Study, stats: Statistics) -> list[SpeedupRow]:
@@ -117,22 +122,22 @@ def compare_speedups(study: Study, stats: Statistics) -> list[SpeedupRow]:
     }
     for (size, label, benchmark), percent in told.items():
         ours = _speedups(study, stats, size, label, benchmark)
-        rows.append(SpeedupRow(size, label or "", benchmark, percent, *ours))
+        rows.append(SpeedupRow(size, label or "", benchmark, percent, ours))
     for row in study.rows:
         if row.label in study.frontier:
             continue
         for size in stats.sizes(study.name, row.label):
-            for benchmark in BENCHMARKS:
+            for benchmark in SCORES:
                 if (size, row.label, benchmark) not in told:
                     ours = _speedups(study, stats, size, row.label, benchmark)
-                    if any(value != NOT_RUN for value in ours[0].values()):
-                        rows.append(SpeedupRow(size, row.label, benchmark, None, *ours))
+                    if any(value != NOT_RUN for value in ours.values()):
+                        rows.append(SpeedupRow(size, row.label, benchmark, None, ours))
     return rows
 
 
 def frontier_points(
     study: Study, stats: Statistics, benchmark: str, latency: str
-) -> list[tuple[str, str, float, float]]:
+) -> list[tuple[str, str, float, Mean]]:
     """(size, label, relative latency, score) of every model that has both."""
     found = []
     for row in study.rows:
@@ -148,65 +153,67 @@ def frontier_points(
 
 def _speedups(
     study: Study, stats: Statistics, size: str, label: str | None, benchmark: str
-) -> tuple[dict[str, float | str], dict[str, float | None]]:
-    found: dict[str, float | str] = {}
-    errors: dict[str, float | None] = {}
+) -> dict[str, Difference | str]:
+    found: dict[str, Difference | str] = {}
     for name, metric in LATENCIES.items():
         points = frontier_points(study, stats, benchmark, metric)
         own = [(time, score) for s, l, time, score in points if (s, l) == (size, label)]
         dense = [(time, score) for _, l, time, score in points if l in study.frontier]
         if not own:
             found[name] = NOT_RUN
-            continue
-        if len(dense) < 2:
+        elif len(dense) < 2:
             found[name] = NO_LINE
-            continue
-        try:
-            found[name] = 100 * speedup(dense, *own[0])
-            by_latency = {
-                time: _score_error(study, stats, s, l, benchmark)
-                for s, l, time, _ in points
-                if l in study.frontier
-            }
-            error = speedup_error(
-                dense, *own[0], by_latency, _score_error(study, stats, size, str(label), benchmark)
-            )
-            errors[name] = None if error is None else 100 * error
-        except OutsideDenseRangeError:
-            found[name] = OUTSIDE
-    return found, errors
+        else:
+            try:
+                found[name] = speedup_percent(dense, *own[0])
+            except OutsideDenseRangeError:
+                found[name] = OUTSIDE
+    return found
 
 
-def _score(study: Study, stats: Statistics, size: str, label: str, benchmark: str) -> float | None:
-    parts = [stats.mean(study.name, label, size, metric) for metric in BENCHMARKS[benchmark]]
-    values = [part.mean for part in parts if part is not None]
-    return sum(values) / len(values) if len(values) == len(parts) else None
-
-
-def _score_error(study: Study, stats: Statistics, size: str, label: str, benchmark: str) -> float | None:
-    """The standard error of `_score`; None with one seed. Of a mean of two measures, it is at most this."""
-    parts = [stats.mean(study.name, label, size, metric) for metric in BENCHMARKS[benchmark]]
-    errors = [part.error for part in parts if part is not None and part.error is not None]
-    return sum(errors) / len(errors) if errors and len(errors) == len(parts) else None
+def _score(study: Study, stats: Statistics, size: str, label: str, benchmark: str) -> Mean | None:
+    """The mean over the benchmark's measures, of which a loss counts as its negative: more is better. The error of
+    a mean of two measures is at most what is told."""
+    parts = {metric: stats.mean(study.name, label, size, metric) for metric in SCORES[benchmark]}
+    found = [(part, 1 if METRICS[metric].higher else -1) for metric, part in parts.items() if part is not None]
+    if len(found) < len(parts):
+        return None
+    errors = [part.error for part, _ in found if part.error is not None]
+    return Mean(
+        statistics.fmean(sign * part.mean for part, sign in found),
+        min(part.seeds for part, _ in found),
+        statistics.fmean(errors) if len(errors) == len(found) else None,
+        found[0][0].hardware,
+    )
 
 
 def _time(study: Study, stats: Statistics, size: str, label: str, metric: str) -> float | None:
-    """Latency of a model: seconds a sequence in training, milliseconds a batch in inference.
+    """Latency of a model: seconds a sequence in training, milliseconds a batch in inference; where a study gives
+    its speeds, in units of the baseline's.
 
     It is the baseline's, by the ratio of their speeds: only ratios are measured in turns, and a machine is not as
     fast in every comparison.
     """
+    base, own = (stats.mean(study.name, name, size, metric) for name in (study.baseline, label))
+    if base is None or own is None:
+        return None
+    if gives_speeds(study, stats, size):
+        return base.mean / own.mean if metric == "relative_speed" else None
     absolute = {
         "relative_speed": "train_seq_per_s",
         "relative_forward": "forward_ms",
         "relative_generate": "generate_ms",
     }
     found = stats.mean(study.name, study.baseline, size, absolute[metric])
-    base, own = (stats.mean(study.name, name, size, metric) for name in (study.baseline, label))
-    if found is None or base is None or own is None:
+    if found is None:
         return None
     latency = 1 / found.mean if metric == "relative_speed" else found.mean
     return latency * base.mean / own.mean
+
+
+def gives_speeds(study: Study, stats: Statistics, size: str) -> bool:
+    """Whether the study's training speeds are those that its file gives, of which only ratios are known."""
+    return bool(study.speeds) and stats.mean(study.name, study.baseline, size, "train_seq_per_s") is None
 
 
 def printed_speedups() -> list[SpeedupRow]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from altup.core.text import number_of
 from altup.studies.charts import Bar, Point, Runs, Series
 from altup.studies.drawings import Bars, Dots, Lines, Plot, Scatter
-from altup.studies.frontier import frontier_points
+from altup.studies.frontier import frontier_points, gives_speeds
 from altup.studies.results import Records
 from altup.studies.scale import read_variant
 from altup.studies.statistics import Statistics
@@ -257,12 +257,14 @@ def _frontiers(study: Study, stats: Statistics) -> list[Plot]:
              ("relative_forward", "forward", "milliseconds a batch, forward pass", 1.0))  # fmt: skip
     for metric, name, label, scale in kinds:
         places = frontier_points(study, stats, "accuracy", metric)
-        dense = [(scale * time, score) for _, l, time, score in places if l in study.frontier]
+        if any(gives_speeds(study, stats, place[0]) for place in places):
+            label, scale = f"time of a training step (× {study.baseline}'s)", 1.0
+        dense = [(scale * time, score.mean) for _, l, time, score in places if l in study.frontier]
         if len(dense) < 2:
             continue
         own = colours(study)
         points = [
-            Point(f"{l} · {s}" if len({p[0] for p in places}) > 1 else l, scale * time, score,
+            Point(f"{l} · {s}" if len({p[0] for p in places}) > 1 else l, scale * time, score.mean,
                   0 if l in study.frontier else own[l])
             for s, l, time, score in places
         ]  # fmt: skip

@@ -20,6 +20,7 @@ from altup.studies.plots import study_plots
 from altup.studies.results import (
     Record,
     Result,
+    add_given_speeds,
     are_of_one_model,
     count_runs,
     drop_other_settings,
@@ -62,11 +63,11 @@ class StudyReport:
 
     @cached_property
     def stats(self) -> Statistics:
-        """The same, told by every study that has the model."""
-        scale = read_scale(self.folders, self.as_run.scale)
-        if scale is None:
-            return self.as_run
-        return replace(self.as_run, results=share_results(self.as_run.results, self.studies, scale, self.record))
+        """The same, told by every study that has the model, with the speeds that studies give."""
+        results, scale = self.as_run.results, read_scale(self.folders, self.as_run.scale)
+        if scale is not None:
+            results = share_results(results, self.studies, scale, self.record)
+        return replace(self.as_run, results=add_given_speeds(results, self.studies))
 
     @cached_property
     def studies(self) -> list[Study]:

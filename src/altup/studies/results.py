@@ -395,6 +395,22 @@ def share_results(
     return [*results, *added]
 
 
+def add_given_speeds(results: Sequence[Result], studies: Sequence[Study]) -> list[Result]:
+    """The results, and the training speeds that studies give for the models they ran; what was measured counts
+    more, so that a study of which any speed was measured is left as it is."""
+    speed = "relative_speed"
+    measured = {result.study for result in results if result.metric == speed}
+    ran = {(r.study, r.label, r.size): r for r in results if r.metric == "accuracy"}
+    given = [
+        replace(found, metric=speed, value=study.speeds[label], unit=METRICS[speed].unit, seed="", step="", run="")
+        for study in studies
+        if study.name not in measured
+        for (name, label, _), found in ran.items()
+        if name == study.name and label in study.speeds
+    ]
+    return [*results, *given]
+
+
 def _models_of(studies: Sequence[Study], scale: Scale) -> Iterable[tuple[Place, str]]:
     """Every model that the studies run at the scale."""
     for study in studies:

@@ -70,7 +70,7 @@ def compare_means(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
     if error == 0:
         return Difference(mean, seeds, 0.0, mean, mean)
     a, b = (one / error) ** 4 / (seeds[0] - 1), (other / error) ** 4 / (seeds[1] - 1)
-    return _with_interval(mean, seeds, error, 1 / (a + b))
+    return with_interval(mean, seeds, error, 1 / (a + b))
 
 
 def compare_pairs(differences: Sequence[float]) -> Difference:
@@ -79,10 +79,11 @@ def compare_pairs(differences: Sequence[float]) -> Difference:
     For models that go on from one model of each seed: what sets these apart is in both, and no noise of theirs.
     """
     mean, seeds, error = statistics.fmean(differences), (len(differences),) * 2, standard_error(differences)
-    return Difference(mean, seeds) if error is None else _with_interval(mean, seeds, error, len(differences) - 1)
+    return Difference(mean, seeds) if error is None else with_interval(mean, seeds, error, len(differences) - 1)
 
 
-def _with_interval(mean: float, seeds: tuple[int, int], error: float, freedom: float) -> Difference:
+def with_interval(mean: float, seeds: tuple[int, int], error: float, freedom: float) -> Difference:
+    """A difference with Student's interval, of so many degrees of freedom."""
     from scipy import stats
 
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error

@@ -169,7 +169,8 @@ class Study:
     may be fine-tuned for, and `finetune_at` the scales at which that is done. With `equal_time` every model trains
     as long as the row of that label takes for the scale's steps; `speeds` by label, measured before and relative
     to each other, say how many steps that makes, so that none are measured for it. `frontier` names the dense rows
-    between which the speedup at equal accuracy is interpolated. `baseline` is what differences are taken to.
+    between which the speedup at equal accuracy is interpolated; `speeds` count there where none were measured.
+    `baseline` is what differences are taken to.
     """
 
     name: str
@@ -331,8 +332,12 @@ def _check(study: Study, source: str) -> None:
 
 
 def _check_speeds(study: Study, source: str, labels: list[str]) -> None:
-    if study.speeds and not any(study.timed_by(row) for row in study.rows):
-        raise UserError(f"{source}: speeds count the steps of rows that train in equal time; add equal_time")
+    timed = any(study.timed_by(row) for row in study.rows)
+    if study.speeds and not (timed or study.frontier or "relative_speed" in study.measures):
+        raise UserError(
+            f"{source}: speeds count the steps of rows that train in equal time, place models beside a frontier "
+            "and fill the column relative_speed; add equal_time, frontier or the measure"
+        )
     for label in study.speeds:
         check_choice(f"{source}: speeds", label, labels)
     for label in labels if study.speeds else ():

@@ -15,6 +15,7 @@ from altup.studies.statistics import Difference, Statistics
 from altup.studies.study import FINETUNED, METRICS, STATIC, Metric, Study
 
 FORMATS = ("table", "markdown", "csv")
+PERCENT = Metric("speedup", "%", 1)
 
 
 def text_table(study: Study, stats: Statistics, form: str) -> str:
@@ -48,6 +49,17 @@ def text_claims(study: Study, stats: Statistics) -> str:
     """The outcome of each claim, as a list."""
     lines = [f"- {claim} – **{word}**" for claim, word in tell_claims(study, stats)]
     return "\n".join(lines) + ("\n" if lines else "")
+
+
+def text_speedups(study: Study, stats: Statistics) -> str:
+    """The speedups at equal score that could be placed, as a list."""
+    lines = []
+    for row in compare_speedups(study, stats):
+        for name, found in row.ours.items():
+            if isinstance(found, Difference):
+                told = f"{show_difference(found, PERCENT)} %{show_interval(found, PERCENT, ', 95 % interval ')}"
+                lines.append(f"- {row.label} ({row.size}), speedup at equal {row.benchmark}, {name}: {told}\n")
+    return "".join(lines)
 
 
 def tell_claims(study: Study, stats: Statistics) -> Iterator[tuple[str, str]]:
@@ -156,11 +168,12 @@ def speedup_table(study: Study, stats: Statistics) -> DataTable:
         if row.paper is not None and not printed:
             cells[2] = Cell(f"{row.paper:.0f}", value=row.paper)
         for name in LATENCIES:
-            value, error = row.ours.get(name, ""), row.errors.get(name)
-            told = "" if error is None else f"± {error:.0f}"
-            cells.append(
-                Cell(signed(value, 0), told, value) if isinstance(value, float) else Cell(value, kind="absent")
-            )
+            found = row.ours.get(name, "")
+            if isinstance(found, str):
+                cells.append(Cell(found, kind="absent"))
+            else:
+                told = show_interval(found, PERCENT)
+                cells.append(Cell(signed(found.mean, PERCENT.digits), told, found.mean))
         cells.append(
             Cell(signed(row.paper, 0), value=row.paper) if printed and row.paper is not None else Cell("")
         )
@@ -170,8 +183,8 @@ def speedup_table(study: Study, stats: Statistics) -> DataTable:
         body,
         "(latency of the dense model that would reach the score − latency) / latency, the dense model "
         "interpolated between those measured. Where no two of them bracket the score there is no number: "
-        "nothing is extrapolated. ± is the standard error over the seeds of the model and of the two dense "
-        "ones. “Printed numbers”: our arithmetic on the paper's scores and speeds of S, B, L.",
+        "nothing is extrapolated. Below it: Student's 95 % interval, from the seeds of the model and of the two "
+        "dense ones. “Printed numbers”: our arithmetic on the paper's scores and speeds of S, B, L.",
     )
 
 

@@ -12,7 +12,7 @@ from altup.studies.records import Record
 from altup.studies.statistics import CONTRADICTED, REPRODUCED, Statistics
 from altup.studies.study import METRICS, Study
 from altup.studies.sweep_figures import introduce_sweeps, sweep_lines
-from altup.studies.tables import tell_claims
+from altup.studies.tables import tell_claims, text_speedups
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +50,8 @@ def print_study(
     absent = dict.fromkeys(row.size for row in rows if not row.run)
     if absent:
         console.print(f"Rows of the paper that were {NOT_RUN}: {', '.join(absent)}.", style="dim")
+    if study.frontier and (told := text_speedups(study, stats)):
+        console.print(f"\n{told}", markup=False, end="")
     _print_claims(console, study, stats)
     if sweeps:
         first, *lines = sweep_lines(sweeps)
