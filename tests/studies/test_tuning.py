@@ -32,11 +32,13 @@ from altup.studies.results import (
 )
 from altup.studies.run import StudyOutcome, StudyRun, this_device
 from altup.studies.scale import Scale, Tuning, find_scale, with_settings
+from altup.studies.statistics import choose_results
 from altup.studies.study import read_study, shipped
-from altup.studies.sweep_figures import sweep_plots, text_sweeps
+from altup.studies.sweep_figures import add_given, sweep_lines, sweep_plots, sweeps_of, text_sweeps
 from altup.studies.tuning import edges_of, most_runs, walk_grid
 from altup.training.pretraining import PretrainConfig
 from tests.studies.samples import TEXT, TWO, plan, study_run
+from tests.studies.samples import result as made_up
 
 Place = tuple[Any, ...]
 
@@ -554,6 +556,7 @@ def test_sweeps_that_others_have_replaced_are_not_shown_as_begun(
 def sweep_of(steps: int, settled: int | None = None) -> dict[str, Any]:
     curves, runs = {"lr": [(1, 2.0), (2, 1.0)]}, [[{"lr": 1}, 2.0, "a"], [{"lr": 2}, 1.0, "b"]]
     found = {
+        "key": f"of {steps} steps",
         "steps": steps,
         "seed": 0,
         "grid": {"lr": [1, 2]},
@@ -570,6 +573,22 @@ def test_sweeps_of_three_lengths_have_plots_of_their_own() -> None:
     assert [plot.name for plot in sweep_plots(TWO, found)] == [
         "two-tuning-lr", "two-settled-tuning-lr", "two-30-steps-tuning-lr",
     ]  # fmt: skip
+
+
+def test_a_rate_that_a_row_names_is_shown_instead_of_the_sweeps() -> None:
+    """It takes the other settings from the sweep, which is drawn once."""
+    rows = "rows:\n  Dense: {method: dense}\n  Faster: {method: dense, tune_from: Dense, tune: [], lr: 4}\n"
+    study = read_study("named", f"title: T\nquestion: Q\n{rows}", "named")
+    runs = [made_up(label, 40.0, study="named", run=label.lower()) for label in ("Dense", "Faster")]
+    swept = {**sweep_of(10), "chosen": {"lr": 2, "lr_factors.embeddings": 8}}
+    sweeps = sweeps_of(study, choose_results(runs), lambda key: {"tuned_by": "s"}, lambda key: swept)
+    found = {place: add_given(study.row(place[0]), sweep) for place, sweep in sweeps.items()}
+    _, dense, faster = sweep_lines(found)
+    assert dense[1:3] == ["2 (edge)", "8"]
+    assert faster[1:3] == ["4 (given)", "8"]
+    assert "(given): the study names that value" in text_sweeps(found)
+    (plot,) = sweep_plots(study, found)
+    assert [series.name for series in plot.series] == ["Dense"]
 
 
 def test_models_that_took_all_from_another_have_no_length_of_runs() -> None:

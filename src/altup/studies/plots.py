@@ -217,11 +217,16 @@ def _bars(study: Study, stats: Statistics, size: str, metric: str, kind: str) ->
             bars.append(Bar(row.label, (ratio,), f"{ratio:.2f}×", colour[row.label]))
     if base is None or len(bars) < 2:
         return None
+    if metric == "relative_speed" and gives_speeds(study, stats, size):
+        source = f"As {study.name} gives them, measured before."
+    else:
+        source = (
+            f"Median over rounds in which the models took turns in one process, size {size}, on {base.hardware}."
+        )
     return Bars(
         f"{study.name}-speed-{kind.replace(' ', '-')}",
         f"Speed of {kind} relative to {study.baseline}",
-        f"Longer is faster; the line marks {study.baseline}. Median over rounds in which the models took turns in "
-        f"one process, size {size}, on {base.hardware}.",
+        f"Longer is faster; the line marks {study.baseline}. {source}",
         bars,
         1.0,
     )

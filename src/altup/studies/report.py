@@ -33,7 +33,7 @@ from altup.studies.results import (
 )
 from altup.studies.statistics import NOT_RUN, ONE_SEED, Statistics, choose_results
 from altup.studies.study import Study, find_study, shipped
-from altup.studies.sweep_figures import begun_plots, sweep_plots, sweep_table, sweeps_of
+from altup.studies.sweep_figures import add_given, begun_plots, sweep_plots, sweep_table, sweeps_of
 from altup.studies.tables import results_table, speedup_table, study_table
 from altup.studies.verdicts import Card, verdict_cards
 
@@ -84,7 +84,7 @@ class StudyReport:
         """(label, size) → the sweep that chose the model's settings. Where it has gone on since the runs, and now
         chooses others, it is the later one, with what the runs have under `ran`."""
         found = sweeps_of(study, self.stats, self.record, lambda key: read_sweep(self.folders, key))
-        return {place: self._gone_on(sweep) for place, sweep in found.items()}
+        return {place: add_given(study.row(place[0]), self._gone_on(sweep)) for place, sweep in found.items()}
 
     def _gone_on(self, sweep: Record) -> Record:
         same = [s for s in self._sweeps if self._is_of_same_model(s, sweep)]

@@ -11,10 +11,11 @@ from altup.studies.pages import Cell, Column, DataTable
 from altup.studies.plots import PALETTE, colours
 from altup.studies.results import Record, Records, count_runs
 from altup.studies.statistics import Statistics
-from altup.studies.study import Study
+from altup.studies.study import Row, Study
 from altup.studies.tuning import edges_of
 
 _RAN = " (the runs: …): they were made before the value beside it was chosen; those with it are still to be made."
+_GIVEN = " (given): the study names that value."
 _FROM = " (from, as): it began with what was chosen for that model, or took it as it is."
 Sweeps = Callable[[str], Record | None]  # a sweep's key → what the results keep of it
 NAMES = {
@@ -39,6 +40,19 @@ def sweeps_of(study: Study, stats: Statistics, record: Records, read: Sweeps) ->
     return found
 
 
+def add_given(row: Row, sweep: Record) -> Record:
+    """The sweep, with those of its settings that the row names itself."""
+    named = {name: _named(row, name) for name in {**sweep["grid"], **(sweep["chosen"] or {})}}
+    return {**sweep, "given": {name: value for name, value in named.items() if value is not None}}
+
+
+def _named(row: Row, name: str) -> Any:
+    """The value of a setting that a row names itself, such as lr or lr_factors.embeddings."""
+    field, _, part = name.partition(".")
+    value = row.settings.get(field)
+    return value.get(part) if part and isinstance(value, dict) else value
+
+
 def _settings(sweeps: Mapping[Any, Record]) -> dict[str, list[Any]]:
     """Every setting that any model was tuned in or took from another, with all its values."""
     found: dict[str, list[Any]] = {}
@@ -55,7 +69,10 @@ def _show(value: Any) -> str:
 
 
 def _mark(sweep: Record, name: str) -> str:
-    """What is to be said of a value: the sweep goes on; the runs have another, chosen before; or it is an edge."""
+    """What is to be said of a value: the study gives it; the sweep goes on; the runs have another, chosen before;
+    or it is an edge."""
+    if name in sweep.get("given", ()):
+        return "given"
     if not sweep["chosen"]:
         return "so far"
     ran: dict[str, Any] = sweep.get("ran") or sweep["chosen"]
@@ -64,9 +81,14 @@ def _mark(sweep: Record, name: str) -> str:
     return "edge" if name in edges_of(sweep) else ""
 
 
+def _values(sweep: Record) -> dict[str, Any]:
+    """What was chosen or given; of a sweep that goes on the best so far."""
+    return {**(sweep["chosen"] or _best_run(sweep)[0]), **sweep.get("given", {})}
+
+
 def _chosen(sweep: Record, name: str) -> str:
-    """The value with its mark; of a sweep that goes on the best so far."""
-    found = sweep["chosen"] or _best_run(sweep)[0]
+    """The value with its mark."""
+    found = _values(sweep)
     if name not in found:
         return "–"
     mark = _mark(sweep, name)
@@ -103,6 +125,7 @@ def introduce_sweeps(sweeps: Mapping[Any, Record]) -> str:
         f"Each model was tuned{told}, by the loss on another part of the held-out text than the one reported."
         + _tell_settled(sweeps)
         + (_FROM if any("from" in sweep for sweep in sweeps.values()) else "")
+        + (_GIVEN if any(sweep.get("given") for sweep in sweeps.values()) else "")
         + (_RAN if any("ran" in sweep for sweep in sweeps.values()) else "")
         + (" (edge): the best value is the last of the grid, and a better one may lie beyond it." if edge else "")
     )
@@ -146,7 +169,7 @@ def sweep_table(sweeps: Mapping[tuple[str, str], Record]) -> DataTable:
         best = _best(sweep)
         cells = [Cell(label, below=size)]
         for name in settings:
-            value = (sweep["chosen"] or _best_run(sweep)[0]).get(name)
+            value = _values(sweep).get(name)
             number = float(value) if isinstance(value, int | float) else None
             below = _mark(sweep, name) if value is not None else ""
             below = "edge of the grid" if below == "edge" else below
@@ -162,8 +185,13 @@ def _is_near(loss: float | None, lowest: float) -> bool:
 
 
 def sweep_plots(study: Study, sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:
-    """The loss against the values of each setting, a line a model, its choice marked."""
-    return _plots(study.name, colours(study), sweeps)
+    """The loss against the values of each setting, a line a model, its choice marked; a sweep from which several
+    rows have their settings is drawn as that of the first."""
+    first: dict[str, tuple[str, str]] = {}
+    for place, sweep in sweeps.items():
+        first.setdefault(sweep["key"], place)
+    own = {place: sweeps[place] for place in first.values()}
+    return _plots(study.name, colours(study), own)
 
 
 def begun_plots(sweeps: Mapping[tuple[str, str], Record]) -> list[Lines]:

@@ -155,37 +155,46 @@ def missing_note(study: Study, stats: Statistics, record: Records) -> str:
 
 
 def speedup_table(study: Study, stats: Statistics) -> DataTable:
-    """Speedup at equal score: the paper's, ours by what is timed, and our arithmetic on the paper's numbers."""
+    """Speedup at equal score by what was timed; for a study of the paper's also the paper's, and our arithmetic on
+    its printed numbers."""
+    ours, of_paper = compare_speedups(study, stats), study.table is not None
+    timed = [name for name in LATENCIES if any(row.ours[name] != NOT_RUN for row in ours)] or ["training"]
     head = "speedup at equal score (%)"
-    columns = [Column("model", text=True), Column("score", text=True), Column("paper", head)]
-    columns += [Column(f"ours, {name}", head) for name in LATENCIES]
-    columns.append(Column("printed numbers", head))
+    columns = [Column("model", text=True), Column("score", text=True)]
+    columns += [Column("paper", head)] if of_paper else []
+    columns += [Column(f"ours, {name}", head) for name in timed]
+    columns += [Column("printed numbers", head)] if of_paper else []
     body = []
-    entries = [(row, False) for row in compare_speedups(study, stats)]
-    entries += [(row, True) for row in printed_speedups()]
-    for row, printed in entries:
-        cells = [Cell(row.label, below=row.size), Cell(row.benchmark), Cell("")]
-        if row.paper is not None and not printed:
-            cells[2] = Cell(f"{row.paper:.0f}", value=row.paper)
-        for name in LATENCIES:
-            found = row.ours.get(name, "")
-            if isinstance(found, str):
-                cells.append(Cell(found, kind="absent"))
-            else:
-                told = show_interval(found, PERCENT)
-                cells.append(Cell(signed(found.mean, PERCENT.digits), told, found.mean))
-        cells.append(
-            Cell(signed(row.paper, 0), value=row.paper) if printed and row.paper is not None else Cell("")
+    for row in ours:
+        cells = [Cell(row.label, below=row.size), Cell(row.benchmark)]
+        if of_paper:
+            cells.append(Cell("") if row.paper is None else Cell(f"{row.paper:.0f}", value=row.paper))
+        cells += [_speedup_cell(row.ours[name]) for name in timed]
+        body.append([*cells, Cell("")] if of_paper else cells)
+    for row in printed_speedups() if of_paper else ():
+        blank = [Cell("")] * (1 + len(timed))
+        body.append(
+            [Cell(row.label, below=row.size), Cell(row.benchmark), *blank, _percent_cell(row.paper, 0, "")]
         )
-        body.append(cells)
-    return DataTable(
-        columns,
-        body,
+    caption = (
         "(latency of the dense model that would reach the score − latency) / latency, the dense model "
         "interpolated between those measured. Where no two of them bracket the score there is no number: "
         "nothing is extrapolated. Below it: Student's 95 % interval, from the seeds of the model and of the two "
-        "dense ones. “Printed numbers”: our arithmetic on the paper's scores and speeds of S, B, L.",
+        "dense ones."
     )
+    if of_paper:
+        caption += " “Printed numbers”: our arithmetic on the paper's scores and speeds of S, B, L."
+    return DataTable(columns, body, caption)
+
+
+def _speedup_cell(found: Difference | str) -> Cell:
+    if isinstance(found, str):
+        return Cell(found, kind="absent")
+    return _percent_cell(found.mean, PERCENT.digits, show_interval(found, PERCENT))
+
+
+def _percent_cell(value: float | None, digits: int, below: str) -> Cell:
+    return Cell("") if value is None else Cell(signed(value, digits), below, value)
 
 
 def results_table(stats: Statistics) -> DataTable:
