@@ -75,7 +75,7 @@ LINES = [
     ),
     Line(
         "T5, 256 wide",
-        (2_680, 0.031),
+        (1_240, 0.03),
         "#5a9e6f",
         (Runs(2_725, "t5", "t5_lengths.yaml", tuned=False),),
         aside=0.94,
@@ -110,10 +110,16 @@ def at_better_norms() -> Difference:
 
 
 def draw(axes: Any, steps: float, found: Difference, colour: str, tuned: bool = True) -> None:
-    """A mean with its interval; hollow if the models were tuned at another length."""
-    ends = [[found.mean - (found.low or 0.0)], [(found.high or 0.0) - found.mean]]
+    """A mean with its interval, whose ends beyond the figure are arrows; hollow if the models were tuned at
+    another length."""
+    low, high = found.low or 0.0, found.high or 0.0
+    shown = max(low, LOWEST), min(high, HIGHEST)
     face = {} if tuned else {"markerfacecolor": "none"}
-    axes.errorbar([steps], [found.mean], yerr=ends, color=colour, linewidth=2, marker="o", capsize=3, **face)
+    axes.plot([steps, steps], shown, color=colour, linewidth=2)
+    for end, at in zip((low, high), shown, strict=True):
+        beyond = "v" if at > end else "^"
+        axes.plot([steps], [at], color=colour, marker="_" if at == end else beyond, markersize=7, clip_on=False)
+    axes.plot([steps], [found.mean], color=colour, marker="o", linestyle="none", zorder=3, **face)
 
 
 def draw_line(axes: Any, line: Line) -> None:
@@ -137,8 +143,8 @@ def draw_berts(axes: Any) -> None:
     told = [f"{name}: {difference}" for name, difference in found.items()]
     draw_beyond(axes, 4_000, ",\n".join(told[:2]), LOWEST, 0.02, "right")
     draw_beyond(axes, 3_000, told[2], HIGHEST, -0.014, "left")
-    draw(axes, 13_000, LONG_BERT.difference(), BERT, tuned=False)
-    axes.text(13_900, 0.045, "BERT, 256 wide", color=BERT, va="center")
+    draw(axes, 12_300, LONG_BERT.difference(), BERT, tuned=False)
+    axes.text(13_100, 0.045, "BERT, 256 wide", color=BERT, va="center")
 
 
 def main() -> None:
@@ -148,8 +154,8 @@ def main() -> None:
         for line in LINES:
             draw_line(axes, line)
         colour = next(line.colour for line in LINES if line.label == "decoder, 256 wide")
-        draw(axes, 11_200, at_better_norms(), colour, tuned=False)
-        axes.text(11_300, -0.05, "decoder, 256 wide,\nslow norms", color=colour, va="center", ha="right")
+        draw(axes, 11_700, at_better_norms(), colour, tuned=False)
+        axes.text(11_500, -0.05, "decoder, 256 wide,\nslow norms", color=colour, va="center", ha="right")
         draw_berts(axes)
         axes.set(xscale="log", xlim=(550, 50_000), ylim=(LOWEST, HIGHEST))
         axes.set(xlabel="steps of AltUp K = 2", ylabel="loss, AltUp − dense")

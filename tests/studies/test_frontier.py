@@ -149,6 +149,49 @@ def test_speeds_that_a_study_gives_and_the_loss() -> None:
     assert rows["accuracy"].mean == pytest.approx(0.0)
     timed = [*ran, result("Dense", 100.0, "", "relative_speed", study="given")]
     assert add_given_speeds(timed, [study]) == timed  # what was measured counts
+    only_losses = [r for r in ran if r.metric == "loss"]
+    alone = choose_results(add_given_speeds(only_losses, [study]))
+    assert compare_speedups(study, alone)[-1].ours["training"].mean == pytest.approx(20.0)
+    elsewhere = [result("Other", 3.0, "", "relative_speed", study="other", hardware="CPU") for _ in range(2)]
+    mixed = choose_results(add_given_speeds([*ran, *elsewhere], [study]))
+    assert (
+        mixed.mean("given", "AltUp", "small", "relative_speed").mean == 0.8
+    )  # whatever machine others were timed on
+    assert mixed.mean("other", "Other", "small", "relative_speed").mean == 3.0
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_models_are_compared_with_dense_ones_that_trained_as_long(given: bool) -> None:
+    """At twice the length all are better by 10 points; the speedup at each length is what it is there."""
+    text = "title: T\nquestion: Q\nrows:\n  Dense: {method: dense}\n  Twice: {method: dense, extra_layers: 2}\n"
+    text += (
+        "  AltUp: {method: altup, k: 2}\nfrontier: [Dense, Twice]\nspeeds: {Dense: 1, Twice: 0.5, AltUp: 0.8}\n"
+    )
+    study = read_study("lengths", text, "lengths")
+    scores = {"Dense": 40.0, "Twice": 42.0, "AltUp": 41.0}
+    results = []
+    for size, better in (("small, 5 steps", 0.0), ("small, 10 steps", 10.0)):
+        place = {"study": "lengths", "size": size}
+        results += [result(label, score + better, **place) for label, score in scores.items()]
+        if not given:
+            for label, speed in study.speeds.items():
+                results.append(result(label, speed, "", "relative_speed", **place))
+                results.append(result(label, 100 * speed, "", "train_seq_per_s", **place))
+    stats = choose_results(add_given_speeds(results, [study]))
+    rows = [row for row in compare_speedups(study, stats) if row.benchmark == "accuracy"]
+    assert [row.ours["training"].mean for row in rows] == pytest.approx([20.0, 20.0])
+
+
+def test_dense_models_of_one_latency_leave_no_interval_that_depends_on_their_order() -> None:
+    dense = [(10.0, mean(60, 0.1)), (20.0, mean(64, 0.1)), (20.0, mean(66, 9.0)), (60.0, mean(70, 0.2))]
+    for score in (62.0, 65.0, 68.0):
+        found = {
+            (d.mean, d.error)
+            for order in (dense, dense[::-1])
+            for d in [speedup_percent(order, 16.0, mean(score, 0.1))]
+        }
+        assert len(found) == 1
+    assert speedup_percent(dense, 16.0, mean(65.0, 0.1)).error is None
 
 
 def test_speedups_beside_the_papers() -> None:

@@ -586,6 +586,7 @@ def test_a_rate_that_a_row_names_is_shown_instead_of_the_sweeps() -> None:
     _, dense, faster = sweep_lines(found)
     assert dense[1:3] == ["2 (edge)", "8"]
     assert faster[1:3] == ["4 (given)", "8"]
+    assert (dense[-2], faster[-2]) == ("1.000", "–")  # the sweep has no run at that rate
     assert "(given): the study names that value" in text_sweeps(found)
     (plot,) = sweep_plots(study, found)
     assert [series.name for series in plot.series] == ["Dense"]

@@ -284,6 +284,8 @@ def print_tables(
 ) -> None:
     """Print the tables of studies (all, unless named): the paper's numbers, ours, the outcome of its claims.
 
+    Studies with a frontier have speedups at equal score below the table, but not in CSV.
+
     A table shows the models that were run; Markdown and CSV have every row and column of the paper's too.
     """
     from altup.core.errors import check_choice

@@ -20,12 +20,13 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from altup.core.errors import UserError
 from altup.studies import paper
 from altup.studies.comparison import NOT_RUN, size_of
+from altup.studies.scale import read_variant
 from altup.studies.statistics import Difference, Mean, Statistics, with_interval
 from altup.studies.study import FINETUNED, METRICS, Study
 
@@ -49,26 +50,24 @@ def dense_latency(dense: Sequence[tuple[float, float]], score: float) -> float:
     return _place(dense, score)[0]
 
 
-def _place(
-    dense: Sequence[tuple[float, float]], score: float
-) -> tuple[float, tuple[float, float], tuple[float, float]]:
-    """The latency, and the dense points to both sides of it."""
-    points = sorted(dense)
-    if not points:
+def _place(dense: Sequence[tuple[float, float]], score: float) -> tuple[float, int, int]:
+    """The latency, and which of the dense points stand to both sides of it."""
+    if not dense:
         raise OutsideDenseRangeError("no dense model was measured; run the frontier's dense rows")
-    if any(not latency > 0 for latency, _ in points):
-        raise UserError(f"latencies must be above 0: {[latency for latency, _ in points]}")
-    if points[0][1] == score:
-        return points[0][0], points[0], points[min(1, len(points) - 1)]
-    if score > points[0][1]:  # a lower one would be reached by a faster model than any measured
-        for (fast, low), (slow, high) in itertools.pairwise(points):
+    if any(not latency > 0 for latency, _ in dense):
+        raise UserError(f"latencies must be above 0: {[latency for latency, _ in dense]}")
+    order = sorted(range(len(dense)), key=lambda i: dense[i])
+    first, scores = dense[order[0]][1], [score for _, score in dense]
+    if first == score:
+        return dense[order[0]][0], order[0], order[min(1, len(order) - 1)]
+    if score > first:  # a lower one would be reached by a faster model than any measured
+        for i, j in itertools.pairwise(order):
+            (fast, low), (slow, high) = dense[i], dense[j]
             if low <= score <= high:
-                latency = slow if high == low else fast + (slow - fast) * (score - low) / (high - low)
-                return latency, (fast, low), (slow, high)
-    low, high = min(s for _, s in points), max(s for _, s in points)
+                return slow if high == low else fast + (slow - fast) * (score - low) / (high - low), i, j
     raise OutsideDenseRangeError(
-        f"score {score:.2f} is outside the dense range ({points[0][1]:.2f} for the fastest, {low:.2f} to "
-        f"{high:.2f} in all); measure a dense model beyond it: nothing is extrapolated"
+        f"score {score:.2f} is outside the dense range ({first:.2f} for the fastest, {min(scores):.2f} to "
+        f"{max(scores):.2f} in all); measure a dense model beyond it: nothing is extrapolated"
     )
 
 
@@ -82,15 +81,15 @@ def speedup(dense: Sequence[tuple[float, float]], latency: float, score: float) 
 def speedup_percent(dense: Sequence[tuple[float, Mean]], latency: float, score: Mean) -> Difference:
     """`speedup` in percent, with its standard error and Student's interval, whose degrees of freedom are Welch's.
 
-    There is no error where one of the three models has a single seed, or the dense scores to both sides are the
-    same."""
+    There is no error where one of the three models has a single seed, or the line between the two dense ones is
+    level or upright."""
     points = [(time, mean.mean) for time, mean in dense]
     found = 100 * speedup(points, latency, score.mean)
-    _, (fast, low), (slow, high) = _place(points, score.mean)
-    spreads = dict(dense)
-    below, above = spreads[fast], spreads[slow]
+    _, i, j = _place(points, score.mean)
+    (fast, below), (slow, above) = dense[i], dense[j]
+    low, high = below.mean, above.mean
     seeds = score.seeds, min(below.seeds, above.seeds)
-    if score.error is None or below.error is None or above.error is None or low == high:
+    if score.error is None or below.error is None or above.error is None or low == high or fast == slow:
         return Difference(found, seeds)
     x, a_point = (score.mean - low) / (high - low), 100 * abs((slow - fast) / (high - low)) / latency
     errors = [a_point * score.error, a_point * (1 - x) * below.error, a_point * x * above.error]
@@ -158,7 +157,8 @@ def _speedups(
     for name, metric in LATENCIES.items():
         points = frontier_points(study, stats, benchmark, metric)
         own = [(time, score) for s, l, time, score in points if (s, l) == (size, label)]
-        dense = [(time, score) for _, l, time, score in points if l in study.frontier]
+        alike = on_one_line(study, stats, size, metric)
+        dense = [(time, score) for s, l, time, score in points if l in study.frontier and alike(s)]
         if not own:
             found[name] = NOT_RUN
         elif len(dense) < 2:
@@ -169,6 +169,14 @@ def _speedups(
             except OutsideDenseRangeError:
                 found[name] = OUTSIDE
     return found
+
+
+def on_one_line(study: Study, stats: Statistics, size: str, metric: str) -> Callable[[str], bool]:
+    """Whether the models of another size stand on one line with those of this: they trained for as long, and their
+    latencies have one unit, which those of speeds that a study gives have within one size."""
+    if is_given(study, stats, size, metric):
+        return lambda other: other == size
+    return lambda other: read_variant(other)[1] == read_variant(size)[1]
 
 
 def _score(study: Study, stats: Statistics, size: str, label: str, benchmark: str) -> Mean | None:
@@ -197,8 +205,8 @@ def _time(study: Study, stats: Statistics, size: str, label: str, metric: str) -
     base, own = (stats.mean(study.name, name, size, metric) for name in (study.baseline, label))
     if base is None or own is None:
         return None
-    if gives_speeds(study, stats, size):
-        return base.mean / own.mean if metric == "relative_speed" else None
+    if is_given(study, stats, size, metric):
+        return base.mean / own.mean
     absolute = {
         "relative_speed": "train_seq_per_s",
         "relative_forward": "forward_ms",
@@ -211,9 +219,10 @@ def _time(study: Study, stats: Statistics, size: str, label: str, metric: str) -
     return latency * base.mean / own.mean
 
 
-def gives_speeds(study: Study, stats: Statistics, size: str) -> bool:
-    """Whether the study's training speeds are those that its file gives, of which only ratios are known."""
-    return bool(study.speeds) and stats.mean(study.name, study.baseline, size, "train_seq_per_s") is None
+def is_given(study: Study, stats: Statistics, size: str, metric: str) -> bool:
+    """Whether the relative speeds of a size are those that the study's file gives: then no time is known."""
+    base = stats.mean(study.name, study.baseline, size, metric)
+    return base is not None and not base.hardware
 
 
 def printed_speedups() -> list[SpeedupRow]:

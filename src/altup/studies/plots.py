@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from altup.core.text import number_of
 from altup.studies.charts import Bar, Point, Runs, Series
 from altup.studies.drawings import Bars, Dots, Lines, Plot, Scatter
-from altup.studies.frontier import frontier_points, gives_speeds
+from altup.studies.frontier import frontier_points, is_given, on_one_line
 from altup.studies.results import Records
 from altup.studies.scale import read_variant
 from altup.studies.statistics import Statistics
@@ -217,7 +217,7 @@ def _bars(study: Study, stats: Statistics, size: str, metric: str, kind: str) ->
             bars.append(Bar(row.label, (ratio,), f"{ratio:.2f}×", colour[row.label]))
     if base is None or len(bars) < 2:
         return None
-    if metric == "relative_speed" and gives_speeds(study, stats, size):
+    if is_given(study, stats, size, metric):
         source = f"As {study.name} gives them, measured before."
     else:
         source = (
@@ -256,13 +256,19 @@ def _speed_against_accuracy(study: Study, stats: Statistics, size: str) -> list[
 
 
 def _frontiers(study: Study, stats: Statistics) -> list[Plot]:
-    """Score against latency with the line through the dense models, for training and for inference."""
+    """Score against latency with the line through the dense models, for training and for inference; of runs of
+    several lengths the last."""
     plots: list[Plot] = []
     kinds = (("relative_speed", "training", "milliseconds a sequence in training", 1000.0),
              ("relative_forward", "forward", "milliseconds a batch, forward pass", 1.0))  # fmt: skip
     for metric, name, label, scale in kinds:
         places = frontier_points(study, stats, "accuracy", metric)
-        if any(gives_speeds(study, stats, place[0]) for place in places):
+        if not places:
+            continue
+        largest = places[-1][0]
+        alike = on_one_line(study, stats, largest, metric)
+        places = [place for place in places if alike(place[0])]
+        if is_given(study, stats, largest, metric):
             label, scale = f"time of a training step (× {study.baseline}'s)", 1.0
         dense = [(scale * time, score.mean) for _, l, time, score in places if l in study.frontier]
         if len(dense) < 2:

@@ -396,13 +396,14 @@ def share_results(
 
 
 def add_given_speeds(results: Sequence[Result], studies: Sequence[Study]) -> list[Result]:
-    """The results, and the training speeds that studies give for the models they ran; what was measured counts
-    more, so that a study of which any speed was measured is left as it is."""
+    """The results, and the training speeds that studies give for the models they ran, of no machine. What was
+    measured counts more: a study of which any speed was measured is left as it is."""
     speed = "relative_speed"
     measured = {result.study for result in results if result.metric == speed}
-    ran = {(r.study, r.label, r.size): r for r in results if r.metric == "accuracy"}
+    ran = {(r.study, r.label, r.size): r for r in results if r.seed}
+    changes = {"metric": speed, "unit": METRICS[speed].unit, "seed": "", "step": "", "run": "", "hardware": ""}
     given = [
-        replace(found, metric=speed, value=study.speeds[label], unit=METRICS[speed].unit, seed="", step="", run="")
+        replace(found, value=study.speeds[label], **changes)
         for study in studies
         if study.name not in measured
         for (name, label, _), found in ran.items()

@@ -21,7 +21,8 @@ ONE_SEED, NOT_RUN = "one seed, no verdict", "not run"
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds; `error` is its standard error, None with one seed."""
+    """A mean over seeds; `error` is its standard error, None with one seed. A speed that a study's file gives has
+    no `hardware`."""
 
     mean: float
     seeds: int
@@ -103,13 +104,13 @@ class Statistics:
     def _values(self) -> dict[tuple[str, str, str, str], dict[str, Result]]:
         """(study, label, size, metric) → seed → the result that counts."""
         collapsed = {r.run for r in self.results if r.metric in COLLAPSES}
-        machines = Counter(r.hardware for r in self.results if not r.seed)
+        machines = Counter(r.hardware for r in self.results if not r.seed and r.hardware)
         usual = machines.most_common(1)[0][0] if machines else ""
         found: dict[tuple[str, str, str, str], dict[str, Result]] = {}
         for result in sorted(self.results, key=lambda r: (r.date, r.run)):
             if result.run in collapsed and result.metric not in COLLAPSES:
                 continue
-            if result.seed or result.hardware == usual:
+            if result.seed or result.hardware in (usual, ""):
                 place = result.study, result.label, result.size, result.metric
                 found.setdefault(place, {})[result.seed] = result
         return found

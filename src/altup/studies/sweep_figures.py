@@ -96,14 +96,22 @@ def _chosen(sweep: Record, name: str) -> str:
 
 
 def _best(sweep: Record) -> float | None:
-    return _best_run(sweep)[1]
+    """The loss of what was chosen; of what was given, if the sweep has such a run."""
+    if not sweep.get("given"):
+        return _best_run(sweep)[1]
+    wanted = _values(sweep)
+    alike = (loss for point, loss in _longest_runs(sweep) if all(wanted.get(k) == v for k, v in point.items()))
+    return next(alike, None)
 
 
 def _best_run(sweep: Record) -> tuple[dict[str, Any], float | None]:
-    """Of the longest runs that it has."""
+    return min(_longest_runs(sweep), key=lambda run: run[1], default=({}, None))
+
+
+def _longest_runs(sweep: Record) -> list[tuple[dict[str, Any], float]]:
+    """The settings and losses of those that did not diverge."""
     made = sweep.get("settled", sweep)["runs"]
-    runs = [(point, loss) for point, loss, _ in made if loss is not None]
-    return min(runs, key=lambda run: run[1], default=({}, None))
+    return [(point, loss) for point, loss, _ in made if loss is not None]
 
 
 def _runs(sweep: Record) -> str:

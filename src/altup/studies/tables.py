@@ -52,12 +52,14 @@ def text_claims(study: Study, stats: Statistics) -> str:
 
 
 def text_speedups(study: Study, stats: Statistics) -> str:
-    """The speedups at equal score that could be placed, as a list."""
+    """The speedups at equal score of the models that were run, as a list."""
     lines = []
     for row in compare_speedups(study, stats):
         for name, found in row.ours.items():
+            told = found if isinstance(found, str) else show_difference(found, PERCENT) + " %"
             if isinstance(found, Difference):
-                told = f"{show_difference(found, PERCENT)} %{show_interval(found, PERCENT, ', 95 % interval ')}"
+                told += show_interval(found, PERCENT, ", 95 % interval ")
+            if found != NOT_RUN:
                 lines.append(f"- {row.label} ({row.size}), speedup at equal {row.benchmark}, {name}: {told}\n")
     return "".join(lines)
 
