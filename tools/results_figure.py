@@ -53,12 +53,13 @@ class Line:
 LINES = [
     Line(
         "decoder, 64 wide",
-        (14_300, -0.056),
+        (13_300, -0.074),
         "#e08a2b",
         (
             Runs(1_200, "desk_once_1200", "desk_once_1200_runs.yaml"),
             Runs(4_800, "desk_once", "desk_once_short.yaml"),
             Runs(19_200, "desk_once", "desk_once_lengths.yaml"),
+            Runs(38_400, "desk_once", "desk_once_longer.yaml", tuned=False),
         ),
         aside=0.96,
     ),

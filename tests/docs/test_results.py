@@ -265,6 +265,14 @@ def test_the_page_agrees_with_the_results_at_high_rates(results: str, study_file
         (
             "desk_once",
             "desk_once",
+            "desk_once_longer.yaml",
+            "decoder, width 64, twice as long",
+            "AltUp K=2",
+            "Dense",
+        ),
+        (
+            "desk_once",
+            "desk_once",
             "desk_once_short.yaml",
             "norms tuned, rates of 4,800 steps",
             "AltUp K=2",
