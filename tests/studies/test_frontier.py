@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 import scipy.stats
@@ -25,6 +26,7 @@ from altup.studies.frontier import (
 from altup.studies.results import Result, add_given_speeds
 from altup.studies.statistics import Mean, choose_results
 from altup.studies.study import read_study, shipped
+from altup.studies.tables import text_speedups
 from tests.studies.samples import result
 
 DENSE = [(10.0, 60.0), (20.0, 64.0), (60.0, 70.0)]
@@ -147,6 +149,13 @@ def test_speeds_that_a_study_gives_and_the_loss() -> None:
     rows = {row.benchmark: row.ours["training"] for row in compare_speedups(study, stats)}
     assert rows["loss"].mean == pytest.approx(20.0)
     assert rows["accuracy"].mean == pytest.approx(0.0)
+    assert "- AltUp (small), speedup at equal loss, training: +20.0 ± 0.0 %, 95 % interval" in text_speedups(
+        study, stats
+    )
+    assert text_speedups(replace(study, frontier=()), stats) == ""
+    better = [replace(r, value=50.0) if (r.label, r.metric) == ("AltUp", "accuracy") else r for r in ran]
+    beyond = choose_results(add_given_speeds(better, [study]))
+    assert f"equal accuracy, training: {OUTSIDE}\n" in text_speedups(study, beyond)
     timed = [*ran, result("Dense", 100.0, "", "relative_speed", study="given")]
     assert add_given_speeds(timed, [study]) == timed  # what was measured counts
     only_losses = [r for r in ran if r.metric == "loss"]

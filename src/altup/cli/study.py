@@ -314,7 +314,7 @@ def print_tables(
             print_study(table_console(), study, report.stats, report.sweeps(study))
             continue
         typer.echo(text_table(study, report.stats, form))
-        if form == "markdown" and study.frontier and (told := text_speedups(study, report.stats)):
+        if form == "markdown" and (told := text_speedups(study, report.stats)):
             typer.echo(told)
         if form == "markdown" and study.expect:
             typer.echo(text_claims(study, report.stats))

@@ -52,9 +52,9 @@ def text_claims(study: Study, stats: Statistics) -> str:
 
 
 def text_speedups(study: Study, stats: Statistics) -> str:
-    """The speedups at equal score of the models that were run, as a list."""
+    """The speedups at equal score of the models that were run, as a list; empty for a study without a frontier."""
     lines = []
-    for row in compare_speedups(study, stats):
+    for row in compare_speedups(study, stats) if study.frontier else ():
         for name, found in row.ours.items():
             told = found if isinstance(found, str) else show_difference(found, PERCENT) + " %"
             if isinstance(found, Difference):

@@ -50,7 +50,7 @@ def print_study(
     absent = dict.fromkeys(row.size for row in rows if not row.run)
     if absent:
         console.print(f"Rows of the paper that were {NOT_RUN}: {', '.join(absent)}.", style="dim")
-    if study.frontier and (told := text_speedups(study, stats)):
+    if told := text_speedups(study, stats):
         console.print(f"\n{told}", markup=False, end="")
     _print_claims(console, study, stats)
     if sweeps:
