@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import T5ForConditionalGeneration
 
 from altup import upcycle, widen
 from altup.core.errors import UserError
+from altup.models import upcycling
 from altup.models.t5.convert import from_hugging_face
 from altup.models.upcycling import T5S, load_pretrained
 from tests.models.helpers import batch, hugging_face_t5, tiny, tiny_t5
@@ -161,3 +163,51 @@ def test_tools_for_one_family_refuse_the_others(tmp_path):
     tiny("bert").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="holds a 'altup_bert' model; give one of t5, altup_t5"):
         load_pretrained(str(tmp_path), only=T5S)
+
+
+def test_a_model_that_is_not_finite_is_refused():
+    model = hugging_face_t5()
+    with torch.no_grad():
+        model.encoder.block[1].layer[0].layer_norm.weight[3] = torch.nan
+    for call in (upcycle, widen):
+        with pytest.raises(UserError, match=r"block.1.layer.0.layer_norm.weight .* not finite"):
+            call(model)
+
+
+def test_a_model_whose_logits_are_not_finite_is_refused():
+    """All weights are finite, and what they compute is not."""
+    model = hugging_face_t5()
+    with torch.no_grad():
+        model.shared.weight.mul_(3e38 / model.shared.weight.abs().max())
+        model.lm_head.weight.mul_(3e38)
+    for call in (upcycle, widen):
+        with pytest.raises(UserError, match="computes something else"):
+            call(model)
+
+
+@pytest.mark.parametrize("scale", [1.01, -1.0])
+def test_an_upcycled_model_that_computes_something_else_is_refused(scale, monkeypatch):
+    """The last comparison, whatever went wrong before: a hundredth more, or another function altogether."""
+    convert = upcycling.CONVERTERS[T5ForConditionalGeneration]
+
+    def wrong(model):
+        converted = convert(model)
+        with torch.no_grad():
+            converted.lm_head.weight.mul_(scale)
+        return converted
+
+    monkeypatch.setitem(upcycling.CONVERTERS, T5ForConditionalGeneration, wrong)
+    with pytest.raises(UserError, match="upcycled, this T5ForConditionalGeneration computes something else"):
+        upcycle(hugging_face_t5())
+
+
+def test_odd_shapes_are_compared_too():
+    for model in (
+        tiny("bert", max_position_embeddings=9),
+        tiny("bert", vocab_size=3, pad_token_id=0),
+        tiny("decoder", vocab_size=2, pad_token_id=0, eos_token_id=1, bos_token_id=1),
+    ):
+        upcycle(model)
+    headless = hugging_face_t5()
+    torch.nn.init.zeros_(headless.lm_head.weight)
+    upcycle(headless)

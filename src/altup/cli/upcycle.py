@@ -37,7 +37,7 @@ def command(
         made = upcycle_to_folder(find_model(model), out, method, k, seed, status.update, coefficients)
     console.print(
         f"{out}: {method}, {made.num_blocks} block(s), {made.parameters:,} parameters "
-        f"({made.parameters / made.parameters_before - 1:+.2%}); largest difference of the logits "
-        f"{made.difference:.1e} of their spread; {made.no_tokenizer or 'tokenizer copied'}",
+        f"({made.parameters / made.parameters_before - 1:+.2%}); relative difference of the logits "
+        f"{made.difference:.1e}; {made.no_tokenizer or 'tokenizer copied'}",
         markup=False,
     )

@@ -29,6 +29,7 @@ from altup.models.decoder import convert as decoder
 from altup.models.families import FAMILIES
 from altup.models.t5 import convert as t5
 from altup.models.widening.parameters import spread
+from altup.models.widening.probe import difference, refuse_not_finite, run, tolerance
 from altup.nn import AltUp
 from altup.transformers_hooks import is_widened
 
@@ -89,10 +90,17 @@ def upcycle(
             "coefficients='fixed' does not fit method='recycled', whose blocks would stay equal for ever; take "
             "method 'altup' or 'sameup', or leave coefficients unset"
         )
-    dense = _as_dense(model)
-    if stays_dense:
-        return dense
+    original = load_pretrained(str(model)) if isinstance(model, str | Path) else model
+    if isinstance(original, PreTrainedModel):
+        refuse_not_finite(original)
+    dense = _as_dense(original)
+    wide = dense if stays_dense else _widened(dense, method, num_blocks, seed, coefficients)
+    _compare(original, wide)
+    return wide
 
+
+def _widened(dense: Any, method: str, num_blocks: int, seed: int, coefficients: str) -> Any:
+    """A new model with `num_blocks` copies of what `dense` computes."""
     fields: dict[str, Any] = dense.config.to_dict() | preset_fields(method, num_blocks)
     fields |= {"shared_dropout": True, "coefficients": coefficients}
     if any(name.endswith("lm_head.weight") for name in dense.reads_blocks) and fields["widening"] == "altup":
@@ -126,9 +134,7 @@ def _refuse_twins(rules: list[AltUp]) -> None:
         )
 
 
-def _as_dense(model: PreTrainedModel | str | Path) -> Any:
-    if isinstance(model, str | Path):
-        model = load_pretrained(str(model))
+def _as_dense(model: PreTrainedModel) -> Any:
     for theirs, convert in CONVERTERS.items():
         if isinstance(model, theirs):
             return convert(model)
@@ -174,7 +180,7 @@ class Upcycled:
     num_blocks: int
     parameters: int
     parameters_before: int
-    difference: float  # largest of the logits, in standard deviations of the original's
+    difference: float  # of the logits, relative to the original's
     no_tokenizer: str  # why it did not come along; empty where it did
 
 
@@ -191,25 +197,34 @@ def upcycle_to_folder(
     with new_folder(out):
         say(f"Loading {place}")
         original = load_pretrained(place)
-        say("Widening")
+        say("Widening, and comparing with the original")
         wide = upcycle(original, method, num_blocks, seed, coefficients)
-        say("Comparing with the original")
-        difference = _difference(original, wide)
+        error = _compare(original, wide)
         wide.save_pretrained(out)
     return Upcycled(
         wide.config.num_blocks,
         wide.num_parameters(),
         original.num_parameters(),
-        difference,
+        error,
         copy_tokenizer(place, out),
     )
 
 
 @torch.no_grad()
-def _difference(original: Any, wide: Any) -> float:
-    ids = torch.randint(3, wide.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(0))
-    inputs = {"input_ids": ids.to(wide.device)}
+def _compare(original: Any, wide: Any) -> float:
+    """The relative difference of the logits; UserError where it is more than rounding makes."""
+    positions = getattr(original.config, "max_position_embeddings", None) or 24
+    rows = wide.config.vocab_size
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(min(3, rows - 1), rows, (2, min(24, positions)), generator=generator)
+    inputs = {"input_ids": ids}
     if wide.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = inputs["input_ids"][:, :8]
-    before, after = original(**inputs).logits.float(), wide(**inputs).logits.float()
-    return (after - before).abs().max().item() / before.std().item()
+        inputs["decoder_input_ids"] = ids[:, :8]
+    before, after = (run(model, inputs)["logits"] for model in (original, wide))
+    found = difference(before, after)
+    if not found <= tolerance(before):
+        raise UserError(
+            f"upcycled, this {type(original).__name__} computes something else (relative error of the logits "
+            f"{found:.2g}); it was not kept. altup.widen may take it"
+        )
+    return found

@@ -50,6 +50,16 @@ class OddModel(PreTrainedModel):
         return {"logits": self.out(self.norm(x))}
 
 
+class Tilted(OddModel):
+    """Once its layers are wide, its logits are `tilt` times as large."""
+
+    tilt = 1.0
+
+    def forward(self, notes, return_dict=True):
+        found = super().forward(notes)["logits"]
+        return {"logits": found * self.tilt if hasattr(self.voices[0], "altup") else found}
+
+
 @pytest.fixture
 def odd():
     torch.manual_seed(0)
@@ -291,3 +301,18 @@ def test_only_the_stacks_that_are_named(method):
         altup.widen(before, stacks=["encoder"])
     with pytest.raises(UserError, match="is no list of names"):
         altup.widen(before, stacks="model.encoder.layers")
+
+
+@pytest.mark.parametrize("tilt", [1.01, 1.3, -1.0])
+def test_a_model_that_computes_something_else_when_wide_is_refused(tilt):
+    """Nothing but the comparison of the outputs can see it, at a hundredth as well as at another function."""
+    torch.manual_seed(0)
+    model = Tilted(OddConfig()).eval()
+    model.tilt = tilt
+    state, example = copy.deepcopy(model.state_dict()), {"notes": torch.tensor([[1, 5, 9]])}
+    with pytest.raises(UserError, match="widened, it computes something else"):
+        altup.widen(model, example=example)
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in state.items())
+    model.tilt = 1.0
+    altup.widen(model, example=example)

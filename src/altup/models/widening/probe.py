@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from altup.core.errors import UserError
 from altup.models.widening.parameters import SIZES
 
 
@@ -132,13 +133,33 @@ def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
     return list(found.values())
 
 
+def refuse_not_finite(model: nn.Module) -> None:
+    """UserError for a model whose weights are not all finite: nothing that it computes could be compared."""
+    for name, weight in model.named_parameters():
+        if weight.dtype.is_floating_point and weight.element_size() > 1 and not weight.isfinite().all():
+            raise UserError(
+                f"{name} of this {type(model).__name__} holds numbers that are not finite; "
+                "give a checkpoint from before it diverged"
+            )
+
+
+def tolerance(output: Tensor) -> float:
+    """The relative error that rounding alone may make."""
+    return 1e-3 if output.dtype in (torch.float32, torch.float64) else 0.05
+
+
 def difference(before: Tensor, after: Tensor) -> float:
-    """The relative error of an output; one that is wide must be the narrow one repeated."""
+    """The relative error of an output; one that is wide must be the narrow one repeated.
+
+    Of masked positions both may be infinite or, for padding, not a number; of all of them they may not.
+    """
+    if before.numel() and not before.isfinite().any():
+        return math.inf
     copies = after.shape[-1] // before.shape[-1] if before.dim() and after.dim() and before.shape[-1] else 1
     expected = torch.cat([before] * copies, dim=-1).double() if copies > 1 else before.double()
     if expected.shape != after.shape:
         return math.inf
-    same = (expected == after) | (expected.isnan() & after.isnan())  # masked places are infinite, and padding is
-    error = (after.double() - expected).masked_fill(same, 0)  # sometimes not a number
+    same = (expected == after) | (expected.isnan() & after.isnan())
+    error = (after.double() - expected).masked_fill(same, 0)
     size = expected.masked_fill(~expected.isfinite(), 0).norm() + 1e-3 * math.sqrt(max(1, expected.numel()))
     return float(error.norm() / size)

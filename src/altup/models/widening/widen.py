@@ -37,7 +37,14 @@ from altup.models.widening.parameters import (
     untie,
     widen_parameter,
 )
-from altup.models.widening.probe import as_generate_asks, configs_of, difference, run
+from altup.models.widening.probe import (
+    as_generate_asks,
+    configs_of,
+    difference,
+    refuse_not_finite,
+    run,
+    tolerance,
+)
 from altup.models.widening.structure import (
     Entries,
     find_entries,
@@ -98,6 +105,8 @@ def widen(
         12
     """
     plan = WideningPlan.choose(method, num_blocks, selection, seed)
+    if isinstance(model, PreTrainedModel):
+        refuse_not_finite(model)
     if isinstance(model, PreTrainedModel) and is_wide(model):
         return _widen_further(model, plan, example, selection is None and stacks is None and layers is None)
     _check(model)
@@ -353,7 +362,7 @@ def _compare(
     """Refuse a model that computes something else, for whatever reason, once widened."""
     for name, output in before.items():
         error = difference(output, after[name]) if name in after else math.inf
-        if not error <= (1e-3 if output.dtype in (torch.float32, torch.float64) else 0.05):
+        if not error <= tolerance(output):
             raise unrecognised(
                 model,
                 f"widened, it computes something else ({name}: relative error {error:.2g}); nothing was changed",
