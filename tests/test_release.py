@@ -77,7 +77,7 @@ def test_nothing_of_the_extras_is_there(python, tmp_path):
 
 
 def test_readme(python, tmp_path):
-    """Its shell blocks at toy size, its Python as it stands."""
+    """Its shell blocks at toy size, its Python as it stands; a study, whose report needs data of the package."""
     names = "\n".join(block.text for block in blocks("../README.md"))
     assert "altup prepare" in names
     program = python.parent / "altup"
@@ -88,8 +88,11 @@ def test_readme(python, tmp_path):
             for command in block.commands():
                 _, *arguments = shlex.split(shrink(command, tmp_path))
                 run(program, *arguments, cwd=tmp_path, HF_HUB_OFFLINE="1")
+    for command in ("altup study run varying-k --scale smoke", "altup study report --out report.html"):
+        _, *arguments = shlex.split(shrink(command, tmp_path))
+        run(program, *arguments, cwd=tmp_path, HF_HUB_OFFLINE="1")
     assert (tmp_path / "report.html").exists()
-    assert json.loads((tmp_path / "runs/first/metrics.jsonl").read_text().splitlines()[-1])["loss"] > 0
+    assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])["loss"] > 0
 
 
 def test_what_needs_an_extra_says_which(python, tmp_path):
