@@ -15,19 +15,14 @@ from altup.kernels import operators
 from altup.kernels.gemma3n import (
     Router,
     correct,
-    correct_op,
     correction,
-    gate_op,
     gated,
     gated_linear,
     match_magnitudes,
     norm_beside,
     norm_rotary,
-    op,
     predict,
     residual,
-    residual_op,
-    rotary_op,
     window_attention,
 )
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, runs_kernel
@@ -436,35 +431,38 @@ def test_autocast_rounds_nothing():
 
 @runs_kernel
 def test_the_operators_are_what_pytorch_takes_them_for():
+    from altup.kernels.gemma3n import (
+        coefficients_kernels,
+        correct_kernels,
+        ends_kernels,
+        gate_kernels,
+        predict_kernels,
+        residual_kernels,
+        rotary_kernels,
+    )
+
+    def check(operator, *given, cheap=False):
+        options = {"test_utils": CHEAP_CHECKS} if cheap else {}
+        library.opcheck(operator.registered, given, **options)
+
     blocks, y, branch, router, norm, A, C, scale, branch_norm = problem(2, (2, 5))
-    library.opcheck(op.predict.registered, (blocks, router, norm, EPS, A, 1, False))
-    library.opcheck(
-        op.predict.registered, ([torch.stack(blocks)], router, norm, EPS, A, 1, True), test_utils=CHEAP_CHECKS
-    )
-    g = torch.randn(2, 2, device=DEVICE, requires_grad=True)
-    library.opcheck(correct_op.correction.registered, (y, router, norm, EPS, C, blocks[0], scale, 0))
-    library.opcheck(
-        correct_op.correction.registered, (y, router, norm, EPS, C, None, None, 0), test_utils=CHEAP_CHECKS
-    )
-    library.opcheck(correct_op.correct.registered, (blocks, y, g, branch, branch_norm, 0, EPS))
-    library.opcheck(
-        correct_op.correct.registered, ([torch.stack(blocks)], y, g, None, None, 1, EPS), test_utils=CHEAP_CHECKS
-    )
-    library.opcheck(gate_op.gate.registered, (y, branch, 0.3))
-    library.opcheck(gate_op.gate.registered, (y, branch, None), test_utils=CHEAP_CHECKS)
-    library.opcheck(
-        gate_op.gated_linear.registered, (y, branch, torch.randn(3, 5, device=DEVICE, requires_grad=True), 0.3)
-    )
-    heads = random(1, 3, 2, 4), random(4), *positions(1, 3, 4), EPS
-    library.opcheck(rotary_op.rotary.registered, heads)
+    check(predict_kernels.predict, blocks, router, norm, EPS, A, 1, False)
+    check(predict_kernels.predict, [torch.stack(blocks)], router, norm, EPS, A, 1, True, cheap=True)
+    g, weight = random(2, 2), random(3, 5)
+    check(coefficients_kernels.correction, y, router, norm, EPS, C, blocks[0], scale, 0)
+    check(coefficients_kernels.correction, y, router, norm, EPS, C, None, None, 0, cheap=True)
+    check(correct_kernels.correct, blocks, y, g, branch, branch_norm, 0, EPS)
+    check(correct_kernels.correct, [torch.stack(blocks)], y, g, None, None, 1, EPS, cheap=True)
+    check(gate_kernels.gate, y, branch, 0.3)
+    check(gate_kernels.gate, y, branch, None, cheap=True)
+    check(gate_kernels.gated_linear, y, branch, weight, 0.3)
+    check(rotary_kernels.rotary, random(1, 3, 2, 4), random(4), *positions(1, 3, 4), EPS)
     norm, other, last = (random(5) for _ in range(3))
-    library.opcheck(residual_op.residual.registered, (y, branch, norm, blocks[0], blocks[1], other, last, EPS))
-    library.opcheck(
-        residual_op.residual.registered, (y, branch, norm, None, None, None, None, EPS), test_utils=CHEAP_CHECKS
-    )
-    library.opcheck(residual_op.norm_alone.registered, (y.detach(), norm.detach(), EPS), test_utils=CHEAP_CHECKS)
-    library.opcheck(op.match.registered, (y, blocks, False), test_utils=CHEAP_CHECKS)
-    library.opcheck(op.match.registered, (y, blocks, True), test_utils=CHEAP_CHECKS)
+    check(residual_kernels.residual, y, branch, norm, blocks[0], blocks[1], other, last, EPS)
+    check(residual_kernels.residual, y, branch, norm, None, None, None, None, EPS, cheap=True)
+    check(residual_kernels.residual, y.detach(), *[None] * 5, norm.detach(), EPS, cheap=True)
+    check(ends_kernels.match, y, blocks, False, cheap=True)
+    check(ends_kernels.match, y, blocks, True, cheap=True)
 
 
 @runs_kernel

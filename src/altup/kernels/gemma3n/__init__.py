@@ -27,7 +27,6 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.altup_update import FUSED_BLOCKS, State
-from altup.kernels.gemma3n import correct_op, gate_op, op, residual_op, rotary_op
 from altup.kernels.gemma3n.attention import uses_flash, window_flash, window_reference
 from altup.kernels.gemma3n.reference import (
     Router,
@@ -58,6 +57,8 @@ __all__ = [
     "window_attention",
 ]
 
+WIDEST = 8192  # columns of `residual` and `norm_beside`, which a program holds at once
+
 
 def predict(
     x: State, router: Router, A: Tensor, active: int, implementation: str = "auto", stacked: bool = False
@@ -71,7 +72,9 @@ def predict(
         )
     parts = [x] if isinstance(x, Tensor) else list(x)
     if uses_kernels(implementation, K, *parts):
-        predicted, _, _ = op.predict(parts, *router, A, active, stacked)
+        from altup.kernels.gemma3n import predict_kernels
+
+        predicted, _, _ = predict_kernels.predict(parts, *router, A, active, stacked)
         return predicted[0] if stacked else predicted
     with torch.autocast(block.device.type, enabled=False):
         predicted = predict_reference(list(x), router, A, active)
@@ -99,7 +102,9 @@ def correction(
         )
     given = [y] if predicted is None else [y, predicted]
     if uses_kernels(implementation, K, *given):
-        g, corrected, _, _ = correct_op.correction(y, *router, C, predicted, scale, active)
+        from altup.kernels.gemma3n import coefficients_kernels
+
+        g, corrected, _, _ = coefficients_kernels.correction(y, *router, C, predicted, scale, active)
         return g, None if predicted is None else corrected
     with torch.autocast(y.device.type, enabled=False):
         g = correction_reference(y, router, C)
@@ -126,7 +131,9 @@ def correct(
         )
     parts = [predicted] if isinstance(predicted, Tensor) else list(predicted)
     if uses_kernels(implementation, K, y, *parts, *([] if branch is None else [branch])):
-        return correct_op.correct(parts, y, g.float(), branch, norm, active, eps)[0]
+        from altup.kernels.gemma3n import correct_kernels
+
+        return correct_kernels.correct(parts, y, g.float(), branch, norm, active, eps)[0]
     with torch.autocast(y.device.type, enabled=False):
         return correct_reference(list(predicted), y, g, active, branch, norm, eps)
 
@@ -136,7 +143,9 @@ def match_magnitudes(h: Tensor, projected: Sequence[Tensor], mean: bool, impleme
     if not projected or any(p.shape != h.shape for p in projected):
         raise UserError(f"projected {[list(p.shape) for p in projected]} do not fit h {list(h.shape)}")
     if uses_kernels(implementation, 1 + len(projected), h, *projected):
-        return op.match(h, list(projected), mean)[0]
+        from altup.kernels.gemma3n import ends_kernels
+
+        return ends_kernels.match(h, list(projected), mean)[0]
     with torch.autocast(h.device.type, enabled=False):
         return match_reference(h, projected, mean)
 
@@ -148,7 +157,9 @@ def gated(gate: Tensor, up: Tensor, sparsity: float = 0.0, implementation: str =
         raise UserError(f"gate {list(gate.shape)}, up {list(up.shape)} and sparsity={sparsity} do not fit")
     z = _quantile(sparsity) if sparsity else None
     if uses_kernels(implementation, 2, gate, up):
-        return gate_op.gate(gate, up, z)[0]
+        from altup.kernels.gemma3n import gate_kernels
+
+        return gate_kernels.gate(gate, up, z)[0]
     with torch.autocast(gate.device.type, enabled=False):
         return gated_reference(gate, up, z)
 
@@ -163,7 +174,9 @@ def gated_linear(
             "do not fit"
         )
     if uses_kernels(implementation, 2, gate, up, weight):
-        return gate_op.gated_linear(gate, up, weight, _quantile(sparsity) if sparsity else None)[0]
+        from altup.kernels.gemma3n import gate_kernels
+
+        return gate_kernels.gated_linear(gate, up, weight, _quantile(sparsity) if sparsity else None)[0]
     return F.linear(gated(gate, up, sparsity, implementation), weight)
 
 
@@ -186,8 +199,10 @@ def residual(
     if len({t is None for t in (n, r, r_norm)}) > 1 or any(t.shape != x.shape for t in given):
         raise UserError(f"{[list(t.shape) for t in given]} do not fit x {list(x.shape)}: n, r, r_norm all or none")
     one_dtype = all(t.dtype == x.dtype for t in given)
-    if uses_kernels(implementation, 2, x) and one_dtype and x.shape[-1] <= residual_op.WIDEST:
-        out, normed, _ = residual_op.residual(x, a, a_norm, n, r, r_norm, norm, eps)
+    if uses_kernels(implementation, 2, x) and one_dtype and x.shape[-1] <= WIDEST:
+        from altup.kernels.gemma3n import residual_kernels
+
+        out, normed, _ = residual_kernels.residual(x, a, a_norm, n, r, r_norm, norm, eps)
         return out, None if norm is None else normed
     with torch.autocast(x.device.type, enabled=False):
         return residual_reference(x, a, a_norm, n, r, r_norm, norm, eps)
@@ -195,8 +210,10 @@ def residual(
 
 def norm_beside(x: Tensor, norm: Tensor, eps: float, implementation: str = "auto") -> tuple[Tensor, Tensor]:
     """x: [..., d] and it normed with the weight `norm`. Read x from here: then one pass adds up its gradients."""
-    if uses_kernels(implementation, 2, x) and x.shape[-1] <= residual_op.WIDEST:
-        return residual_op.NormBeside.apply(x, norm, eps)
+    if uses_kernels(implementation, 2, x) and x.shape[-1] <= WIDEST:
+        from altup.kernels.gemma3n import residual_kernels
+
+        return residual_kernels.NormBeside.apply(x, norm, eps)
     with torch.autocast(x.device.type, enabled=False):
         return x, rms_norm(x, norm, eps).to(x.dtype)
 
@@ -217,7 +234,9 @@ def norm_rotary(
     ):
         raise UserError(f"x {list(x.shape)}, norm {list(norm.shape)} and cos {list(cos.shape)} do not fit")
     if uses_kernels(implementation, 2, x):
-        return rotary_op.rotary(x, norm, cos, sin, eps)
+        from altup.kernels.gemma3n import rotary_kernels
+
+        return rotary_kernels.rotary(x, norm, cos, sin, eps)
     with torch.autocast(x.device.type, enabled=False):
         return norm_rotary_reference(x, norm, eps, cos, sin)
 

@@ -13,22 +13,26 @@ with the upstream gradients dg and dz, here times scale. The scale's own is a su
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.gemma3n.tokens import (
-    COLUMNS,
-    column_sums,
-    columns_of,
     dot,
     load,
     load_numbers,
+    outer_sum,
     route,
     route_backward,
+    router_gradients,
+    router_numbers,
     slope_of_tanh,
     store,
     store_numbers,
+    sum_columns,
     tanh_of,
     tile,
     tiles,
@@ -36,6 +40,7 @@ from altup.kernels.gemma3n.tokens import (
     transposed_times,
 )
 from altup.kernels.launch import Config, flat
+from altup.kernels.operators import Gradients, operator
 
 # As for `altup_update_dynamic`, whose loops these are; not timed yet.
 FORWARD = Config(warps=2, vectors=1)
@@ -134,21 +139,15 @@ def _scale_sums_kernel(
     tl.store(sums + chunk * d + columns, total, mask=mask)
 
 
-def forward(
-    g: Tensor,
-    z: Tensor | None,
-    routed: Tensor,
-    inverses: Tensor,
-    y: Tensor,
-    predicted: Tensor | None,
-    scale: Tensor | None,
-    weight: Tensor,
-    norm: Tensor,
-    C: Tensor,
+@operator("altup::gemma3n_correction")
+def correction(
+    y: Tensor, weight: Tensor, norm: Tensor, eps: float, C: Tensor, predicted: Tensor | None, scale: Tensor | None,
     active: int,
-    eps: float,
-) -> None:
-    """Fill g: [..., K], z: [..., d], the router's numbers [..., K] and 1 / rms(y): [...], all contiguous."""
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:  # fmt: skip
+    """g: [..., K], the corrected active block times scale (or empty), and `predict`'s last two."""
+    routed, inverses = router_numbers(y, len(C))
+    g, z = torch.empty_like(routed), y.new_empty(0 if predicted is None else y.shape)
+    yield g, z, routed, inverses
     y, predicted, scale, weight, norm, C = flat((y, predicted, scale, weight, norm, C))
     if inverses.numel():
         _forward_kernel[(inverses.numel(),)](
@@ -157,40 +156,41 @@ def forward(
         )  # fmt: skip
 
 
-def backward(
-    dy: Tensor,
-    d_predicted: Tensor | None,
-    d_g: Tensor,
-    d_routed: Tensor,
-    dg: Tensor,
-    dz: Tensor | None,
-    y: Tensor,
-    predicted: Tensor | None,
-    scale: Tensor | None,
-    weight: Tensor,
-    norm: Tensor,
-    C: Tensor,
-    g: Tensor,
-    routed: Tensor,
-    inverses: Tensor,
-    active: int,
-) -> None:
-    """Fill the gradients of y, x̂ᵃ, of g with what came through z, and of the router's numbers."""
+@operator("altup::gemma3n_correction_backward")
+def correction_backward(
+    dg: Tensor, dz: Tensor, y: Tensor, weight: Tensor, norm: Tensor, C: Tensor, predicted: Tensor | None,
+    scale: Tensor | None, g: Tensor, routed: Tensor, inverses: Tensor, active: int, scale_grad: bool,
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:  # fmt: skip
+    """The gradients of y, x̂ᵃ, g with what came through z, the router's numbers and scale (float32); what is not
+    asked for is empty."""
+    dy, d_predicted = y.new_empty(y.shape), y.new_empty(0) if predicted is None else torch.empty_like(predicted)
+    d_g, d_routed = torch.empty_like(g), torch.empty_like(g)
+    d_scale = g.new_empty(y.shape[-1] if scale_grad else 0)
+    yield dy, d_predicted, d_g, d_routed, d_scale
     dg, dz, y, predicted, scale, weight, norm, C = flat((dg, dz, y, predicted, scale, weight, norm, C))
     if inverses.numel():
         _backward_kernel[(inverses.numel(),)](
             dy, d_predicted, d_g, d_routed, dg, dz, y, predicted, scale, weight, norm, C, g, routed, inverses,
             y.shape[-1], ACTIVE=active, K=len(C), **tiles(BACKWARD, y, predicted),
         )  # fmt: skip
+    if scale_grad:
+        sum_columns(_scale_sums_kernel, d_scale, y, (dz, y, predicted, g), ACTIVE=active, K=len(C))
 
 
-def scale_sums(dz: Tensor, y: Tensor, predicted: Tensor, g: Tensor, active: int) -> Tensor:
-    """The gradient of the scale: [d], float32."""
-    dz, y, predicted, g = flat((dz, y, predicted, g))
-    sums, rows, launch = column_sums(y)
-    if launch:
-        _scale_sums_kernel[launch](
-            sums, dz, y, predicted, g, y.numel() // y.shape[-1], rows, y.shape[-1],
-            ACTIVE=active, K=g.shape[-1], BLOCK=columns_of(y), num_warps=COLUMNS.warps,
-        )  # fmt: skip
-    return sums.sum(dim=0)
+@correction.gradient
+def _(
+    d_g: Tensor, d_z: Tensor, _routed: None, _inverses: None, *, y: Tensor, weight: Tensor, norm: Tensor,
+    C: Tensor, predicted: Tensor | None, scale: Tensor | None, active: int, g: Tensor, routed: Tensor,
+    inverses: Tensor, needs: set[str],
+) -> Gradients:  # fmt: skip
+    dy, d_predicted, d_g, d_routed, d_scale = correction_backward(
+        d_g, d_z, y, weight, norm, C, predicted, scale, g, routed, inverses, active,
+        "scale" in needs and predicted is not None,
+    )  # fmt: skip
+    return {
+        "y": dy,
+        "C": outer_sum(d_g, torch.tanh(routed)).to(C.dtype) if "C" in needs else None,
+        "predicted": None if predicted is None else d_predicted,
+        "scale": d_scale.to(scale.dtype) if d_scale.numel() and scale is not None else None,
+        **router_gradients(y, d_routed, inverses, weight, norm, needs),
+    }

@@ -13,26 +13,27 @@ The other predicted blocks' gradients are G itself. That of w is a sum over toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.gemma3n.tokens import (
-    COLUMNS,
-    column_sums,
-    columns_of,
+    blocks_of,
     load,
     load_blocks,
     load_numbers,
     load_sum,
     store,
+    sum_columns,
     tile,
     tiles,
     zeros,
 )
 from altup.kernels.launch import Config, flat
+from altup.kernels.operators import Gradients, operator
 
 # As for `altup_update_dynamic`, whose loops these are; not timed yet.
 FORWARD = Config(warps=2, vectors=1)
@@ -128,58 +129,58 @@ def _norm_sums_kernel(sums, grads, branch, inverses, tokens, rows, d, K: tl.cons
     tl.store(sums + chunk * d + columns, total, mask=mask)
 
 
-def forward(
-    outs: Sequence[Tensor],
-    inverses: Tensor,
-    predicted: Sequence[Tensor],
-    y: Tensor,
-    g: Tensor,
-    branch: Tensor | None,
-    norm: Tensor | None,
-    active: int,
+@operator("altup::gemma3n_correct")
+def correct(
+    predicted: Sequence[Tensor], y: Tensor, g: Tensor, branch: Tensor | None, norm: Tensor | None, active: int,
     eps: float,
-) -> None:
-    """Fill the new blocks and, where there is a branch, 1 / rms(branch): [...], all contiguous."""
-    predicted, (y, g, branch, norm) = flat(predicted), flat((y, g, branch, norm))
-    tokens = y.numel() // y.shape[-1]
-    if tokens:
-        _forward_kernel[(tokens,)](
-            tuple(outs), inverses, predicted, y, g, branch, norm, y.shape[-1], eps,
-            ACTIVE=active, K=len(predicted), **tiles(FORWARD, y, predicted[0], branch),
+) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
+    """The new state [K, ..., d], and 1 / rms(branch): [...] (empty without one)."""
+    K = g.shape[-1]
+    new, inverses = y.new_empty(K, *y.shape), g.new_empty(0 if branch is None else y.shape[:-1])
+    yield new, inverses
+    blocks, (y, g, branch, norm) = flat(blocks_of(predicted)), flat((y, g, branch, norm))
+    if y.numel():
+        _forward_kernel[(y.numel() // y.shape[-1],)](
+            new.unbind(0), inverses, blocks, y, g, branch, norm, y.shape[-1], eps,
+            ACTIVE=active, K=K, **tiles(FORWARD, y, blocks[0], branch),
         )  # fmt: skip
 
 
-def backward(
-    dy: Tensor,
-    d_predicted: Tensor,
-    dg: Tensor,
-    d_branch: Tensor | None,
-    grads: Sequence[Tensor],
-    predicted: Tensor,
-    y: Tensor,
-    g: Tensor,
-    branch: Tensor | None,
-    norm: Tensor | None,
-    inverses: Tensor,
-    active: int,
-) -> None:
-    """Fill the gradients of y, x̂ᵃ (`predicted`), g and branch."""
-    grads, (predicted, y, g, branch, norm) = flat(grads), flat((predicted, y, g, branch, norm))
-    tokens = y.numel() // y.shape[-1]
-    if tokens:
-        _backward_kernel[(tokens,)](
-            dy, d_predicted, dg, d_branch, grads, predicted, y, g, branch, norm, inverses, y.shape[-1],
-            ACTIVE=active, K=len(grads), **tiles(BACKWARD, y, predicted, branch),
+@operator("altup::gemma3n_correct_backward")
+def correct_backward(
+    grads: Tensor, predicted: Tensor, y: Tensor, g: Tensor, branch: Tensor | None, norm: Tensor | None,
+    inverses: Tensor, active: int, norm_grad: bool,
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:  # fmt: skip
+    """The gradients of y, x̂ᵃ (`predicted`), g, branch and norm (float32); what is not asked for is empty."""
+    dy, d_predicted, dg = y.new_empty(y.shape), predicted.new_empty(predicted.shape), g.new_empty(g.shape)
+    d_branch = y.new_empty(0) if branch is None else branch.new_empty(branch.shape)
+    d_norm = g.new_empty(y.shape[-1] if norm_grad else 0)
+    yield dy, d_predicted, dg, d_branch, d_norm
+    upstream = flat(grads.unbind(0))
+    predicted, y, g, branch, norm = flat((predicted, y, g, branch, norm))
+    if y.numel():
+        _backward_kernel[(y.numel() // y.shape[-1],)](
+            dy, d_predicted, dg, d_branch, upstream, predicted, y, g, branch, norm, inverses, y.shape[-1],
+            ACTIVE=active, K=len(upstream), **tiles(BACKWARD, y, predicted, branch),
         )  # fmt: skip
+    if norm_grad and branch is not None:
+        sum_columns(_norm_sums_kernel, d_norm, branch, (upstream, branch, inverses), K=len(upstream))
 
 
-def norm_sums(grads: Sequence[Tensor], branch: Tensor, inverses: Tensor) -> Tensor:
-    """The gradient of the norm's scale: [d], float32."""
-    grads, (branch, inverses) = flat(grads), flat((branch, inverses))
-    sums, rows, launch = column_sums(branch)
-    if launch:
-        _norm_sums_kernel[launch](
-            sums, grads, branch, inverses, branch.numel() // branch.shape[-1], rows, branch.shape[-1],
-            K=len(grads), BLOCK=columns_of(branch), num_warps=COLUMNS.warps,
-        )  # fmt: skip
-    return sums.sum(dim=0)
+@correct.gradient
+def _(
+    d_new: Tensor, _inverses: None, *, predicted: list[Tensor], y: Tensor, g: Tensor, branch: Tensor | None,
+    norm: Tensor | None, inverses: Tensor, active: int, needs: set[str],
+) -> Gradients:  # fmt: skip
+    dy, d_active, dg, d_branch, d_norm = correct_backward(
+        d_new, blocks_of(predicted)[active], y, g, branch, norm, inverses, active, "norm" in needs
+    )
+    d_blocks = [grad.to(predicted[0].dtype) for grad in d_new.unbind(0)]  # as they came, but for the active one's
+    d_blocks[active] = d_active
+    return {
+        "predicted": [torch.stack(d_blocks)] if len(predicted) == 1 else d_blocks,
+        "y": dy,
+        "g": dg,
+        "branch": None if branch is None else d_branch,
+        "norm": d_norm.to(norm.dtype) if "norm" in needs and norm is not None else None,
+    }

@@ -14,8 +14,9 @@ where nᵢ counts as a number if it is `smallest`, and G is the same for all blo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch import Tensor
 from altup.kernels.gemma3n.reference import SMALLEST
 from altup.kernels.gemma3n.tokens import load, load_numbers, store, tile, tiles, zeros
 from altup.kernels.launch import Config, flat
+from altup.kernels.operators import Gradients, operator
 
 FORWARD = Config(warps=2, vectors=1)  # not timed yet
 BACKWARD = Config(warps=1, vectors=1)
@@ -109,31 +111,38 @@ def _backward_kernel(
             store(d_projected[i - 1], start, lanes, ratios[i] * grad - shrink[i] * value, mask)
 
 
-def forward(outs: Sequence[Tensor], sizes: Tensor, h: Tensor, projected: Sequence[Tensor], mean: bool) -> None:
-    """Fill `outs`, K blocks or their mean, and the sizes t, n₁.. of each token: [..., K]."""
+@operator("altup::gemma3n_match")
+def match(h: Tensor, projected: Sequence[Tensor], mean: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """The matched blocks [K, ..., d], or their mean [..., d], and each token's magnitudes t, n₁..: [..., K]."""
+    K, d = 1 + len(projected), h.shape[-1]
+    out = h.new_empty(h.shape if mean else (K, *h.shape))
+    sizes = h.new_empty(*h.shape[:-1], K, dtype=torch.float32)
+    yield out, sizes
     projected, (h,) = flat(projected), flat((h,))
-    tokens, d = h.numel() // h.shape[-1], h.shape[-1]
-    if tokens:
-        _forward_kernel[(tokens,)](
-            tuple(outs), sizes, h, projected, d, SMALLEST,
-            MEAN=mean, K=1 + len(projected), **tiles(FORWARD, h, projected[0]),
+    if h.numel():
+        _forward_kernel[(h.numel() // d,)](
+            (out,) if mean else out.unbind(0), sizes, h, projected, d, SMALLEST,
+            MEAN=mean, K=K, **tiles(FORWARD, h, projected[0]),
         )  # fmt: skip
 
 
-def backward(
-    dh: Tensor,
-    d_projected: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    sizes: Tensor,
-    h: Tensor,
-    projected: Sequence[Tensor],
-    mean: bool,
-) -> None:
-    """Fill the gradients of h and of what was projected; `grads` are K, or the one of the mean."""
-    grads, projected, (h,) = flat(grads), flat(projected), flat((h,))
-    tokens, d = h.numel() // h.shape[-1], h.shape[-1]
-    if tokens:
-        _backward_kernel[(tokens,)](
-            dh, tuple(d_projected), grads, sizes, h, projected, d, SMALLEST,
+@operator("altup::gemma3n_match_backward")
+def match_backward(
+    grads: Tensor, h: Tensor, projected: Sequence[Tensor], sizes: Tensor, mean: bool
+) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """The gradients of h and of what was projected; `grads` are K, or the one of the mean."""
+    d = h.shape[-1]
+    dh, d_projected = h.new_empty(h.shape), [p.new_empty(p.shape) for p in projected]
+    yield dh, d_projected
+    upstream, projected, (h,) = flat([grads] if mean else grads.unbind(0)), flat(projected), flat((h,))
+    if h.numel():
+        _backward_kernel[(h.numel() // d,)](
+            dh, tuple(d_projected), upstream, sizes, h, projected, d, SMALLEST,
             MEAN=mean, K=1 + len(projected), **tiles(BACKWARD, h, projected[0]),
         )  # fmt: skip
+
+
+@match.gradient
+def _(d_out: Tensor, _sizes: None, *, h: Tensor, projected: list[Tensor], sizes: Tensor, mean: bool) -> Gradients:
+    dh, d_projected = match_backward(d_out, h, projected, sizes, mean)
+    return {"h": dh, "projected": d_projected}

@@ -5,7 +5,7 @@ With c = A·m, the upstream gradients G, and ⟨·,·⟩ the sum over a token's 
     forward     x̂ⁱ = xⁱ + Σⱼ cᵢⱼ xʲ
     backward    dcᵢⱼ = ⟨Gⁱ, xʲ⟩,    dm = Aᵀ·dc,    dxʲ = Gʲ + Σᵢ cᵢⱼ Gⁱ, and for block a what came through m
 
-The gradients of A, router and norm are sums over tokens of what the backward kernel writes for each (`op.py`).
+The gradients of A, router and norm are sums over tokens of what the backward kernel writes for each.
 """
 
 # ruff: noqa: RUF005
@@ -13,19 +13,24 @@ The gradients of A, router and norm are sums over tokens of what the backward ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.gemma3n.tokens import (
+    blocks_of,
     dot,
     load,
     load_blocks,
     load_numbers,
+    outer_sum,
     route,
     route_backward,
+    router_gradients,
+    router_numbers,
     slope_of_tanh,
     store,
     store_numbers,
@@ -37,6 +42,7 @@ from altup.kernels.gemma3n.tokens import (
     zeros,
 )
 from altup.kernels.launch import Config, flat
+from altup.kernels.operators import Gradients, operator
 
 # As for `altup_update_dynamic`, whose loops these are; not timed yet.
 FORWARD = Config(warps=2, vectors=1)
@@ -112,43 +118,48 @@ def _backward_kernel(
         store(dxs[ACTIVE], start, lanes, dx, mask)
 
 
-def forward(
-    outs: Sequence[Tensor],
-    routed: Tensor,
-    inverses: Tensor,
-    xs: Sequence[Tensor],
-    weight: Tensor,
-    norm: Tensor,
-    A: Tensor,
-    active: int,
-    eps: float,
-) -> None:
-    """Fill the predicted blocks `outs`, the router's numbers [..., K] and 1 / rms [...], all contiguous."""
-    xs, (weight, norm, A) = flat(xs), flat((weight, norm, A))
+@operator("altup::gemma3n_predict")
+def predict(
+    state: Sequence[Tensor], weight: Tensor, norm: Tensor, eps: float, A: Tensor, active: int, stacked: bool
+) -> Iterator[tuple[list[Tensor], Tensor, Tensor]]:
+    """The predicted blocks, the router's numbers [..., K] before the tanh, and 1 / rms of block a: [...]."""
+    blocks, K = blocks_of(state), len(weight)
+    block = blocks[0]
+    new = [block.new_empty(K, *block.shape)] if stacked else [block.new_empty(block.shape) for _ in range(K)]
+    routed, inverses = router_numbers(block, K)
+    yield new, routed, inverses
+    xs, (weight, norm, A) = flat(blocks), flat((weight, norm, A))
     if inverses.numel():
         _forward_kernel[(inverses.numel(),)](
-            tuple(outs), routed, inverses, xs, weight, norm, A, xs[0].shape[-1], eps,
-            ACTIVE=active, K=len(xs), **tiles(FORWARD, xs[0]),
+            tuple(blocks_of(new)), routed, inverses, xs, weight, norm, A, block.shape[-1], eps,
+            ACTIVE=active, K=K, **tiles(FORWARD, xs[0]),
         )  # fmt: skip
 
 
-def backward(
-    dxs: Sequence[Tensor],
-    dc: Tensor,
-    d_routed: Tensor,
-    grads: Sequence[Tensor],
-    xs: Sequence[Tensor],
-    weight: Tensor,
-    norm: Tensor,
-    A: Tensor,
-    routed: Tensor,
-    inverses: Tensor,
-    active: int,
-) -> None:
-    """Fill the blocks' gradients, and those of c: [..., K²] and of the router's numbers: [..., K]."""
-    grads, xs, (weight, norm, A) = flat(grads), flat(xs), flat((weight, norm, A))
+@operator("altup::gemma3n_predict_backward")
+def predict_backward(
+    grads: Sequence[Tensor], state: Sequence[Tensor], weight: Tensor, norm: Tensor, A: Tensor, routed: Tensor,
+    inverses: Tensor, active: int,
+) -> Iterator[tuple[list[Tensor], Tensor, Tensor]]:  # fmt: skip
+    """The gradients of the state (a list like it), of A·m: [..., K²], and of the router's numbers: [..., K]."""
+    K = routed.shape[-1]
+    d_state = [t.new_empty(t.shape) for t in state]
+    dc, d_routed = routed.new_empty(*routed.shape[:-1], K * K), routed.new_empty(routed.shape)
+    yield d_state, dc, d_routed
+    upstream, xs, (weight, norm, A) = flat(blocks_of(grads)), flat(blocks_of(state)), flat((weight, norm, A))
     if inverses.numel():
         _backward_kernel[(inverses.numel(),)](
-            tuple(dxs), dc, d_routed, grads, xs, weight, norm, A, routed, inverses, xs[0].shape[-1],
-            ACTIVE=active, K=len(xs), **tiles(BACKWARD, xs[0]),
+            tuple(blocks_of(d_state)), dc, d_routed, upstream, xs, weight, norm, A, routed, inverses,
+            xs[0].shape[-1], ACTIVE=active, K=K, **tiles(BACKWARD, xs[0]),
         )  # fmt: skip
+
+
+@predict.gradient
+def _(
+    d_new: list[Tensor], _routed: None, _inverses: None, *, state: list[Tensor], weight: Tensor, norm: Tensor,
+    A: Tensor, active: int, routed: Tensor, inverses: Tensor, needs: set[str],
+) -> Gradients:  # fmt: skip
+    d_state, dc, d_routed = predict_backward(d_new, state, weight, norm, A, routed, inverses, active)
+    dA = outer_sum(dc, torch.tanh(routed)).to(A.dtype) if "A" in needs else None
+    x = blocks_of(state)[active]
+    return {"state": d_state, "A": dA, **router_gradients(x, d_routed, inverses, weight, norm, needs)}

@@ -16,6 +16,8 @@ gradients.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from altup.kernels.gemma3n.tokens import load, store
 from altup.kernels.launch import flat, multiprocessors, power_of_two
+from altup.kernels.operators import Gradients, operator
 
 NORMS = 3  # of a, r and out
 PROGRAMS_PER_SM = 2  # backward; not timed yet
@@ -120,48 +123,74 @@ def _tile(d: int) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": min(16, max(1, block // 256))}
 
 
-def forward(
-    out: Tensor | None,
-    normed: Tensor | None,
-    inverses: Tensor,
-    x: Tensor,
-    a: Tensor | None,
-    a_norm: Tensor | None,
-    n: Tensor | None,
-    r: Tensor | None,
-    r_norm: Tensor | None,
-    norm: Tensor | None,
-    eps: float,
-) -> None:
-    """Fill `out` (where there is an `a`), `normed` (a `norm`), and 1 / rms of a, r and out: [..., 3]."""
-    given = flat((x, a, a_norm, n, r, r_norm, norm))
+@operator("altup::gemma3n_residual")
+def residual(
+    x: Tensor, a: Tensor | None, a_norm: Tensor | None, n: Tensor | None, r: Tensor | None, r_norm: Tensor | None,
+    norm: Tensor | None, eps: float,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
+    """The sum (empty without `a`), normed where there is a `norm` (else empty), and 1 / rms of a, r and the sum:
+    [..., 3]."""
     d = x.shape[-1]
+    out, normed = (x.new_empty(0 if t is None else x.shape) for t in (a, norm))
+    inverses = x.new_empty(*x.shape[:-1], NORMS, dtype=torch.float32)
+    yield out, normed, inverses
     if x.numel():
+        given = flat((x, a, a_norm, n, r, r_norm, norm))
         _forward_kernel[(x.numel() // d,)](out, normed, inverses, *given, d, eps, **_tile(d))
 
 
-def backward(
-    dx: Tensor | None,
-    da: Tensor | None,
-    dr: Tensor | None,
-    grad: Tensor,
-    d_normed: Tensor | None,
-    out: Tensor | None,
-    a: Tensor | None,
-    a_norm: Tensor | None,
-    r: Tensor | None,
-    r_norm: Tensor | None,
-    norm: Tensor | None,
-    inverses: Tensor,
-) -> Tensor:
-    """Fill the gradients of x, a and r; gives those of the three norms' weights: [3, d], float32. Those of what is
-    not given are not to be read."""
-    given = flat((grad, d_normed, out, a, a_norm, r, r_norm, norm))
+@operator("altup::gemma3n_residual_backward")
+def residual_backward(
+    grad: Tensor, d_normed: Tensor | None, out: Tensor | None, a: Tensor | None, a_norm: Tensor | None,
+    r: Tensor | None, r_norm: Tensor | None, norm: Tensor | None, inverses: Tensor,
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:  # fmt: skip
+    """The gradients of x and n (empty where it is `grad`), of a and r, and of the norms' weights: [3, d], float32.
+    Those of what is not given are empty, or not to be read."""
     d = grad.shape[-1]
     tokens = grad.numel() // d
-    programs = max(1, min(tokens, multiprocessors(grad.device) * PROGRAMS_PER_SM))
-    sums = grad.new_empty(programs, NORMS, d, dtype=torch.float32)
+    dx = grad.new_empty(0 if r is None and norm is None else grad.shape)
+    da, dr = (grad.new_empty(0 if t is None else grad.shape) for t in (a, r))
+    sums = grad.new_empty(NORMS, d, dtype=torch.float32)
+    yield dx, da, dr, sums
     if not tokens:
-        return sums.zero_()[0]
-    _backward_kernel[(programs,)](dx, da, dr, sums, *given, inverses, tokens, d, **_tile(d))
-    return sums.sum(dim=0)
+        sums.zero_()
+        return
+    given = flat((grad, d_normed, out, a, a_norm, r, r_norm, norm))
+    programs = min(tokens, multiprocessors(grad.device) * PROGRAMS_PER_SM)
+    parts = grad.new_empty(programs, NORMS, d, dtype=torch.float32)
+    into = dx if dx.numel() else None
+    _backward_kernel[(programs,)](into, da, dr, parts, *given, inverses, tokens, d, **_tile(d))
+    torch.sum(parts, dim=0, out=sums)
+
+
+@residual.gradient
+def _(
+    d_out: Tensor, d_normed: Tensor, _inverses: None, *, out: Tensor, a: Tensor, a_norm: Tensor, r: Tensor | None,
+    r_norm: Tensor | None, norm: Tensor | None, inverses: Tensor,
+) -> Gradients:  # fmt: skip
+    whole = (None, None) if norm is None else (d_normed, out)
+    dx, da, dr, sums = residual_backward(d_out, *whole, a, a_norm, r, r_norm, norm, inverses)
+    dx = dx if dx.numel() else d_out
+    gradients = {"x": dx, "a": da} if r is None else {"x": dx, "a": da, "n": dx, "r": dr}
+    weights = {"a_norm": a_norm, "r_norm": r_norm, "norm": norm}
+    for total, (name, weight) in zip(sums, weights.items(), strict=True):
+        if weight is not None:
+            gradients[name] = total.to(weight.dtype)
+    return gradients
+
+
+class NormBeside(torch.autograd.Function):
+    """x and x normed. Whoever reads x reads this one: the backward pass then adds what comes back along with what
+    comes through the norm. An operator may not give back what it was given, so this is none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        _, normed, inverses = residual(x, None, None, None, None, None, norm, eps)
+        ctx.save_for_backward(x, norm, inverses)
+        return x.view_as(x), normed
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, d_normed: Tensor) -> tuple:
+        x, norm, inverses = ctx.saved_tensors
+        dx, _, _, sums = residual_backward(grad, d_normed, x, None, None, None, None, norm, inverses)
+        return dx, sums[2].to(norm.dtype), None

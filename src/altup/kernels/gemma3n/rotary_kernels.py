@@ -13,6 +13,8 @@ A program takes some heads of some tokens; backward it walks on and adds up its 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from altup.kernels.gemma3n.tokens import load, store
 from altup.kernels.launch import ceil_div, flat, multiprocessors, power_of_two
+from altup.kernels.operators import Gradients, operator
 
 HEADS, WARPS = 8, 4  # of a program; not timed yet
 PROGRAMS_PER_SM = 8  # backward
@@ -76,11 +79,14 @@ def _backward_kernel(
     tl.store(sums + start + half, tl.sum(total_b, axis=0), mask=tl.arange(0, HALF) < half)
 
 
-def forward(out: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> None:
-    """Fill `out`, [batch, tokens, heads, D] as x; cos and sin: [batch or 1, tokens, D]."""
-    x, weight, cos, sin = flat((x, weight, cos, sin))
+@operator("altup::gemma3n_rotary")
+def rotary(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Iterator[Tensor]:
+    """x normed and turned: [batch, tokens, heads, D]; cos and sin: [batch or 1, tokens, D]."""
     heads, D = x.shape[-2:]
     rows = x.numel() // D
+    out = x.new_empty(x.shape)
+    yield out
+    x, weight, cos, sin = flat((x, weight, cos, sin))
     if rows:
         _forward_kernel[(ceil_div(rows, HEADS),)](
             out, x, weight, cos, sin, rows, heads, cos.numel() // D, D, eps,
@@ -88,17 +94,29 @@ def forward(out: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, ep
         )  # fmt: skip
 
 
-def backward(dx: Tensor, grad: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """Fill `dx`; gives the gradient of weight in float32."""
-    grad, x, weight, cos, sin = flat((grad, x, weight, cos, sin))
+@operator("altup::gemma3n_rotary_backward")
+def rotary_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The gradients of x and, in float32, of weight."""
     heads, D = x.shape[-2:]
     rows = x.numel() // D
-    programs = min(ceil_div(rows, HEADS), multiprocessors(x.device) * PROGRAMS_PER_SM)
-    sums = x.new_empty(max(1, programs), D, dtype=torch.float32)
+    dx, d_weight = x.new_empty(x.shape), weight.new_empty(D, dtype=torch.float32)
+    yield dx, d_weight
     if not rows:
-        return sums.zero_()[0]
+        d_weight.zero_()
+        return
+    grad, x, weight, cos, sin = flat((grad, x, weight, cos, sin))
+    programs = min(ceil_div(rows, HEADS), multiprocessors(x.device) * PROGRAMS_PER_SM)
+    sums = x.new_empty(programs, D, dtype=torch.float32)
     _backward_kernel[(programs,)](
         dx, sums, grad, x, weight, cos, sin, rows, heads, cos.numel() // D, D, eps,
         ROWS=HEADS, HALF=power_of_two(D // 2), num_warps=WARPS,
     )  # fmt: skip
-    return sums.sum(dim=0)
+    torch.sum(sums, dim=0, out=d_weight)
+
+
+@rotary.gradient
+def _(d_out: Tensor, *, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Gradients:
+    dx, d_weight = rotary_backward(d_out, x, weight, cos, sin, eps)
+    return {"x": dx, "weight": d_weight.to(weight.dtype)}

@@ -1,7 +1,8 @@
 """What the kernels of Gemma 3n's AltUp share. A program takes one token and walks through its d columns.
 
 The tile of columns is two-dimensional: a row is one thread's vector, so that a sum over rows stays within threads
-until the very end. Arithmetic is float32.
+until the very end. Arithmetic is float32. What a token's backward pass leaves for the weights, a few numbers each,
+is summed over the tokens by ordinary matrix products, and only for weights that want it.
 """
 
 # Inside a kernel a tuple grows by concatenation; Triton has neither unpacking nor comprehensions over ranges.
@@ -10,12 +11,15 @@ until the very end. Arithmetic is float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.launch import Config, ceil_div, multiprocessors, vector_width
+from altup.kernels.launch import Config, ceil_div, multiprocessors, vector_width, without_autocast
 
 COLUMNS = Config(
     warps=1, vectors=1, programs_per_sm=8
@@ -174,17 +178,45 @@ def tiles(config: Config, x: Tensor, *others: Tensor | None) -> dict[str, int]:
     return {"BLOCK": width * 32 * warps * config.vectors, "WIDTH": width, "num_warps": warps}
 
 
-def columns_of(x: Tensor) -> int:
-    """Columns that a program adds up."""
-    return vector_width(x) * 32 * COLUMNS.warps * COLUMNS.vectors
-
-
-def column_sums(x: Tensor) -> tuple[Tensor, int, tuple[int, int] | None]:
-    """Room for the sums of each chunk of tokens, the tokens of a chunk, and the grid."""
-    d = x.shape[-1]
-    tokens, across = x.numel() // d, ceil_div(d, columns_of(x))
+def sum_columns(kernel: Any, out: Tensor, x: Tensor, given: Sequence[Any], **constants: int) -> None:
+    """Fill `out` [d], float32, by a kernel whose programs add up columns over some of x's tokens each."""
+    d, block = x.shape[-1], vector_width(x) * 32 * COLUMNS.warps * COLUMNS.vectors
+    tokens, across = x.numel() // d, ceil_div(d, block)
     if not tokens:
-        return x.new_zeros(1, d, dtype=torch.float32), 0, None
+        out.zero_()
+        return
     rows = ceil_div(tokens * across, multiprocessors(x.device) * COLUMNS.programs_per_sm)
-    chunks = ceil_div(tokens, rows)
-    return x.new_empty(chunks, d, dtype=torch.float32), rows, (across, chunks)
+    sums = out.new_empty(ceil_div(tokens, rows), d)
+    kernel[(across, len(sums))](sums, *given, tokens, rows, d, **constants, BLOCK=block, num_warps=COLUMNS.warps)
+    torch.sum(sums, dim=0, out=out)
+
+
+def router_numbers(block: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """Memory for the router's numbers and 1 / rms."""
+    tokens = block.shape[:-1]
+    return block.new_empty(*tokens, K, dtype=torch.float32), block.new_empty(tokens, dtype=torch.float32)
+
+
+def blocks_of(state: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The K ≥ 2 blocks of a list of blocks, or of a list of one stacked tensor."""
+    return state[0].unbind(0) if len(state) == 1 else state
+
+
+def router_gradients(
+    x: Tensor, d_routed: Tensor, inverses: Tensor, weight: Tensor, norm: Tensor, needs: set[str]
+) -> dict[str, Tensor]:
+    """Those of the router and of its norm's scale, from Z = Σ over tokens of (∂routed / rms) ⊗ x: [K, d]."""
+    if not needs & {"weight", "norm"}:  # as under LoRA
+        return {}
+    Z = outer_sum(d_routed * (inverses / x.shape[-1]).unsqueeze(-1), x)
+    gradients = {"weight": Z * norm.float(), "norm": (Z * weight.float()).sum(dim=0)}
+    return {name: value.to(weight.dtype if name == "weight" else norm.dtype) for name, value in gradients.items()}
+
+
+def outer_sum(a: Tensor, b: Tensor) -> Tensor:
+    """Σ over tokens of a ⊗ b: [..., n], [..., m] → [n, m] in float32; a is rounded to b's dtype."""
+    a, b = a.flatten(0, -2).t(), b.flatten(0, -2)
+    with without_autocast(b.device.type):
+        if b.is_cuda and b.dtype != torch.float32:
+            return torch.mm(a.to(b.dtype), b, out_dtype=torch.float32)
+        return a.float() @ b.float()
