@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from altup.kernels.dropout import dropout
 from altup.kernels.embedding import embedding
 from altup.kernels.fp8 import Low, fits_fp8, fp8_feed_forward
-from altup.kernels.geglu import geglu
+from altup.kernels.gated import gated
 from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_unhooked, joined_linear
 
 
@@ -89,7 +89,7 @@ class GatedFeedForward(Fp8Maps):
             return fp8_feed_forward(x, *weights, known, *rounded, given)
         if self.joins("feed_forward", x):
             joined = joined_linear(x, (self.wi_0, self.wi_1))
-            hidden = geglu(joined, self.dropout, self.training, per_sequence=self.per_sequence)
+            hidden = gated(joined, "gelu", self.dropout, self.training, per_sequence=self.per_sequence)
             return self.wo(hidden)
         gate, linear = apply_linears(x, (self.wi_0, self.wi_1), low, bound, rounded=self.rounded_maps("in"))
         hidden = F.gelu(gate, approximate="tanh") * linear
