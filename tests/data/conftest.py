@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from altup.core.sealed_folders import SEAL, write_sealed_json
 from altup.data.embedded import documents
 from altup.data.prepare import Recipe, prepare
+from altup.data.shards import MANIFEST
 from altup.data.text_files import LocalFiles
 
 
@@ -35,3 +39,15 @@ def prepared(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         out, Recipe([LocalFiles(corpus)], validation_fraction=0.1, vocab_size=800, shard_tokens=7_001), workers=1
     )
     return out
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object], sealed: bool = True) -> None:
+    """Change the manifest of a prepared folder; `sealed`: as a program would that knows how, with its hash."""
+    path = folder / MANIFEST
+    content = json.loads(path.read_text())
+    content.pop(SEAL)
+    change(content)
+    if sealed:
+        write_sealed_json(path, content)
+    else:
+        path.write_text(json.dumps({**content, SEAL: json.loads(path.read_text())[SEAL]}))

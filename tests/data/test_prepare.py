@@ -198,20 +198,6 @@ def test_a_damaged_tokenizer_is_made_anew(
     verify(folder)
 
 
-def test_a_manifest_without_the_hashes_of_the_tokenizer_still_reads(
-    prepared: Path, corpus: Path, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(prepared, tmp_path / "data"))
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["tokenizer"]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert verify(folder).finished
-    assert prepare(folder, recipe(corpus), workers=1).finished
-    (folder / "tokenizer" / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r"tokenizer\.json is missing"):
-        verify(folder)
-
-
 def test_a_finished_folder_is_left_alone(prepared: Path, corpus: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in prepared.rglob("*")}
     assert prepare(prepared, recipe(corpus), workers=3).finished

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
-import json
+import contextlib
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from altup.core.errors import UserError
+from altup.core.sealed_folders import read_sealed_json, write_sealed_json
+from altup.data import tokenizer
+from altup.data.batches import ShardBatches
+from altup.data.objectives import Causal
 from altup.data.shards import MANIFEST, SAMPLE, Manifest, TokenStream, token_type, verify
+from tests.data.conftest import edit_manifest
 
 
 @pytest.fixture
@@ -101,7 +108,7 @@ def test_folders_that_are_not_prepared_data(folder: Path, tmp_path: Path) -> Non
         TokenStream(tmp_path / "nothing")
     with pytest.raises(UserError, match="split='test' is not known"):
         TokenStream(folder, "test")
-    content = json.loads((folder / MANIFEST).read_text())
+    content = read_sealed_json(folder / MANIFEST)
     changes: list[tuple[dict[str, object], str]] = [
         ({"finished": False}, "not finished"),
         ({"format": 99}, "format 99"),
@@ -112,7 +119,7 @@ def test_folders_that_are_not_prepared_data(folder: Path, tmp_path: Path) -> Non
         ({"settings": None, "format": None}, "format None"),
     ]
     for change, message in changes:
-        (folder / MANIFEST).write_text(json.dumps({**content, **change}))
+        write_sealed_json(folder / MANIFEST, {**content, **change})
         with pytest.raises(UserError, match=message):
             verify(folder)
     (folder / MANIFEST).write_text('{"format"')
@@ -135,9 +142,9 @@ def test_large_vocabularies_get_wider_tokens() -> None:
 @pytest.mark.parametrize("name", ["../elsewhere.bin", "/dev/zero"])
 def test_names_in_a_manifest_lead_nowhere_else(folder: Path, name: str) -> None:
     path = folder / MANIFEST
-    content = json.loads(path.read_text())
+    content = read_sealed_json(path)
     content["segments"][0]["shards"]["train"]["file"] = name
-    path.write_text(json.dumps(content))
+    write_sealed_json(path, content)
     with pytest.raises(UserError, match="cannot be a file's name"):
         TokenStream(folder)
     path.write_text("[" * 100_000)
@@ -147,8 +154,56 @@ def test_names_in_a_manifest_lead_nowhere_else(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("token", [-1, 10**30, "x", None, 1.5])
 def test_a_vocabulary_of_other_things_than_tokens_is_refused(folder: Path, token: object) -> None:
-    content = json.loads((folder / MANIFEST).read_text())
+    content = read_sealed_json(folder / MANIFEST)
     content["vocabulary"]["sentinels"][0] = token
-    (folder / MANIFEST).write_text(json.dumps(content))
+    write_sealed_json(folder / MANIFEST, content)
     with pytest.raises(UserError, match="a vocabulary with"):
         Manifest.load(folder)
+
+
+def test_every_flipped_byte_of_a_manifest_is_noticed(folder: Path) -> None:
+    """A part of them, from one end to the other: what decides training is sealed."""
+    path = folder / MANIFEST
+    content, known = path.read_bytes(), Manifest.load(folder)
+    for place in range(0, len(content), 7):
+        for bit in (1, 16):
+            path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
+            with contextlib.suppress(UserError):
+                assert Manifest.load(folder) == known, place
+
+
+ROLES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
+    ("sentinels reversed", lambda vocabulary: vocabulary["sentinels"].reverse()),
+    ("another eos", lambda vocabulary: vocabulary.update(eos=7)),
+    ("a sentinel that is eos", lambda vocabulary: vocabulary["sentinels"].__setitem__(0, vocabulary["eos"])),
+    ("a sentinel less", lambda vocabulary: vocabulary["sentinels"].pop()),
+    ("a sentinel beyond the table", lambda vocabulary: vocabulary["sentinels"].__setitem__(0, 99_999)),
+    ("the hash of another tokenizer", lambda vocabulary: vocabulary.update(sha256="0" * 64)),
+    ("a larger table", lambda vocabulary: vocabulary.update(size=70_000)),
+    ("no mask", lambda vocabulary: vocabulary.update(mask=None)),
+]
+
+
+@pytest.mark.parametrize(("what", "change"), ROLES, ids=[what for what, _ in ROLES])
+def test_the_tokenizer_decides_what_its_tokens_are(
+    folder: Path, what: str, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    """The manifest is sealed, and where whoever changed it sealed it again, the tokenizer is asked."""
+    edit_manifest(folder, lambda content: change(content["vocabulary"]), sealed=False)
+    with pytest.raises(UserError, match="changed after it was written"):
+        Manifest.load(folder)
+    edit_manifest(folder, lambda content: None)
+    for read in (verify, TokenStream):
+        with pytest.raises(UserError, match="names other tokens than"):
+            read(folder)
+
+
+def test_a_run_is_sealed_with_the_roles_of_its_tokens(folder: Path) -> None:
+    """Another eos in the tokenizer's own config, with every hash made to fit, changes the description."""
+    before = ShardBatches(TokenStream(folder), Causal(1, 32), 4).describe()
+    config = folder / "tokenizer/tokenizer_config.json"
+    config.write_text(config.read_text().replace('"eos_token": "</s>"', '"eos_token": "<unk>"'))
+    vocabulary = tokenizer.vocabulary(folder / "tokenizer").to_json()
+    edit_manifest(folder, lambda content: content.update(vocabulary=vocabulary))
+    after = ShardBatches(TokenStream(folder), Causal(1, 32), 4).describe()
+    assert {name for name in before if before[name] != after[name]} == {"vocabulary"}

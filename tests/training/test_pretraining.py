@@ -16,9 +16,12 @@ from altup.cli.main import app
 from altup.core.errors import UserError
 from altup.core.files import sha256_of
 from altup.data.prepare import Recipe, prepare
+from altup.data.shards import hashes
 from altup.data.text_files import LocalFiles
+from altup.data.tokenizer import vocabulary
 from altup.training.checkpoints import read_state
 from altup.training.pretraining import PretrainConfig, pretrain
+from tests.data.conftest import edit_manifest
 from tests.processes import prepare_text
 
 SMALL: dict[str, Any] = {
@@ -128,11 +131,24 @@ def test_all_bytes_are_read_if_so_asked(data: Path, tmp_path: Path, monkeypatch:
 
 def test_an_id_beyond_the_vocabulary_is_a_sentence(copied: Path, tmp_path: Path) -> None:
     """In data whose hashes agree, as another program may have made it."""
-    shard, manifest = copied / "train-00000.bin", copied / "manifest.json"
-    before = sha256_of(shard)
+    shard = copied / "train-00000.bin"
     content = np.fromfile(shard, "<u2")
     content[:] = 65_535
     content.tofile(shard)
-    manifest.write_text(manifest.read_text().replace(before, sha256_of(shard)))
+    edit_manifest(
+        copied, lambda content: content["segments"][0]["shards"]["train"].update(sha256=sha256_of(shard))
+    )
     with pytest.raises(UserError, match=r"train-00000.bin has the id 65,535, but the vocabulary only"):
         pretrain(PretrainConfig(data=str(copied), **SMALL), tmp_path / "run")
+
+
+def test_roles_of_tokens_changed_between_two_lives_are_noticed(copied: Path, tmp_path: Path) -> None:
+    """Not one byte of the shards differs, and every hash fits: the weights alone would."""
+    config = PretrainConfig(data=str(copied), **{**SMALL, "steps": 2})
+    assert pretrain(config, tmp_path / "run").finished
+    settings = copied / "tokenizer/tokenizer_config.json"
+    settings.write_text(settings.read_text().replace('"eos_token": "</s>"', '"eos_token": "<unk>"'))
+    roles, sums = vocabulary(copied / "tokenizer").to_json(), hashes(copied / "tokenizer")
+    edit_manifest(copied, lambda content: content.update(vocabulary=roles, tokenizer=sums))
+    with pytest.raises(UserError, match=r"batches\.vocabulary"):
+        pretrain(replace(config, verify_data=True, steps=3), tmp_path / "run", resume=True)

@@ -1,4 +1,5 @@
-"""Folders that appear whole or not at all, sealed with the sizes and hashes of their files.
+"""Folders that appear whole or not at all, sealed with the sizes and hashes of their files; and JSON files
+that hold their own hash.
 
 A folder is written under another name (`atomic_folder`), gets a manifest, is flushed and renamed. A kill leaves at
 worst a folder whose name starts with a dot, which `remove_leftovers` clears away at the next start.
@@ -7,6 +8,7 @@ worst a folder whose name starts with a dot, which `remove_leftovers` clears awa
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +19,18 @@ from typing import Any
 from safetensors import SafetensorError
 
 from altup.core.errors import UserError, may_not_write
-from altup.core.files import check_relative_path, files_below, flush, read_json, sha256_of
+from altup.core.files import (
+    atomic_write,
+    check_relative_path,
+    files_below,
+    flush,
+    read_json,
+    read_mapping,
+    sha256_of,
+)
 
 MANIFEST = "SHA256SUMS.json"
+SEAL = "sha256"
 UNFINISHED = ".unfinished-"
 REPLACED = ".replaced-"
 THREADS = 8
@@ -161,6 +172,24 @@ def remove(checkpoint: Path) -> None:
     checkpoint.rename(unfinished)
     flush(checkpoint.parent)
     shutil.rmtree(unfinished)
+
+
+def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object atomically, with a hash of itself: for files that decide what is computed."""
+    atomic_write(path, json.dumps({**content, SEAL: _digest(content)}, indent=1) + "\n")
+
+
+def read_sealed_json(path: Path) -> dict[str, Any]:
+    """What `write_sealed_json` wrote; ValueError where it is not as it was written."""
+    content = read_mapping(path)
+    if content.pop(SEAL, None) != _digest(content):
+        raise ValueError(f"it was changed after it was written: its {SEAL} does not fit")
+    return content
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    as_read = json.loads(json.dumps(content))  # where keys are text
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
 def save_json(path: Path, value: Any) -> None:

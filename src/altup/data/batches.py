@@ -50,6 +50,7 @@ class ShardBatches:
         return {
             "data": self.stream.sha256,
             "tokenizer": self.stream.vocabulary.sha256,
+            "vocabulary": self.stream.vocabulary.seal,
             "split": self.stream.split,
             **self.objective.describe(),
             "batch_size": self.batch_size,

@@ -12,7 +12,6 @@ one after the other, into the segments that the whole would have.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -24,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from altup.core.errors import UserError
-from altup.core.files import Lock, atomic_write, read_json
+from altup.core.files import Lock
 from altup.core.schema import differences
+from altup.core.sealed_folders import read_sealed_json, write_sealed_json
 from altup.data.bad_input import BadInput
 from altup.data.prepare import (
     Recipe,
@@ -103,8 +103,7 @@ def _agree(out: Path, settings: dict[str, Any], part: Part) -> None:
         raise UserError(f"{out} was begun without parts, or they are merged already; give another --out")
     with _plan_lock(out):
         if not (out / PARTS / PLAN).exists():
-            content = json.dumps({"parts": part.count, "settings": settings}, indent=1) + "\n"
-            atomic_write(out / PARTS / PLAN, content)
+            write_sealed_json(out / PARTS / PLAN, {"parts": part.count, "settings": settings})
         planned, known = _plan(out)
         if planned != part.count:
             raise UserError(
@@ -141,7 +140,7 @@ def _forget_refused_part(out: Path, folder: Path, manifest: Manifest, fresh: boo
 def _plan(out: Path) -> tuple[int, dict[str, Any]]:
     path = out / PARTS / PLAN
     try:
-        content = read_json(path)
+        content = read_sealed_json(path)
         return int(content["parts"]), dict(content["settings"])
     except FileNotFoundError:
         raise UserError(f"{out} holds no parts to merge; make them with --part 1/N, --part 2/N, …") from None

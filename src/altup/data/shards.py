@@ -7,7 +7,6 @@ bare little-endian uint16 ids (uint32 if the vocabulary needs it), documents one
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import shlex
 from collections.abc import Sequence
@@ -28,11 +27,13 @@ from altup.core.files import (
     read_mapping,
     sha256_of,
 )
+from altup.core.sealed_folders import read_sealed_json, write_sealed_json
+from altup.data import tokenizer as tokenizers
 from altup.data.tokenizer import Vocabulary
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
-FORMAT = 1
+FORMAT = 2
 SPLITS = ("train", "validation")
 SAMPLE = 1 << 30  # bytes that `verify` reads of each split, where a sample is enough
 MAPPED = 512  # shards kept open at a time, below the usual limit on open files
@@ -84,31 +85,26 @@ class Manifest:
                 for segment in self.segments or []
             ],
         }
-        atomic_write(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
+        write_sealed_json(folder / MANIFEST, content)
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
         path = folder / MANIFEST
         try:
-            content = read_mapping(path)
-            if content["format"] != FORMAT:
-                raise UserError(
-                    f"{path} is of format {content['format']}, this altup reads {FORMAT}; prepare again"
-                )
+            if (found := read_mapping(path)["format"]) != FORMAT:
+                raise UserError(f"{path} is of format {found}, this altup reads {FORMAT}; prepare again")
+            content = read_sealed_json(path)
             vocabulary = content["vocabulary"] and Vocabulary.from_json(content["vocabulary"])
             segments = [
                 {**segment, "shards": {split: Shard(**shard) for split, shard in segment["shards"].items()}}
                 for segment in content["segments"]
             ]
-            tokenizer = content.get("tokenizer")
-            if not tokenizer and vocabulary:  # older manifests name this file alone
-                tokenizer = {"tokenizer.json": vocabulary.sha256}
             for segment in segments:
                 for shard in segment["shards"].values():
                     check_file_name(shard.file, str(path))
-            for name in tokenizer or {}:
+            for name in content["tokenizer"]:
                 check_relative_path(name, str(path))
-            return cls(content["settings"], vocabulary, segments, content["finished"], dict(tokenizer or {}))
+            return cls(content["settings"], vocabulary, segments, content["finished"], dict(content["tokenizer"]))
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(
                 f"{folder} holds no prepared data; "
@@ -174,6 +170,7 @@ def verify(folder: str | Path, most_bytes: int | None = None) -> Manifest:
     assert vocabulary is not None
     if wrong_file := tokenizer_damage(folder, manifest):
         raise UserError(f"{wrong_file} is missing or not the one the shards were made with; {AGAIN}")
+    _check_vocabulary(folder, vocabulary)
     itemsize = token_type(vocabulary.size).itemsize
     shards = [shard for split in SPLITS for shard in manifest.shards(split)]
     hashed = set(shards) if most_bytes is None else _sample(manifest, most_bytes // itemsize)
@@ -206,6 +203,12 @@ def _finished(folder: Path) -> Manifest:
     return manifest
 
 
+def _check_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
+    """UserError where the tokenizer says otherwise than the manifest which token is which."""
+    if tokenizers.vocabulary(folder / TOKENIZER) != vocabulary:
+        raise UserError(f"{folder / MANIFEST} names other tokens than {folder / TOKENIZER} has; {AGAIN}")
+
+
 class TokenStream:
     """All tokens of a split as one long array, memory-mapped. Cheap to open: sizes are checked, not hashes."""
 
@@ -215,6 +218,7 @@ class TokenStream:
         manifest = _finished(self.folder)
         assert manifest.vocabulary is not None
         self.vocabulary = manifest.vocabulary
+        _check_vocabulary(self.folder, self.vocabulary)
         self.shards = manifest.shards(split)
         self._type = token_type(self.vocabulary.size)
         for shard in self.shards:

@@ -8,6 +8,7 @@ normalisation (NFKC, white space collapsed).
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,6 +53,11 @@ class Vocabulary:
     def padded_size(self) -> int:
         """Rows of the embedding tables: `size` rounded up to a multiple of 128."""
         return -(-self.size // PADDED_TO) * PADDED_TO
+
+    @property
+    def seal(self) -> str:
+        """A hash of all of it: two vocabularies with one seal make the same batches of the same shards."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "sentinels": list(self.sentinels)}
@@ -266,6 +272,12 @@ def vocabulary(folder: Path) -> Vocabulary:
         raise UserError(f"the tokenizer in {folder} names no eos_token or sep_token; add one to {config_file}")
     pad = find("pad_token")
     sentinels = tuple(_present(tokenizer, SENTINELS))
+    for role, token in (("eos", eos), ("pad", pad)):
+        if token in sentinels:
+            raise UserError(
+                f"the tokenizer in {folder} has the sentinel {tokenizer.id_to_token(token)!r} for {role}; name "
+                f"another token in {config_file}"
+            )
     mask = find("mask_token")
     return Vocabulary(
         sha256=sha256_of(folder / "tokenizer.json"),
