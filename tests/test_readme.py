@@ -35,7 +35,8 @@ def anchors(text):
     }
 
 
-PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+FOLDERS = [ROOT / "docs", ROOT / "experiments"]
+PAGES = ["README.md", *(str(path.relative_to(ROOT)) for folder in FOLDERS for path in folder.rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -44,7 +44,7 @@ def train_together(*arguments: object, out: Path, timeout: float = 900, world: i
 
     A crash inside a library is no wrong result: what was written is removed, and all starts once more, with a
     warning that says where the process stood.
-    Seen once, in CI with torch 2.13 (docs/lab-log.md, "A crash that did not come back").
+    Seen once, in CI with torch 2.13 (experiments/LOG.md, "A crash that did not come back").
     """
     for attempt in (1, 2):
         codes, text = fork_ranks(arguments, timeout, world)

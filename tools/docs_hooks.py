@@ -1,6 +1,7 @@
 """What MkDocs does for the site beyond its plugins: command pages, files from outside docs/, and formulas.
 
 - Every verb of the command line becomes a page, made from its options, so that the reference cannot drift.
+- The pages of experiments/ are pages of the site.
 - Links in docs/ lead to files of the repository, so that they work where the repository is browsed. Here the files
   that pages link to are taken along into the site.
 - Formulas become MathML, which browsers draw by themselves: no script, nothing fetched.
@@ -23,7 +24,11 @@ from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}  # pages that lie above docs/
+PAGES = {  # pages that lie outside of docs/
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    **{path: path for path in (str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("experiments/**/*.md")))},
+}
 COMMANDS = "reference/commands"
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
 SYMBOLS = {

@@ -10,10 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LONGEST_LINE, WRAP, WORDS = 200, 120, 80
-# The lab log is a diary, and the evidence is written from it; both keep to the longest line alone.
-DIARIES = {"lab-log.md", "evidence.md"}
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
-PROSE = [page for page in PAGES if page not in DIARIES]
 
 
 def prose(page: str) -> str:
@@ -42,14 +39,14 @@ def test_no_long_lines(page):
     assert not long, f"lines {long} have more than {LONGEST_LINE} characters"
 
 
-@pytest.mark.parametrize("page", PROSE)
+@pytest.mark.parametrize("page", PAGES)
 def test_prose_is_wrapped(page):
     """Prose ends before column 120; tables, whose rows cannot be broken, may be longer."""
     long = [line for line in prose(page).splitlines() if len(line) > WRAP and not line.startswith("|")]
     assert not long, "\n".join(long)
 
 
-@pytest.mark.parametrize("page", PROSE)
+@pytest.mark.parametrize("page", PAGES)
 def test_paragraphs_are_short(page):
     long = [part for part in paragraphs(page) if len(part.split()) >= WORDS]
     assert not long, f"{WORDS} words or more:\n\n" + "\n\n".join(long)

@@ -13,9 +13,8 @@ from altup.finetuning.config import FinetuneConfig
 from altup.studies.configs import resolve
 from altup.studies.jobs import StudyData, deciding_fields, speed_key
 from altup.studies.plan import KnownSpeed, make_plan
-from altup.studies.results import read_results
 from altup.studies.scale import Scale, Tuning, find_scale, with_settings
-from altup.studies.study import Study, find_study, read_study, shipped
+from altup.studies.study import Study, read_study, shipped
 from tests.processes import prepare_text
 from tests.studies.samples import TEXT, TWO, plan
 
@@ -177,24 +176,6 @@ def test_equal_time_by_speeds_that_a_study_gives(data: Path) -> None:
     swept = plan([study], replace(scale, tune=Tuning({"lr": [0.01, 0.02, 0.03]}, steps=3)), data)
     assert all(trial.waits for trial in swept.trials)  # for their sweeps
     assert not swept.speed_first()
-
-
-def test_the_runs_that_the_repository_keeps_are_those_of_its_study(data: Path) -> None:
-    """`benchmarks/longer_runs.yaml` had one length first; its runs are the longest of three now."""
-    folder = Path(__file__).parents[2] / "benchmarks"
-    study, scale = find_study(str(folder / "longer_runs.yaml")), find_scale(str(folder / "longer.yaml"))
-    kept = {path.stem: json.loads(path.read_text()) for path in (folder / "results/longer/runs").glob("*.json")}
-    (text,) = {record["data"] for record in kept.values()}
-    known = replace(StudyData.prepared(str(data), None), identity=text)
-    found = make_plan(
-        [study], scale, known, seeds=scale.seeds, speeds={}, machine="here", chosen_steps=lambda *place: None
-    )
-    keys = {trial.pretrain.key: trial for trial in found.trials if trial.pretrain}
-    assert len(keys) == 18
-    assert kept.keys() <= keys.keys()
-    for result in read_results(folder / "results/longer"):
-        trial = keys[result.run]
-        assert (trial.label, trial.size, str(trial.seed)) == (result.label, result.size, result.seed)
 
 
 # Keys as the first version made them: scale, study, row, size, seed, kind, column.

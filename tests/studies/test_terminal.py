@@ -15,7 +15,7 @@ from altup.studies.report import StudyReport
 from altup.studies.terminal import print_study
 from tests.studies.samples import TEXT
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "studies"
+RESULTS = Path(__file__).parent / "stored"
 
 
 @pytest.fixture(scope="module")
