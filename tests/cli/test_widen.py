@@ -16,6 +16,7 @@ from altup import load_widened
 from altup.cli.main import app
 from altup.core.errors import UserError
 from tests.models.widening.families import build, inputs
+from tests.processes import prepare_text
 
 
 def altup(*words):
@@ -108,3 +109,21 @@ def test_no_foreign_code_and_no_pickle_is_read(llama, tmp_path):
         altup("widen", llama, "--out", tmp_path / "out")
     shutil.rmtree(llama)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("verb", ["widen", "upcycle"])
+def test_a_changed_bit_of_a_converted_model_is_noticed(verb, llama, tmp_path):
+    tokenizer().save_pretrained(llama)
+    altup(verb, llama, "--method", "altup", "--out", tmp_path / "wide")
+    weights = tmp_path / "wide/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    data = str(prepare_text(tmp_path, sentences=300))
+    for call in (
+        ["generate", tmp_path / "wide", "--prompt", "a"],
+        ["pretrain", "--from", tmp_path / "wide", "--data", data, "--out", tmp_path / "run"],
+        ["narrow" if verb == "widen" else "upcycle", tmp_path / "wide", "--out", tmp_path / "back"],
+    ):
+        with pytest.raises(UserError, match=r"wide is damaged: the contents of model.safetensors have changed"):
+            altup(*call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 import warnings
 from collections.abc import Iterable
 
@@ -41,9 +42,27 @@ def warn_once(message: str) -> None:
         warnings.warn(message, stacklevel=3)
 
 
-def may_not_write(error: BaseException) -> bool:
-    """Whether free space would not help: no permission, a read-only disk, a file in a folder's place."""
-    return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+def is_system_error(error: BaseException) -> bool:
+    """Whether the operating system refused something; libraries in Rust raise a bare Exception for that."""
+    return isinstance(error, OSError) or bool(RUST_ERROR.search(str(error)))
+
+
+def disk_remedy(error: BaseException) -> str:
+    """What to do where the operating system did not let a file be written."""
+    told = RUST_ERROR.search(str(error))
+    number = int(told[1]) if told else getattr(error, "errno", None)
+    return next((remedy for numbers, remedy in REMEDIES.items() if number in numbers), "repair the disk")
+
+
+RUST_ERROR = re.compile(r"\(os error (\d+)\)")
+REMEDIES = {
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): "free space",
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+        "give a folder that you may write to (--out), or make this one writable",
+    (errno.EMFILE, errno.ENFILE): "allow more open files (ulimit -n)",
+    (errno.ELOOP, errno.ENOENT, errno.EEXIST): "repair the link or the folder that it names",
+    (errno.ENAMETOOLONG,): "give a shorter name",
+}  # fmt: skip
 
 
 # What libraries say who have no memory, whatever their exceptions are called.

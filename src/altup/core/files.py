@@ -67,22 +67,6 @@ def make_folder(folder: Path, option: str = "--out") -> None:
         raise UserError(f"{option} {folder} cannot be made: {reason}; give a new folder") from None
 
 
-@contextlib.contextmanager
-def new_folder(folder: Path, option: str = "--out") -> Iterator[Path]:
-    """Make a folder to write to, or refuse one that holds something; after an error an empty one goes again."""
-    fresh = not folder.exists()
-    make_folder(folder, option)
-    if any(folder.iterdir()):
-        raise UserError(f"{option} {folder} is not empty; give a new folder")
-    try:
-        yield folder
-    except BaseException:
-        if fresh:
-            with contextlib.suppress(OSError):  # it holds something by now
-                folder.rmdir()
-        raise
-
-
 def flush(path: Path) -> None:
     """Flush a file, or the entries of a folder (not the files in it), to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +19,14 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from altup.core.errors import UserError, may_not_write
+from altup.core.errors import UserError, disk_remedy, is_system_error
 from altup.core.files import (
     atomic_write,
     check_relative_path,
     files_below,
     flush,
+    locked,
+    make_folder,
     read_json,
     read_mapping,
     sha256_of,
@@ -69,16 +72,49 @@ def begin_folder(target: Path) -> Path:
 
 
 @contextlib.contextmanager
+def new_sealed_folder(target: Path, option: str = "--out") -> Iterator[Path]:
+    """A folder to write to, which becomes `target`, new or empty, with a manifest once all is written.
+
+    A kill, an error or a full disk leave nothing of that name, or an empty folder where there was one. While one
+    process writes, another is refused.
+    """
+    target = target.resolve()
+    fresh = not target.exists()
+    make_folder(target, option)
+    temporary = target.with_name(f"{UNFINISHED}{target.name}")
+    try:
+        if os.path.ismount(target) or target == Path.cwd():
+            raise UserError(f"{option} {target} is a disk or the folder that you are in; give a new folder in it")
+        with locked(target, f"{option} {target}: another process writes there; wait for it, or give a new folder"):
+            if any(target.iterdir()):
+                raise UserError(f"{option} {target} is not empty; give a new folder")
+            with save_errors(target):
+                shutil.rmtree(temporary, ignore_errors=True)  # left by a kill
+                try:
+                    temporary.mkdir()
+                    yield temporary
+                    seal(temporary)
+                    temporary.rename(target)
+                    flush(target.parent)
+                finally:
+                    shutil.rmtree(temporary, ignore_errors=True)
+    except BaseException:
+        if fresh:
+            with contextlib.suppress(OSError):  # it holds something by now
+                target.rmdir()
+        raise
+
+
+@contextlib.contextmanager
 def save_errors(target: Path) -> Iterator[None]:
-    """Turn a full disk and the like into a UserError."""
+    """Turn what the operating system refuses into a UserError that says what to do."""
     try:
         yield
     except Exception as error:
-        # Libraries in Rust (tokenizers) raise a bare Exception for errors of the operating system.
-        if isinstance(error, OSError | SafetensorError) or "(os error " in str(error):
-            remedy = "make the folder writable" if may_not_write(error) else "free space or repair the disk"
+        if isinstance(error, SafetensorError) or (is_system_error(error) and not isinstance(error, UserError)):
             raise UserError(
-                f"could not save {target}: {error}. The checkpoints before it are untouched; {remedy}, then resume"
+                f"could not save {target}: {error}. What was there before is untouched; {disk_remedy(error)}, "
+                "then run the same command again"
             ) from error
         raise
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from altup.core.errors import UserError, may_not_write
+from altup.core.errors import UserError, disk_remedy, is_system_error
 from altup.core.files import TEMPORARY, locked
 from altup.core.schema import differences
 from altup.core.text import number_of, shorten
@@ -24,22 +24,15 @@ MADE = re.compile(f"{TOKENIZER}|{SHARD_FILE}")
 
 @contextmanager
 def system_errors(out: Path) -> Iterator[None]:
-    """Turn errors of the operating system (a full disk, no permission to write) into a `UserError`."""
+    """Turn what the operating system refuses into a `UserError` that says what to do."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        # Libraries in Rust (tokenizers) raise a bare Exception for errors of the operating system.
-        if isinstance(error, OSError) or "(os error " in str(error):
-            if may_not_write(error):
-                raise UserError(
-                    f"preparing {out} failed: {error}; give a folder that you may write to (--out), or make this "
-                    "one writable"
-                ) from error
+        if is_system_error(error):
             raise UserError(
-                f"preparing {out} failed: {error}; free space or repair what it names, then run the same command "
-                "again to resume, or give another --out"
+                f"preparing {out} failed: {error}; {disk_remedy(error)}, then run the same command again to resume"
             ) from error
         raise
 

@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
-from altup.core.files import new_folder
 from altup.core.hub import find_pretrained
 from altup.core.pretrained import copy_tokenizer, load_config, load_model
+from altup.core.sealed_folders import new_sealed_folder
 from altup.models.accounting import refuse_too_large
 from altup.models.base import empty_like
 from altup.models.bert import convert as bert
@@ -194,20 +194,15 @@ def upcycle_to_folder(
     coefficients: str = "static",
 ) -> Upcycled:
     """Upcycle the model of a folder or of the hub into a new folder, and compare it with the original."""
-    with new_folder(out):
+    with new_sealed_folder(out) as folder:
         say(f"Loading {place}")
         original = load_pretrained(place)
         say("Widening, and comparing with the original")
         wide = upcycle(original, method, num_blocks, seed, coefficients)
         error = _compare(original, wide)
-        wide.save_pretrained(out)
-    return Upcycled(
-        wide.config.num_blocks,
-        wide.num_parameters(),
-        original.num_parameters(),
-        error,
-        copy_tokenizer(place, out),
-    )
+        wide.save_pretrained(folder)
+        parameters = wide.num_parameters(), original.num_parameters()
+        return Upcycled(wide.config.num_blocks, *parameters, error, copy_tokenizer(place, folder))
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from altup.core.errors import UserError, may_not_write
+from altup.core.errors import UserError, disk_remedy
 from altup.core.files import Lock, atomic_write, is_locked, locked
 from altup.core.runs import RunPaths, list_checkpoints, newest_whole, step_of
 from altup.core.schema import differences, read_settings
@@ -209,14 +209,10 @@ def _show_difference(before: TrainConfig, now: TrainConfig) -> str:
 
 @contextlib.contextmanager
 def disk_errors(folder: RunFolder) -> Iterator[None]:
-    """Turn a full or failing disk into a UserError that says what to do."""
+    """Turn what the operating system refuses into a UserError that says what to do."""
     try:
         yield
     except OSError as error:
-        if may_not_write(error):
-            raise UserError(
-                f"{folder.path}: {error}; give a folder that you may write to (--out), or make this one writable"
-            ) from error
         raise UserError(
-            f"{folder.path}: {error}. Saved checkpoints are intact; free space or repair the disk, then resume"
+            f"{folder.path}: {error}. Saved checkpoints are intact; {disk_remedy(error)}, then resume"
         ) from error

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from altup.core.files import atomic_write
+from altup.core.sealed_folders import UNFINISHED
 from altup.models.widening.description import describe
 
 TITLE = "## How to load this widened model"
@@ -16,10 +17,10 @@ HEAD = "---\nlibrary_name: transformers\ntags: [altup]\n---\n"
 
 def write_card(model: PreTrainedModel, folder: Path, name: str = "") -> None:
     """README.md in `folder`; to a card that is there already the part is added, once."""
-    path = folder / "README.md"
-    there = path.read_text(encoding="utf-8") if path.exists() else f"{HEAD}\n# {name or folder.resolve().name}\n"
+    path, name = folder / "README.md", name or folder.resolve().name.removeprefix(UNFINISHED)
+    there = path.read_text(encoding="utf-8") if path.exists() else f"{HEAD}\n# {name}\n"
     if TITLE not in there:
-        atomic_write(path, f"{there.rstrip()}\n\n{_how_to_load(model, name or folder.resolve().name)}")
+        atomic_write(path, f"{there.rstrip()}\n\n{_how_to_load(model, name)}")
 
 
 def _how_to_load(model: PreTrainedModel, name: str) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
-from altup.core.files import check_regular, new_folder
+from altup.core.files import check_regular
 from altup.core.pretrained import copy_tokenizer, load_config, load_model
+from altup.core.sealed_folders import new_sealed_folder
 from altup.models.config import MOST, AltUpConfig
 from altup.models.widening.description import describe
 from altup.models.widening.loading import load_widened, named_class
@@ -46,21 +47,21 @@ def widen_folder(
     check_choice("method", method, METHODS)
     check_whole("num_blocks", num_blocks, 2, MOST["num_blocks"])
     check_whole("seed", seed, 0, MOST_SEED)
-    with new_folder(out):
+    with new_sealed_folder(out) as folder:
         say(f"Loading {place}")
         model = _load(place)
         before = model.num_parameters()
         say("Widening, and comparing with the original")
-        return _save(widen(model, method, num_blocks, layers=layers, seed=seed), before, place, out)
+        return _save(widen(model, method, num_blocks, layers=layers, seed=seed), before, place, folder)
 
 
 def narrow_folder(place: str, out: Path, say: Callable[[str], Any] = print) -> Written:
     """Write the model that was widened, as it was, into a new folder."""
-    with new_folder(out):
+    with new_sealed_folder(out) as folder:
         say(f"Loading {place}")
         model = load_widened(place)
         before = model.num_parameters()
-        return _save(narrow(model), before, place, out)
+        return _save(narrow(model), before, place, folder)
 
 
 def _load(place: str) -> PreTrainedModel:
