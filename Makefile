@@ -43,17 +43,9 @@ test-slow: $(READY)  ## the checks that take minutes: kills, fuzzed input, over-
 test-gpu: $(READY)  ## the checks that need a CUDA GPU
 	$(PYTEST) -m gpu
 
-# Each is put beside the other packages of the environment, which stays as it is.
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 test-versions: $(READY)  ## the tests of widen and Gemma 3n with the oldest transformers that pyproject.toml allows, and the newest
-	@failed=0; for wanted in "transformers==$(OLDEST)" transformers; do \
-	  rm -rf $(VENV)/other-transformers; \
-	  $(BIN)/python -m pip install --quiet --no-compile --target $(VENV)/other-transformers "$$wanted" || exit 1; \
-	  export PYTHONPATH=$(CURDIR)/$(VENV)/other-transformers; \
-	  $(BIN)/python -c 'import transformers; print("transformers", transformers.__version__)'; \
-	  $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/models/widening tests/models/gemma3n || failed=1; \
-	  unset PYTHONPATH; \
-	done; rm -rf $(VENV)/other-transformers; exit $$failed
+	JOBS=$(JOBS) .ci/with-transformers "transformers==$(OLDEST)" transformers
 
 bench: $(READY)  ## speed beside peers, at toy sizes that a CPU can do; `altup bench` on a GPU
 	$(BIN)/altup bench --quick

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import altup
+from altup.cli import doctor as doctor_module
 from altup.core.hardware import installed
 
 RUN = "import typer; from altup.cli.doctor import command; typer.run(command)"
@@ -43,6 +44,8 @@ def test_this_machine_is_healthy_and_a_compiler_that_is_missing_is_named(tmp_pat
     assert all(check["remedy"] for check in checks.values() if check["status"] != "ok")
     for name in ("scikit-learn", "sentencepiece", "datasets"):
         assert (checks[name]["status"] == "ok") == (installed(name) is not None)
+    assert checks["Gemma 3n"]["status"] == "ok"
+    assert checks["transformers"]["detail"] in checks["Gemma 3n"]["detail"]
     assert checks["C compiler"]["status"] == "missing"
     assert "gcc" in checks["C compiler"]["remedy"]
 
@@ -67,6 +70,16 @@ def test_a_torch_that_does_not_load_is_a_line_of_the_report(tmp_path: Path, code
     assert told in checks["import torch"]["detail"]
     assert "pip install" in checks["import torch"]["remedy"]
     assert "disk" in checks
+
+
+def test_a_transformers_with_another_gemma3n_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"refused": ["Gemma3nTextMLP"], "tested": "5.15 to 5.23"}
+    monkeypatch.setattr(doctor_module, "probe", lambda code: (found, None))
+    check = doctor_module.check_gemma3n("9.1.0")
+    assert check.status == "missing"
+    assert "transformers 9.1.0" in check.detail
+    assert "Gemma3nTextMLP" in check.detail
+    assert "install a transformers from 5.15 to 5.23" in check.remedy
 
 
 def test_an_old_package_is_named_with_the_version_to_install(tmp_path: Path) -> None:

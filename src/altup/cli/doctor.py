@@ -46,6 +46,13 @@ transformers.PreTrainedModel
 print(json.dumps({"version": transformers.__version__}))
 """
 
+GEMMA3N_PROBE = """
+import json, warnings
+warnings.simplefilter("ignore")
+from altup.models.gemma3n import classes, recognition
+print(json.dumps({"refused": [base.__name__ for base in classes.differences()], "tested": recognition.TESTED}))
+"""
+
 COMPILE_PROBE = """
 import torch
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -90,7 +97,10 @@ def examine(quick: bool = False) -> list[Check]:
     torch, torch_error = probe(TORCH_PROBE)
     checks = [check_python(), *check_packages(), check_import("torch", torch, torch_error)]
     if torch is not None:
-        checks.append(check_import("transformers", *probe(TRANSFORMERS_PROBE)))
+        transformers, transformers_error = probe(TRANSFORMERS_PROBE)
+        checks.append(check_import("transformers", transformers, transformers_error))
+        if transformers is not None:
+            checks.append(check_gemma3n(transformers["version"]))
         checks += check_devices(torch)
         checks += check_compiler(torch, quick)
         checks.append(check_bf16())
@@ -160,6 +170,16 @@ def check_devices(torch: dict[str, Any]) -> list[Check]:
     detail = ", ".join(backends) or "none"
     checks.append(Check("speed", "several processes", "ok" if fine else "missing", detail, remedy))
     return checks
+
+
+def check_gemma3n(version: str) -> Check:
+    """Whether `altup.accelerate` knows every part of Gemma 3n as this transformers computes it."""
+    found, error = probe(GEMMA3N_PROBE)
+    if found is not None and not found["refused"]:
+        return Check("speed", "Gemma 3n", "ok", f"altup.accelerate knows every part of transformers {version}")
+    detail = error or f"transformers {version}: unknown to altup.accelerate are {', '.join(found['refused'])}"
+    tested = f"install a transformers from {found['tested']}" if found else "pip install --upgrade transformers"
+    return Check("speed", "Gemma 3n", "missing", detail, f"{tested}; these parts run the original code")
 
 
 def check_compiler(torch: dict[str, Any], quick: bool) -> list[Check]:

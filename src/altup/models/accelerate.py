@@ -75,13 +75,10 @@ def accelerate(
     _check_model("accelerate", model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if _has_gemma3n(model):
-        from altup.models.gemma3n import classes
+        from altup.models.gemma3n import classes, recognition
 
-        if unknown := classes.fuse(model, implementation, head, remake):
-            warn_once(
-                f"altup.accelerate: {', '.join(unknown)} of this version of transformers computes something that "
-                "altup does not know, so these parts keep their own code"
-            )
+        if refused := classes.fuse(model, implementation, head, remake):
+            warn_once(recognition.warning_text(refused))
         if implementation == "auto" and not runs_triton(device):
             warn_once(f"altup.accelerate: no GPU that Triton supports ({device}), so Gemma 3n's own code runs")
     elif not _is_ours(model):

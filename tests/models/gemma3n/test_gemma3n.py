@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, DynamicCache, Gemma3nForCausalLM,
 
 import altup
 from altup.core import errors
-from altup.models.gemma3n import classes
 from altup.models.gemma3n.parts import Fused, FusedDecoderLayer
 from altup.models.stack import compile_layers
 from tests.models.gemma3n.tiny import (
@@ -366,32 +365,6 @@ def test_under_trainer(tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     assert len(losses[0]) == 3
     assert distance(predictions[1], predictions[0]) < 2e-2  # AdamW takes a step of one size for any gradient
-
-
-def test_code_that_is_not_known_is_left_alone(monkeypatch):
-    """A later transformers may compute something else under the same name."""
-    monkeypatch.setitem(classes.KNOWN, "Gemma3nTextDecoderLayer", {"another"})
-    classes.is_known.cache_clear()
-    errors.TOLD.clear()
-    model = tiny_gemma(layers=2)
-    with pytest.warns(UserWarning, match="Gemma3nTextDecoderLayer of this version"):
-        ours = accelerated(model)
-    classes.is_known.cache_clear()
-    assert type(ours.model.layers[0]) is type(model.model.layers[0])
-    assert isinstance(ours.model.layers[0].altup, Fused)
-    assert_same(model, ours, batch())
-
-
-def test_the_digest_sees_code_and_not_comments(monkeypatch):
-    base = classes.theirs.Gemma3nTextAltUp
-    before = classes.digest(base)
-    assert before in classes.KNOWN["Gemma3nTextAltUp"]
-
-    def forward(self, corrected):
-        return corrected
-
-    monkeypatch.setattr(base, "forward", forward)
-    assert classes.digest(base) != before
 
 
 def test_a_model_that_contains_one():

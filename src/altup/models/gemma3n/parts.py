@@ -128,14 +128,14 @@ class FusedAttention(Fused):
             )
         q = self._heads(part.q_proj, part.q_norm, hidden_states, position_embeddings)
         if part.is_kv_shared_layer:
-            keys, values = (x.to(q.device) for x in shared_kv_states[part.kv_shared_layer_index])
+            keys, values = (x.to(q.device) for x in shared_kv_states[self._shared_name()])
         else:
             keys = self._heads(part.k_proj, part.k_norm, hidden_states, position_embeddings).transpose(1, 2)
             values = part.v_norm(self._split(part.v_proj(hidden_states))).transpose(1, 2)
             if past_key_values is not None:
                 keys, values = past_key_values.update(keys, values, part.layer_idx)
             if part.store_full_length_kv:
-                shared_kv_states[part.layer_idx] = keys, values
+                shared_kv_states[self._shared_name()] = keys, values
         if windowed:
             keys, values = (x[:, :, : q.shape[1]].transpose(1, 2) for x in (keys, values))
             window = self.sliding_window
@@ -156,6 +156,14 @@ class FusedAttention(Fused):
             **kwargs,
         )
         return part.o_proj(attended.reshape(*hidden_states.shape[:-1], -1).contiguous()), weights
+
+    def _shared_name(self) -> Any:
+        """Of the keys and values that layers share: their kind of attention since transformers 5.23, before it the
+        number of the layer that makes them."""
+        part: Any = self
+        if not hasattr(part, "kv_shared_layer_index"):
+            return part.layer_type
+        return part.kv_shared_layer_index if part.is_kv_shared_layer else part.layer_idx
 
     def _is_windowed(self, mask: Any, tokens: int) -> bool:
         is_causal = mask is None and self.config._attn_implementation == "sdpa"

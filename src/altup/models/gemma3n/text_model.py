@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import cache_utils
 from transformers.cache_utils import DynamicCache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -15,6 +16,10 @@ from transformers.utils.output_capturing import capture_outputs
 
 from altup.kernels.gemma3n import match_magnitudes, uses_kernels
 from altup.models.gemma3n.parts import Fused, FusedAttention
+
+# Layers write keys and values here that later ones read. No plain dict, which FSDP2 would copy. Since transformers
+# 5.23 accelerate moves them from device to device by a method of the class.
+SharedKeys: Any = getattr(cache_utils, "KVSharingDict", UserDict)
 
 
 class FusedTextModel(Fused):
@@ -82,8 +87,7 @@ class FusedTextModel(Fused):
 
         state = self._lift(inputs_embeds)
         rotations = {kind: model.rotary_emb(state, position_ids, kind) for kind in set(self.config.layer_types)}
-        # Layers write keys and values here that later ones read. No plain dict, which FSDP2 would copy.
-        shared: Any = UserDict()
+        shared = SharedKeys()
         layers = model.layers[: self.config.num_hidden_layers]
         # Apart, so that the gradient of a layer's input is not one of all layers' inputs.
         inputs = per_layer_inputs.unbind(2)
