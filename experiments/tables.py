@@ -38,6 +38,10 @@ class Difference:
         mean, low, high = (f"{x:+.{digits}f}".replace("-", "−") for x in (self.mean, self.low, self.high))
         return f"{mean} ({low} to {high})"
 
+    def show_short(self, digits: int) -> str:
+        """Student's intervals are symmetric."""
+        return f"{self.mean:+.{digits}f} ± {self.high - self.mean:.{digits}f}".replace("-", "−")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -178,7 +182,9 @@ def contrast_table() -> str:
         line = [contrast.shown, contrast.equal, f"{len(row.runs)}"]
         line += [f"{(row.mean(c) or 0) / (base.mean(c) or 1):.2f}" for c in ("steps", "flops")]
         differences = {column: contrast.difference(column) for column in DIGITS}
-        lines.append([*line, *(d.show(DIGITS[c]) if d else "" for c, d in differences.items())])
+        lines.append(
+            [*line, *(d.show_short(DIGITS[c] + contrast.paired) if d else "" for c, d in differences.items())]
+        )
     return as_table(head, lines)
 
 
