@@ -94,6 +94,9 @@ def test_generate_answers_in_the_family_s_way(trained, tmp_path: Path) -> None:
     else:
         assert "this model is a decoder" in remark
         assert len(second) > 2
+        one = ("generate", run, "--prompt", "ab", "--max-new-tokens", 6)
+        (_, waited), (_, streamed) = (altup(tmp_path / way, *one, f"--{way}") for way in ("no-stream", "stream"))
+        assert streamed.rstrip() == waited.rstrip()
 
 
 @pytest.mark.parametrize(

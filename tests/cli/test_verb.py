@@ -41,6 +41,13 @@ def test_an_option_with_one_value_is_refused_twice_by_every_verb() -> None:
     assert checked > 100
 
 
+def test_every_verb_explains_itself_with_one_letter() -> None:
+    for names, _ in commands(ALTUP):
+        shown = CliRunner().invoke(app, [*names, "-h"])
+        assert shown.exit_code == 0, names
+        assert "Usage:" in shown.stdout
+
+
 def test_an_empty_path_is_refused_by_every_verb() -> None:
     """It would be the folder that one is in."""
     checked = 0

@@ -86,10 +86,11 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     pack(tmp_path / "b" / "1.jsonl", json_lines(["third"]))
     pack(tmp_path / "a.txt.zst", b"first")
     parquet(tmp_path / "a2.parquet", ["second"])
-    (tmp_path / "README.md").write_text("not a source")
-    assert read(tmp_path) == (["first", "second", "third"], {})
+    (tmp_path / "c.md").write_text("# fourth")
+    (tmp_path / "LICENSE").write_text("not a source")
+    assert read(tmp_path) == (["first", "second", "third", "# fourth"], {})
     names = [entry["name"] for entry in LocalFiles(tmp_path).describe()["files"]]
-    assert names == ["a.txt.zst", "a2.parquet", "b/1.jsonl"]
+    assert names == ["a.txt.zst", "a2.parquet", "b/1.jsonl", "c.md"]
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:

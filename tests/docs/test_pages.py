@@ -1,4 +1,4 @@
-"""Every block of "Start here", of the tutorials and of the rule's page runs, as a reader would run it.
+"""Every block of the home page, "Start here", the tutorials and of the rule's page runs, as a reader would run it.
 
 The numbers that decide how long they take are replaced by toy ones (`pages.TOY`); nothing else is.
 """
@@ -17,6 +17,7 @@ from tests.docs.pages import DOCS, blocks, run_page
 NEEDS = {f"tutorials/{name}.md": ("tutorials/pretrain.md",) for name in ("task", "study", "many-gpus")}
 SLOW = {"tutorials/many-gpus.md"}  # starts processes that import everything anew
 PAGES = [
+    "index.md",
     "start.md",
     "rule.md",
     *(f"tutorials/{path.name}" for path in sorted((DOCS / "tutorials").glob("[!i]*.md"))),

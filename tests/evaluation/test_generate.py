@@ -21,6 +21,7 @@ from altup import (
 from altup.core.errors import UserError
 from altup.data.tokenizer import save, train
 from altup.evaluation.generate import (
+    Continuation,
     answer_prompts,
     continue_text,
     fill_masks,
@@ -169,6 +170,26 @@ def test_a_decoder_goes_on(learnt):
     assert begun[0] == ("the quick brown", False)
     assert "".join(text for text, _ in whole) == TEXT
 
+    pieces: list[str] = []
+    options = {"max_new_tokens": 80, "do_sample": False, "stream": pieces.append}
+    (streamed,) = continue_text(model, learnt, ["the quick brown"], **options)
+    assert streamed == begun
+    assert "".join(pieces) == begun[1][0]
+    assert len(pieces) > 5
+
+
+def test_half_a_character_is_not_streamed(learnt):
+    """One that the vocabulary has not is several tokens, one a byte."""
+    pieces: list[str] = []
+    row, more = (learnt(text, add_special_tokens=False)["input_ids"] for text in ("tea", "tea ☕ tea"))
+    streamer = Continuation(learnt, row, pieces.append)
+    streamer.put(torch.tensor([row]))
+    for token in more[len(row) :]:
+        streamer.put(torch.tensor([token]))
+    streamer.end()
+    assert "".join(pieces) == " ☕ tea"
+    assert not any("\ufffd" in piece for piece in pieces)
+
 
 def test_a_tokenizer_without_a_mask_is_refused():
     class Bare:
@@ -185,6 +206,9 @@ def test_a_tokenizer_without_a_mask_is_refused():
     ("options", "words"),
     [
         ({"temperature": 1e-300}, "temperature=1e-300 is almost 0"),
+        ({"top_k": 0}, "top_k=0 makes no sense"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"top_p": 0.9, "temperature": 0.0}, "temperature 0 samples nothing"),
         ({"seed": 2**64}, "seed=18446744073709551616 makes no sense"),
         ({"prompts": ["a \udcff"]}, "is not UTF-8"),
     ],
@@ -214,7 +238,13 @@ def test_models_of_transformers_answer_too(tokenizer: Any, tmp_path: Path, kind:
     answers = answer_prompts(tmp_path, ["dun mor", "dun"], max_new_tokens=4)
     if kind == "bert":
         assert answers == fill_masks(model, tokenizer, ["dun mor", "dun"])
+        with pytest.raises(UserError, match="remove temperature, top_k"):
+            answer_prompts(tmp_path, ["dun"], top_k=2)
     else:
         loaded = load_widened(tmp_path) if kind == "widened" else model
         assert answers == continue_text(loaded, tokenizer, ["dun mor", "dun"], max_new_tokens=4, do_sample=False)
         assert all(answer[1][0] for answer in answers)
+        for alone in ({"top_k": 1}, {"top_p": 1e-6}):  # samples from the likeliest token alone
+            assert answer_prompts(tmp_path, ["dun mor", "dun"], max_new_tokens=4, **alone) == answers
+        free = answer_prompts(tmp_path, ["dun mor", "dun"], max_new_tokens=4, temperature=1.0, seed=1)
+        assert free != answers

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from altup.cli.options import option
+
 
 def command(
     model: Annotated[
@@ -21,9 +23,31 @@ def command(
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to write for a prompt.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; higher samples.")] = 0.0,
+    temperature: Annotated[
+        float | None,
+        option(
+            "--temperature",
+            "0 takes the likeliest token; higher samples. Default: 0; with --top-k or --top-p 1.",
+            "Options",
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None, option("--top-k", "Sample from this many of the likeliest tokens.", "Options")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        option("--top-p", "Sample from the likeliest tokens that together have this probability.", "Options"),
+    ] = None,
     beams: Annotated[int, typer.Option(help="Beams of a beam search.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    stream: Annotated[
+        bool | None,
+        option(
+            "--stream/--no-stream",
+            "Print a decoder's answer to one prompt while it writes. Default: in a terminal.",
+            "Options",
+        ),
+    ] = None,
 ) -> None:
     """Fill in the gaps (<extra_id_0>, <extra_id_1>, …) of each prompt, or continue it.
 
@@ -43,10 +67,30 @@ def command(
 
     from altup.evaluation.generate import answer_prompts
 
-    answers = answer_prompts(
-        model, prompts, max_new_tokens=max_new_tokens, temperature=temperature, beams=beams, seed=seed, say=_remark
-    )
     console = Console(highlight=False, soft_wrap=True)
+    written: list[str] = []
+
+    def write(text: str) -> None:
+        if not written:
+            console.print(Text(prompts[0]), end="")
+        console.print(Text(text, "bold green"), end="")
+        written.append(text)
+
+    answers = answer_prompts(
+        model,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        beams=beams,
+        seed=seed,
+        say=_remark,
+        stream=write if (console.is_terminal if stream is None else stream) else None,
+    )
+    if written:
+        console.print()
+        return
     for pieces in answers:
         shown = [
             (text, "bold green" if filled else "") if text or not console.is_terminal else ("␣", "bold red")

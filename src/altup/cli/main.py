@@ -46,6 +46,7 @@ app = typer.Typer(
     help="Wider transformers for a little more time: Alternating Updates for T5 and friends.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # verbs inherit it
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )

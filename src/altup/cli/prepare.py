@@ -29,7 +29,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="SOURCE...",
-            help="Files or folders (.txt, .jsonl, .parquet; .gz and .zst too), or hf:NAME:CONFIG:SPLIT.",
+            help="Files or folders (.txt, .md, .jsonl, .parquet; .gz and .zst too), or hf:NAME:CONFIG:SPLIT.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("data"),

@@ -11,7 +11,7 @@ import typer
 def command(
     model: Annotated[
         str,
-        typer.Argument(help="A run, folder or hub name: T5 1.1, Flan-T5, BERT, Llama, a dense model of ours."),
+        typer.Argument(help="A run, folder or hub name: T5 1.1, Flan-T5, BERT, Llama, or a dense model of altup."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the wider model to.")],
     method: Annotated[
@@ -21,9 +21,10 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the noise that lets equal blocks become different.")] = 0,
     coefficients: Annotated[str, typer.Option(help="static, dynamic, or fixed (not for recycled).")] = "static",
 ) -> None:
-    """Widen a pretrained T5, BERT or Llama so that it computes the same function at first.
+    """Convert a pretrained T5, BERT or Llama to altup's own model, wider, computing the same function at first.
 
-    The result loads with the Auto classes after `import altup.models`, and trains on with any tool.
+    The result loads with the Auto classes after `import altup.models`. `altup widen` takes any model of Hugging
+    Face and keeps its class.
     """
     from rich.console import Console
     from transformers.utils import logging

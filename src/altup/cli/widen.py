@@ -25,10 +25,10 @@ def command(
     ] = "",
     seed: Annotated[int, typer.Option(help="Seed of the noise that lets equal blocks become different.")] = 0,
 ) -> None:
-    """Widen any Hugging Face model so that it computes the same function at first.
+    """Widen any Hugging Face model and keep its class; it computes the same function until it is trained.
 
-    It keeps its own class; `altup.load_widened` loads the result and `altup narrow` undoes it. T5, BERT and Llama
-    become one of our own models with `altup upcycle`.
+    `altup.load_widened` loads the result and `altup narrow` undoes it. `altup upcycle` converts a T5, BERT or
+    Llama to altup's own model instead, which trains faster.
     """
     from rich.console import Console
     from transformers.utils import logging

@@ -1,7 +1,7 @@
-"""Documents from local .txt, .jsonl and .parquet files, plain, .gz or .zst, in bounded memory.
+"""Documents from local .txt, .md, .jsonl and .parquet files, plain, .gz or .zst, in bounded memory.
 
-In a .jsonl file a line is a document, in a .parquet file a row. A .txt file is cut into documents at the first
-blank line after 4 KiB, or at the first line end after 64 KiB where no blank line comes.
+In a .jsonl file a line is a document, in a .parquet file a row. A .txt or .md file is cut into documents at the
+first blank line after 4 KiB, or at the first line end after 64 KiB where no blank line comes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from altup.core.errors import UserError
 from altup.core.files import check_regular, parse_json
 from altup.data.bad_input import BadInput, Limits
 
-KINDS = (".txt", ".jsonl", ".parquet")
+KINDS = (".txt", ".md", ".jsonl", ".parquet")
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 PIECE = 1 << 18  # bytes read at a time
 TEXT_AT_BLANK_LINE = 1 << 12
@@ -29,7 +29,7 @@ GUESSED_RATIO = 3  # of text to compressed text, for estimates only
 
 
 def kind_of(path: Path) -> str | None:
-    """`.txt`, `.jsonl` or `.parquet`; None for a file that is none of them."""
+    """The ending, one of KINDS; None for a file of another kind."""
     stem = path.with_suffix("") if path.suffix in CODECS else path
     if stem.suffix == ".parquet" and stem is not path:
         return None
@@ -37,11 +37,11 @@ def kind_of(path: Path) -> str | None:
 
 
 class LocalFiles:
-    """A file, or every .txt, .jsonl and .parquet file below a folder in the order of their names."""
+    """A file, or every file of a known kind below a folder in the order of their names."""
 
     def __init__(self, path: Path, field: str = "text"):
         self.path, self.field = check_regular(Path(path)), field
-        known = ", ".join(KINDS) + " (.txt and .jsonl also .gz or .zst)"
+        known = ", ".join(KINDS) + " (all but .parquet also .gz or .zst)"
         if self.path.is_dir():
             self.paths = sorted(p for p in self.path.rglob("*") if p.is_file() and kind_of(p) and p.name[0] != ".")
             if not self.paths:
@@ -78,7 +78,7 @@ class LocalFiles:
 
 def text_bytes(path: Path) -> int:
     """A rough guess of the size of a file's text."""
-    return path.stat().st_size * (1 if path.suffix in (".txt", ".jsonl") else GUESSED_RATIO)
+    return path.stat().st_size * (1 if path.suffix in (".txt", ".md", ".jsonl") else GUESSED_RATIO)
 
 
 def fingerprints(root: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
@@ -114,9 +114,8 @@ class _FilesReader:
     def __iter__(self) -> Iterator[str]:
         while self._file < self._stop:
             path = self._files[self._file]
-            documents = {".txt": self._text, ".jsonl": self._json_lines, ".parquet": self._parquet}[
-                kind_of(path) or ""
-            ]
+            readers = {".jsonl": self._json_lines, ".parquet": self._parquet}
+            documents = readers.get(kind_of(path) or "", self._text)
             with damage_reported(path, self._bad_input):
                 for items, text, where in documents(path, self._items):
                     if self._bad_input.accept(text, where):

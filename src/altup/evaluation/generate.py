@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.generation.streamers import BaseStreamer
 
 from altup.core.errors import MOST_SEED, MOST_TOKENS, UserError, check_range, check_whole
 from altup.core.text import is_unicode, number_of, shorten
@@ -16,6 +17,7 @@ from altup.evaluation.loading import load_any
 
 Pieces = list[tuple[str, bool]]  # texts, and whether the model wrote them
 LEAST_TEMPERATURE = 1e-3
+LEAST_PROBABILITY = 1e-6
 MOST_BEAMS = 1_000
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
@@ -25,21 +27,33 @@ def answer_prompts(
     prompts: Sequence[str],
     *,
     max_new_tokens: int = 64,
-    temperature: float = 0.0,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
     beams: int = 1,
     seed: int = 0,
     say: Callable[[str], None] = lambda remark: None,
+    stream: Callable[[str], None] | None = None,
 ) -> list[Pieces]:
     """Each prompt with its gaps filled, or continued, by the model of a run or folder, of any family.
 
-    Temperature 0 takes the likeliest tokens; more samples. `say` is told of prompts without a gap, and of gaps and
-    texts for which the model wrote nothing.
+    Temperature 0 takes the likeliest tokens; more samples, from the `top_k` likeliest or from the fewest that
+    reach the probability `top_p`. `say` gets remarks on prompts without a gap, and on gaps and texts for which the
+    model wrote nothing. `stream` gets what a decoder writes after a single prompt, piece by piece.
     """
+    if temperature is None:
+        temperature = 0.0 if top_k is None and top_p is None else 1.0
     check_whole("max_new_tokens", max_new_tokens, 1, MOST_TOKENS)
     check_whole("beams", beams, 1, MOST_BEAMS)
     check_range("temperature", temperature, 0, float("inf"))
     if 0 < temperature < LEAST_TEMPERATURE:
         raise UserError(f"temperature={temperature} is almost 0; give 0, which takes the likeliest token")
+    if top_k is not None:
+        check_whole("top_k", top_k, 1, MOST_TOKENS)
+    if top_p is not None:
+        check_range("top_p", top_p, LEAST_PROBABILITY, 1)
+    if not temperature and (top_k, top_p) != (None, None):
+        raise UserError("top_k and top_p choose among samples, but temperature 0 samples nothing; give it 1")
     check_whole("seed", seed, 0, MOST_SEED)
     for prompt in prompts:
         if not is_unicode(prompt):
@@ -51,14 +65,21 @@ def answer_prompts(
         say(remark)
     if loaded.family == "bert":
         if temperature or beams > 1:
-            raise UserError("--temperature, --beams: a BERT names the likeliest token of each gap; leave them out")
+            raise UserError(
+                "a BERT names the likeliest token of each gap; remove temperature, top_k, top_p, beams"
+            )
         answers = fill_masks(loaded.model, loaded.tokenizer, prompts)
     else:
-        options = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-        answer = continue_text if loaded.family == "decoder" else fill_spans
-        answers = answer(
-            loaded.model, loaded.tokenizer, prompts, max_new_tokens=max_new_tokens, num_beams=beams, **options
-        )
+        options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "num_beams": beams, "do_sample": False}
+        if temperature:
+            chosen = {"top_k": top_k, "top_p": top_p}
+            options |= {"do_sample": True, "temperature": temperature}
+            options |= {name: value for name, value in chosen.items() if value is not None}
+        if loaded.family == "decoder":
+            write = stream if len(prompts) == 1 and beams == 1 else None
+            answers = continue_text(loaded.model, loaded.tokenizer, prompts, stream=write, **options)
+        else:
+            answers = fill_spans(loaded.model, loaded.tokenizer, prompts, **options)
     for remark in remarks_on_answers(prompts, answers):
         say(remark)
     return answers
@@ -173,16 +194,50 @@ def fill_masks(model: Any, tokenizer: Any, prompts: Sequence[str]) -> list[Piece
     return found
 
 
+class Continuation(BaseStreamer):
+    """What `generate` has written after a row of tokens, passed on as text; half a character is held back."""
+
+    def __init__(self, tokenizer: Any, row: list[int], write: Callable[[str], None]) -> None:
+        self._decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+        self._ids, self._shown, self._write = list(row), self._decode(row), write
+        self._begun = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self._begun:  # the prompt comes first
+            self._begun = True
+            return
+        self._ids += value.flatten().tolist()
+        text = self._decode(self._ids)
+        if not text.endswith("\ufffd"):
+            self._pass_on(text)
+
+    def end(self) -> None:
+        self._pass_on(self._decode(self._ids))
+
+    def _pass_on(self, text: str) -> None:
+        self._write(text[len(self._shown) :])
+        self._shown = text
+
+
 def continue_text(
-    model: Any, tokenizer: Any, prompts: Sequence[str], *, max_new_tokens: int = 64, **options: Any
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int = 64,
+    stream: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> list[Pieces]:
     """Each prompt as pieces (text, was it written?): itself and what the decoder writes after it.
 
-    Texts begin with the model's start token, as in pretraining. `options` go to `generate`.
+    Texts begin with the model's start token, as in pretraining. `options` go to `generate`. `stream` gets what is
+    written after a single prompt as it comes.
     """
     texts = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
     start, pad = start_token(model.config, tokenizer), model.config.pad_token_id
     ids, mask = pad_left([[start, *row] for row in texts], tokenizer.eos_token_id if pad is None else pad)
+    if stream is not None:
+        options["streamer"] = Continuation(tokenizer, texts[0], stream)
     with torch.inference_mode():
         outputs = model.generate(
             input_ids=ids.to(model.device),
