@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from altup.training.metrics import CHAIN
 from tests.training.compare import assert_same_run, records
 from tests.training.tiny import run
 
@@ -86,12 +89,48 @@ def test_a_cut_metrics_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "records" not in caplog.text
     metrics.write_text(lines[0] + lines[1][:20])
     run(tmp_path, resume=True, stop_after=1)
-    assert caplog.text.count("metrics.jsonl: of 3 records up to step 7 only 1 are left") == 1
+    assert caplog.text.count("metrics.jsonl: of 3 records up to step 7 only 1 are left as they") == 1
     run(tmp_path, resume=True)
     assert caplog.text.count("are left") == 1
     metrics.write_text("")
     assert run(tmp_path, resume=True).finished
     assert "records up to step 12 only 0 are left" in caplog.text
+
+
+def edit(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[Path], object]:
+    """Change the lines of a metrics file."""
+
+    def harm(path: Path) -> None:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        change(lines)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return harm
+
+
+# How the file is changed, and what is said of it. A doubled line is dropped, and nothing is lost.
+HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a better loss": (edit(lambda lines: lines[0].update(loss=0.5)), "only 2 are left as they were written"),
+    "without its link": (edit(lambda lines: lines[0].pop(CHAIN)), "only 1 are left as they were written"),
+    "twice": (edit(lambda lines: lines.insert(1, lines[1])), ""),
+    "moved": (edit(lambda lines: lines.insert(0, lines.pop(1))), "only 0 are left as they were written"),
+    "one less": (edit(lambda lines: lines.pop(0)), "only 1 are left as they were written"),
+    "no links": (edit(lambda lines: [line.pop(CHAIN) for line in lines]), "only 0 are left as they were written"),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_changed_metrics_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str) -> None:
+    """And no loss that was never reached counts."""
+    spoil, message = HARMS[harm]
+    run(tmp_path, stop_after=6)
+    before = records(tmp_path)
+    spoil(tmp_path / "metrics.jsonl")
+    assert all(record in before for record in records(tmp_path))
+    assert len(records(tmp_path)) <= len(before)
+    run(tmp_path, resume=True)
+    assert message in caplog.text
+    assert bool(message) == ("metrics.jsonl: " in caplog.text)
 
 
 def test_a_damaged_checkpoint_is_passed_over(

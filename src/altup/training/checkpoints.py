@@ -57,7 +57,7 @@ class TrainingState:
     score and `best_of` that of each other number; `yardstick` says what the scores were measured on. A checkpoint
     that was saved before its evaluation has `evaluation_due`. `config` is the seal: the settings and the
     description of the data that the weights come from, whatever config.yaml says later; `records` is how many
-    metrics.jsonl held. Both are None in checkpoints of earlier versions.
+    metrics.jsonl held.
 
     With `on_spike: skip`, `recent` are the losses of the last records, and `left_out` the batches that spikes
     cost: `{"step": from where, "batches": how many, …}`.
@@ -71,7 +71,7 @@ class TrainingState:
     evaluation_due: bool = False
     meter: dict[str, float] = field(default_factory=dict)
     config: dict[str, Any] | None = None
-    records: int | None = None
+    records: int = 0
     recent: list[float] = field(default_factory=list)
     left_out: list[dict[str, Any]] = field(default_factory=list)
 

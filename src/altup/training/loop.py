@@ -122,7 +122,7 @@ class Loop:
             state = checkpoints.read_state(checkpoint) if checkpoint else TrainingState()
             if process_group.is_first:
                 self.prune(state)  # what a kill between a save and its pruning left
-                if told := lost_records(folder.metrics, state.step, state.records):
+                if told := lost_records(folder.metrics, state):
                     log.warning(told)
             finished = checkpoint is not None and self._has_ended(checkpoint, state)
             if not finished:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +20,10 @@ from altup.core.text import number_of, shorten
 from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import IGNORED, label_name, share, to_tensors
 
+if TYPE_CHECKING:
+    from altup.training.checkpoints import TrainingState
+
+CHAIN = "chain"  # field of a line in the file, which no record has
 TEXTS = ("split", "error")  # fields of a record; all others are numbers
 # The split of a record: an evaluation, and one that failed, with its reason as `error`.
 VALIDATION, FAILED = "validation", "failed evaluation"
@@ -160,16 +165,21 @@ def full_batch(data: FixedExamples, start: int, stop: int) -> dict[str, np.ndarr
 
 
 class JsonLines:
-    """metrics.jsonl, the record of a run: one JSON object a line, `step` and `split` in each."""
+    """metrics.jsonl, the record of a run: one JSON object a line, `step` and `split` in each.
+
+    `chain` is a hash of the line and of the one before it: a line that was changed, doubled or moved is noticed.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("a", encoding="utf-8")
-        self._number = path.read_bytes().count(b"\n")
+        lines = _chained_lines(path)
+        self._number, self._chain = len(lines), lines[-1][1] if lines else ""
 
     def record(self, values: dict[str, Any]) -> None:
         finite = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in values.items()}
-        self._file.write(json.dumps(finite) + "\n")
+        self._chain = _link(self._chain, finite)
+        self._file.write(json.dumps({**finite, CHAIN: self._chain}) + "\n")
         self._file.flush()
         self._number += 1
 
@@ -182,20 +192,38 @@ class JsonLines:
         self._file.close()
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a metrics file. A half line at its end (a killed run) is left out, and so is what no
-    run has written: a file may come from anyone. Each has a `step` and a `split`; all but `TEXTS` are numbers."""
-    records: list[dict[str, Any]] = []
+def _link(before: str, record: dict[str, Any]) -> str:
+    return hashlib.sha256((before + json.dumps(record, sort_keys=True)).encode()).hexdigest()[:16]
+
+
+def _chained_lines(path: Path) -> list[tuple[dict[str, Any], str]]:
+    """Each record that is linked to the line before it, with its link. A half line at the end (a killed run) is
+    skipped; so is what no run has written, and what was changed since. In a file without any link, which another
+    program wrote, every record counts."""
     if not path.exists():
-        return records
+        return []
+    found: list[tuple[dict[str, Any], str]] = []
     for line in check_regular(path).read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
+        with contextlib.suppress(ValueError):
             record = parse_json(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
-            kept = {name: value for name, value in record.items() if _is_text_or_number(name, value)}
-            records.append({**kept, "split": kept.get("split", "")})
+            if isinstance(record, dict):
+                found.append((record, str(record.pop(CHAIN, ""))))
+    before = ["", *(link for _, link in found)]
+    linked = any(before)
+    return [
+        (record, link)
+        for (record, link), last in zip(found, before, strict=False)
+        if isinstance(record.get("step"), int) and (not linked or link == _link(last, record))
+    ]
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file that are whole and as they were written. Each has a `step` and a `split`; all
+    but `TEXTS` are numbers."""
+    records = []
+    for record, _ in _chained_lines(path):
+        kept = {name: value for name, value in record.items() if _is_text_or_number(name, value)}
+        records.append({**kept, "split": kept.get("split", "")})
     return records
 
 
@@ -206,14 +234,15 @@ def _is_text_or_number(name: str, value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def lost_records(path: Path, step: int, number: int | None) -> str | None:
-    """What to tell of a file that had `number` records when `step` was saved, if it has fewer of them now."""
-    left = sum(record["step"] <= step for record in read_records(path)) if number else 0
-    if not number or left >= number:
+def lost_records(path: Path, state: TrainingState) -> str | None:
+    """What to say of a file that holds fewer of the run's records than when `state` was saved."""
+    left = sum(bool(link) and record["step"] <= state.step for record, link in _chained_lines(path))
+    if left >= state.records:
         return None
     return (
-        f"{path}: of {number_of(number, 'record')} up to step {step:,} only {left:,} are left, so the file was "
-        "cut or edited; curves and the model card lack the others, and training does not need them"
+        f"{path}: of {number_of(state.records, 'record')} up to step {state.step:,} only {left:,} are left as "
+        "they were written: the file was cut or edited. Curves and the model card lack the others; training "
+        "does not need them"
     )
 
 
@@ -221,9 +250,9 @@ def cut_after(path: Path, step: int, measures_again: bool = False) -> None:
     """Drop the records after `step`, so that a resumed run writes them once; of `step` itself, those of an
     evaluation that it repeats."""
     repeated = (VALIDATION, FAILED) if measures_again else ()
-    kept = [
-        record
-        for record in read_records(path)
-        if record["step"] < step or (record["step"] == step and record.get("split") not in repeated)
-    ]
-    atomic_write(path, "".join(json.dumps(record) + "\n" for record in kept))
+    text, link = "", ""
+    for record, _ in _chained_lines(path):
+        if record["step"] < step or (record["step"] == step and record.get("split") not in repeated):
+            link = _link(link, record)
+            text += json.dumps({**record, CHAIN: link}) + "\n"
+    atomic_write(path, text)

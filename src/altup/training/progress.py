@@ -79,9 +79,9 @@ class Reporter:
         if self._console:
             self._console.say(text)
 
-    def sync(self) -> int | None:
+    def sync(self) -> int:
         """All records on disk, before a checkpoint says that their steps are done; their number."""
-        return self._records.sync() if self._records else None
+        return self._records.sync() if self._records else 0
 
     def close(self) -> None:
         """All sinks, the last one first, even if one of them fails."""
