@@ -22,7 +22,8 @@ from tuning import DEVICE, INTERPRETED, distance, milliseconds
 from altup.kernels.cuda_graph import record, warm_up
 from altup.kernels.muon import gram, orthogonalized, scale_of
 from altup.nn import Attention, GatedFeedForward
-from altup.training.optimizers import blocks_of, build_optimizer
+from altup.training.optimizers.build import blocks_of, build_optimizer
+from altup.training.optimizers.config import OptimizerConfig
 
 WIDTH, HEADS, HIDDEN, LAYERS, PIECES = (64, 4, 128, 1, 320) if INTERPRETED else (768, 12, 2048, 12, 32128)
 RATE = 0.01
@@ -52,7 +53,8 @@ def error(muon_by: str) -> float:
         low_rank = torch.randn(p.shape[0], 20, device=DEVICE) @ torch.randn(20, p.shape[1], device=DEVICE)
         p.grad = 1e-3 * (low_rank + torch.randn_like(p))
     before = [p.detach().double().cpu() for p in some]
-    build_optimizer("muon", model, lr=torch.tensor(RATE, device=DEVICE), muon_by=muon_by).step()
+    config = OptimizerConfig(optimizer="muon", lr=RATE, muon_by=muon_by)
+    build_optimizer(config, model, lr=torch.tensor(RATE, device=DEVICE)).step()
     found = []
     for p, old in zip(some, before, strict=True):
         block = blocks.get(p)
@@ -78,7 +80,8 @@ def profile(replay: Any) -> None:
 
 
 def time_update(muon_by: str) -> None:
-    optimizer: Any = build_optimizer("muon", build(), lr=torch.tensor(RATE, device=DEVICE), muon_by=muon_by)
+    config = OptimizerConfig(optimizer="muon", lr=RATE, muon_by=muon_by)
+    optimizer: Any = build_optimizer(config, build(), lr=torch.tensor(RATE, device=DEVICE))
     run = optimizer.step
     if not INTERPRETED:
         warm_up(run, torch.device(DEVICE))

@@ -1,7 +1,8 @@
-"""How a run learns unless told otherwise: T5s by the paper's recipe, other models by one of their own."""
+"""How a run learns by default: T5s by the paper's recipe, other models by one of their own."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +42,19 @@ def test_the_recipe_is_by_kind_of_model_and_flags_win(
     save: Any, flags: dict[str, Any], expected: tuple[Any, ...], tmp_path: Path
 ) -> None:
     save(tmp_path)
-    found = FinetuneConfig.resolve({}, None, {"model": str(tmp_path), "tasks": ["sst2"], **flags})
-    assert recipe(found) == expected
-
-
-def test_a_run_that_goes_on_keeps_its_recipe_and_does_not_ask_for_its_model() -> None:
-    """As one of an older version, which trained every model as a T5."""
-    saved = yaml.safe_load(FinetuneConfig(model="that is gone", tasks=["sst2"]).to_yaml())
-    assert recipe(FinetuneConfig.resolve(saved, None, {"steps": 9})) == ("adafactor", 1e-3, "constant", 0)
+    values = {"model": str(tmp_path), "tasks": ["sst2"], **flags}
+    for config in (FinetuneConfig(**values), FinetuneConfig.resolve({}, None, values)):
+        found = config.for_model(str(tmp_path))
+        assert recipe(found) == expected
+        assert found.for_model(str(tmp_path)) == replace(found) == found
 
 
 def test_coefficients_of_a_widened_model_have_the_rate_of_parameter_groups(tmp_path: Path) -> None:
     place = save_llama(tmp_path / "model")
     widen_folder(str(place), tmp_path / "wide", "recycled", 2, seed=0)
 
-    def factors(model: str, saved: dict[str, Any] | None = None, **flags: Any) -> dict[str, float]:
-        return FinetuneConfig.resolve(saved or {}, None, {"model": model, "tasks": ["sst2"], **flags}).lr_factors
+    def factors(model: str, **flags: Any) -> dict[str, float]:
+        return FinetuneConfig(**{"model": model, "tasks": ["sst2"], **flags}).for_model(model).lr_factors
 
     wide = str(tmp_path / "wide")
     assert factors(str(place)) == {}
@@ -64,14 +62,12 @@ def test_coefficients_of_a_widened_model_have_the_rate_of_parameter_groups(tmp_p
     assert factors(wide, lr=2e-3) == {"coefficients": pytest.approx(5)}
     assert factors(wide, lr_factors={"head": 2.0}) == {"head": 2, "coefficients": 10}
     assert factors(wide, lr_factors={"coefficients": 1.0}) == {"coefficients": 1}
-    older = yaml.safe_load(FinetuneConfig(model=wide, tasks=["sst2"]).to_yaml())
-    assert factors(wide, older) == {}
 
 
 def test_t5s_are_refused_what_adafactor_has_not(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     with pytest.raises(UserError, match=r"beta1=0\.9 is for 'adamw'"):
-        FinetuneConfig.resolve({}, None, {"model": str(tmp_path), "tasks": ["sst2"], "beta1": 0.9})
+        FinetuneConfig(model=str(tmp_path), tasks=["sst2"], beta1=0.9).for_model(str(tmp_path))
 
 
 def test_a_run_says_and_saves_its_recipe(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def config(model: Path, data: Path, **fields: Any) -> FinetuneConfig:
     return FinetuneConfig(**{"model": str(model), "tasks": ["cola", "sst2"], "data": str(data), **SMALL, **fields})
 
 
-def test_the_defaults_are_the_papers_recipe() -> None:
-    recipe = FinetuneConfig(model="m", tasks=["glue"])
+def test_a_t5s_defaults_are_the_papers_recipe(model: Path) -> None:
+    recipe = FinetuneConfig(model=str(model), tasks=["glue"]).for_model(str(model))
     assert (recipe.optimizer, recipe.schedule, recipe.lr, recipe.decay_fraction) == (
         "adafactor",
         "constant",

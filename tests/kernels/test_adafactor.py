@@ -11,8 +11,8 @@ from torch import nn
 from altup.core.errors import UserError
 from altup.kernels import adafactor_reference, adafactor_update
 from altup.kernels.adafactor import runs_fused
-from altup.training.optimizers import build_optimizer
 from tests.kernels.interpreter import DEVICE, runs_kernel
+from tests.training.tiny import optimizer_of
 
 
 def test_the_definition_by_hand():
@@ -46,7 +46,7 @@ def test_the_plain_optimizer_takes_the_steps_of_the_definition():
     """Both sides of 128 or more: factored; a skipped step changes nothing."""
     weights, rows, columns, steps = matrices(2, 129, 128, torch.float64, "cpu")
     module = nn.ParameterList([nn.Parameter(w.clone()) for w in weights])
-    optimizer = build_optimizer("adafactor", module, lr=0.01)
+    optimizer = optimizer_of("adafactor", module, lr=0.01)
     for step in range(4):
         grads, skip = [torch.randn_like(w) for w in weights], torch.tensor(step == 2)
         adafactor_update(weights, grads, rows, columns, steps, lr=0.01, skip=skip, smallest=1e-3)
@@ -152,7 +152,7 @@ def test_the_optimizer_takes_the_same_steps_as_on_a_cpu(dtype):
         torch.manual_seed(0)
         module = torch.nn.Sequential(*[torch.nn.Linear(130, 130) for _ in range(3)], torch.nn.Linear(130, 300))
         module.to(device, dtype)
-        optimizer = build_optimizer("adafactor", module, lr=torch.tensor(0.01, device=device))
+        optimizer = optimizer_of("adafactor", module, lr=torch.tensor(0.01, device=device))
         for step in range(12):
             for n, parameter in enumerate(module.parameters()):
                 g = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 * step + n))

@@ -16,7 +16,6 @@ from altup.studies.jobs import (
     SPEED_FIELDS,
     Job,
     deciding_fields,
-    key_of,
     read_job,
     speed_key,
 )
@@ -55,18 +54,6 @@ def test_a_run_without_its_card_is_not_done(tmp_path: Path) -> None:
     assert not JOB.is_done(tmp_path)
     (JOB.folder(tmp_path) / "README.md").write_text("")
     assert JOB.is_done(tmp_path)
-
-
-def test_a_later_setting_changes_the_keys_of_no_run_that_leaves_it_alone() -> None:
-    """These keys are of the time before `muon_by`: finished runs stay known."""
-    settings = {**find_scale("long").pretrain, "data": "data", "size": "tiny", "method": "altup", "k": 2}
-    settings |= {"decay_fraction": 0.3}
-    usual = PretrainConfig(**settings, coefficient_growth=10.0)  # as it was then
-    assert key_of(deciding_fields(usual)) == "6905d7b3d24f"
-    assert speed_key(usual, 4000, "a machine") == "52934d7b1a0e"
-    by_head = PretrainConfig(**settings, muon_by="head")
-    assert key_of(deciding_fields(by_head)) != "6905d7b3d24f"
-    assert speed_key(by_head, 4000, "a machine") != "52934d7b1a0e"
 
 
 def test_growth_of_coefficients_is_told_where_it_counts() -> None:

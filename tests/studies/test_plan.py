@@ -12,7 +12,7 @@ import pytest
 from altup.finetuning.config import FinetuneConfig
 from altup.studies.configs import resolve
 from altup.studies.jobs import StudyData, deciding_fields, speed_key
-from altup.studies.plan import KnownSpeed, make_plan
+from altup.studies.plan import KnownSpeed
 from altup.studies.scale import Scale, Tuning, find_scale, with_settings
 from altup.studies.study import Study, read_study, shipped
 from tests.processes import prepare_text
@@ -176,30 +176,6 @@ def test_equal_time_by_speeds_that_a_study_gives(data: Path) -> None:
     swept = plan([study], replace(scale, tune=Tuning({"lr": [0.01, 0.02, 0.03]}, steps=3)), data)
     assert all(trial.waits for trial in swept.trials)  # for their sweeps
     assert not swept.speed_first()
-
-
-# Keys as the first version made them: scale, study, row, size, seed, kind, column.
-KEYS = {
-    "smoke|varying-k|AltUp K=2|tiny|0|pretrain|": "8edf6e980e0c",
-    "mini-adamw|recycled|Dense|small|1|pretrain|": "8e4ef846b3ab",
-    "mini-adamw|recycled|Dense|small|1|finetune|glue": "50845f2dfc31",
-    "mini-adamw|bert|AltUp K=2|light|0|pretrain|": "41d755984ca9",
-    "paper|sequence|Sequence-AltUp|base|0|pretrain|": "96f0faaf3e4a",
-    "paper|varying-k|AltUp K=4|large|1|finetune|squad": "f44861e102e3",
-}
-
-
-@pytest.mark.parametrize("place", KEYS)
-def test_finished_runs_are_known_to_later_versions(place: str) -> None:
-    name, study, label, size, seed, kind, column = place.split("|")
-    found = make_plan(
-        [shipped()[study]], find_scale(name), StudyData.not_prepared(None), seeds=[int(seed)], only=[label],
-        speeds={}, chosen_steps=lambda *_: None, machine="",
-    )  # fmt: skip
-    trial = next(trial for trial in found.trials if trial.size == size)
-    job = trial.pretrain if kind == "pretrain" else trial.finetune[column]
-    assert job is not None
-    assert job.key == KEYS[place]
 
 
 def test_jobs_are_in_order_of_seeds(scale: Scale, data: Path) -> None:

@@ -705,7 +705,8 @@ def test_what_a_row_or_the_user_sets_is_not_swept(tuned: Scale, data: Path) -> N
     text = TEXT.replace("k: 2}", "k: 2, lr_factors: {coefficients: 0.5}}", 1)
     _, altup = plan([read_study("own", text, "own")], tuned, data, seeds=[1]).sweeps()
     assert list(altup.grid) == ["lr_factors.embeddings", "lr"]
-    assert altup.first.settings["config"]["lr_factors"] == {"embeddings": 4, "coefficients": 0.5}
+    own = {"embeddings": 4, "positions": 4, "vectors": 0.1, "coefficients": 0.5}
+    assert altup.first.settings["config"]["lr_factors"] == own
     given = with_settings(tuned, {"lr": 0.02})
     assert all("lr" not in sweep.grid for sweep in plan([TWO], given, data, seeds=[1]).sweeps())
 

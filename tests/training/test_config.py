@@ -11,8 +11,8 @@ import yaml
 
 from altup.core.errors import UserError
 from altup.core.schema import read_yaml
-from altup.training.config import TrainConfig, warn_of_growth
-from altup.training.pretraining import PretrainConfig, warn_of_jumps, warn_of_none
+from altup.training.config import TrainConfig
+from altup.training.pretraining import PretrainConfig, warn_of_none
 
 
 def test_the_defaults_are_those_of_t5() -> None:
@@ -28,16 +28,14 @@ def test_the_defaults_are_those_of_t5() -> None:
     assert TrainConfig(optimizer="adamw", steps=500).warmup_steps == 50
 
 
-def test_pretraining_takes_the_optimizer_that_suits_its_length() -> None:
-    """Muon, as measured; the paper's recipe for runs as long as the paper's, and one word away."""
-    short = PretrainConfig(data="x", steps=4_000)
+def test_pretraining_trains_with_muon_however_long_it_is() -> None:
+    """As measured; the paper's recipe is one word away."""
+    short = PretrainConfig(data="x", model="decoder", steps=4_000)
     assert (short.optimizer, short.schedule, short.lr, short.decay_fraction) == ("muon", "constant", 0.06, 0.7)
     assert (short.warmup_steps, short.lr_factors) == (50, {"embeddings": 4.0})
     assert PretrainConfig(data="x", steps=60).warmup_steps == 6
-    assert PretrainConfig(data="x", lr_factors={"head": 2.0}).lr_factors == {"embeddings": 4.0, "head": 2.0}
-    assert PretrainConfig(data="x", lr_factors={"embeddings": 1.0}).lr_factors == {"embeddings": 1.0}
     assert PretrainConfig(data="x", schedule="cosine").decay_fraction == 0.0
-    assert PretrainConfig(data="x", steps=500_000).optimizer == "adafactor"
+    assert replace(short, steps=500_000).optimizer == PretrainConfig(data="x", steps=500_000).optimizer == "muon"
     paper = PretrainConfig(data="x", optimizer="adafactor")
     assert (paper.schedule, paper.lr, paper.warmup_steps, paper.lr_factors) == ("rsqrt", 1.0, 10_000, {})
 
@@ -54,7 +52,7 @@ def test_a_recipe_is_one_word_for_its_settings(tmp_path: Path) -> None:
     muon = PretrainConfig(data="x", steps=40_000, lr=0.03)
     (tmp_path / "run.yaml").write_text(muon.to_yaml())
     flags = {"recipe": "paper"}
-    assert replace(PretrainConfig.resolve({}, tmp_path / "run.yaml", flags), trackers=[]) == paper
+    assert PretrainConfig.resolve({}, tmp_path / "run.yaml", flags) == paper
     assert PretrainConfig.resolve({}, tmp_path / "run.yaml", {**flags, "lr": 0.5}).lr == 0.5
     assert paper.difference(PretrainConfig.resolve(yaml.safe_load(paper.to_yaml()), None, flags)) == {}
     with pytest.raises(UserError, match="recipe='paper' trains with adafactor, not with optimizer='muon'"):
@@ -69,33 +67,42 @@ def test_factors_of_a_file_and_of_flags_add_up(tmp_path: Path) -> None:
 
 
 def test_a_new_t5_has_fast_positions_and_slow_norms(tmp_path: Path) -> None:
-    """With Muon, unless told otherwise. Other models have no such tables, other optimizers no such unit, and a run
-    that was begun before, or its config, stays what it was."""
+    """With Muon, unless they are set. Other models have no such tables, other optimizers no such unit."""
 
-    def factors(saved: dict | None = None, file: Path | None = None, **flags: Any) -> dict[str, float]:
-        return PretrainConfig.resolve(saved or {}, file, {"data": "x", **flags}).lr_factors
+    def factors(**values: Any) -> dict[str, float]:
+        return PretrainConfig(**{"data": "x", **values}).lr_factors
 
     assert factors() == factors(recipe="muon") == {"embeddings": 4.0, "positions": 4.0, "vectors": 0.1}
+    assert factors(steps=60_000) == factors()
     assert factors(lr_factors={"positions": 8.0}) == {"embeddings": 4.0, "positions": 8.0, "vectors": 0.1}
+    assert factors(lr_factors={"embeddings": 1.0})["embeddings"] == 1.0
     assert factors(model="decoder") == factors(model="bert") == factors(from_model="m") == {"embeddings": 4.0}
-    assert factors(optimizer="adamw-rms") == factors(recipe="paper") == factors(steps=60_000) == {}
-    before = PretrainConfig(data="x")
-    (tmp_path / "before.yaml").write_text(before.to_yaml())
-    (tmp_path / "other.yaml").write_text("lr_factors: {vectors: 0.3}")
-    assert factors(asdict(before)) == factors(file=tmp_path / "before.yaml") == {"embeddings": 4.0}
-    assert factors(file=tmp_path / "other.yaml") == {"embeddings": 4.0, "positions": 4.0, "vectors": 0.3}
-    assert factors(file=tmp_path / "before.yaml", recipe="muon") == factors()
+    assert factors(optimizer="adamw-rms") == factors(recipe="paper") == {}
+    (tmp_path / "other.yaml").write_text("data: x\nlr_factors: {vectors: 0.3}")
+    found = PretrainConfig.resolve({}, tmp_path / "other.yaml", {})
+    assert found.lr_factors == {"embeddings": 4.0, "positions": 4.0, "vectors": 0.3}
 
 
-def test_a_t5_goes_on_with_the_factors_it_was_begun_with(tmp_path: Path) -> None:
-    """Given the same command again, with --resume, whether a recipe is named or not."""
-    new = PretrainConfig.resolve({}, None, {"data": "x", "recipe": "muon"})
-    old = PretrainConfig(data="x", recipe="muon")
-    (tmp_path / "recipe.yaml").write_text("data: x\nrecipe: muon\n")
-    for begun in (new, old):
-        for file, flags in ((None, {}), (None, {"recipe": "muon"}), (tmp_path / "recipe.yaml", {})):
-            again = PretrainConfig.resolve(asdict(begun), file, flags)
-            assert not begun.difference(again)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"model": "bert", "method": "altup", "k": 3, "steps": 77},
+        {"model": "decoder", "recipe": "paper", "micro_batch": 32},
+        {"from_model": "somewhere", "lr_factors": {"head": 2.0}},
+        {"optimizer": "adamw", "lr": 0.003, "trackers": ["none"]},
+    ],
+    ids=str,
+)
+def test_a_config_is_the_same_by_python_by_flags_and_by_files(values: dict[str, Any], tmp_path: Path) -> None:
+    """And complete: completing it again, or reading what was saved, changes nothing."""
+    by_python = PretrainConfig(data="x", **values)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"data": "x", **values}))
+    assert PretrainConfig.resolve({}, None, {"data": "x", **values}) == by_python
+    assert PretrainConfig.resolve({}, tmp_path / "run.yaml", {}) == by_python
+    assert PretrainConfig.resolve(asdict(by_python), None, values) == by_python
+    assert replace(by_python) == by_python
+    assert PretrainConfig.from_dict(yaml.safe_load(by_python.to_yaml()), "config.yaml") == by_python
 
 
 @pytest.mark.parametrize(
@@ -153,6 +160,7 @@ def test_yaml_1e_minus_3_is_a_number() -> None:
         ({"optimizer": "adamw", "beta2": 1.0}, r"beta2=1.0 makes no sense"),
         ({"optimizer": "adafactor", "beta1": 0.9}, r"beta1=0.9 is for 'adamw', 'adamw-rms' and 'muon'"),
         ({"batch_size": 12, "micro_batch": 5}, r"micro_batch=5 does not divide batch_size=12; try [46]"),
+        ({"optimizer": "adamw", "muon_growth": 3.0}, r"muon_growth=3\.0 is for optimizer='muon'"),
         ({"optimizer": "sgd"}, "optimizer='sgd' is not known; choose one of 'adafactor'"),
         ({"schedule": "wavy"}, "schedule='wavy' is not known"),
         ({"precision": "fp16"}, "precision='fp16'"),
@@ -206,41 +214,6 @@ def test_numbers_that_nothing_could_be_built_with(values: dict[str, Any]) -> Non
         PretrainConfig(data="x", **values)
 
 
-def test_a_rate_held_for_long_is_warned_of() -> None:
-    """Runs of 9,000 steps with Muon's rates and no decay lost what they had learned; those of 5,000 did not."""
-
-    def warns(**values: Any) -> bool:
-        config = TrainConfig(
-            **{"optimizer": "muon", "lr": 0.06, "schedule": "constant", "decay_fraction": 0.3} | values
-        )
-        return bool(warn_of_growth(config))
-
-    assert warns(steps=9000)
-    assert not warns(steps=5000)
-    assert not warns(steps=9000, decay_fraction=0.7)
-    for safer in ({"weight_decay": 0.02}, {"muon_growth": 3.0}, {"lr": 0.03}, {"schedule": "linear"}):
-        assert not warns(steps=9000, **safer)
-    with pytest.raises(UserError, match=r"muon_growth=3\.0 is for optimizer='muon'"):
-        TrainConfig(optimizer="adamw", muon_growth=3.0)
-
-
-def test_a_long_run_of_a_decoder_with_altup_at_a_high_rate_is_warned_of() -> None:
-    """Fifteen of fifteen runs of 12,000 steps at width 256 had jumped."""
-
-    def warning(**values: Any) -> str:
-        long = {"data": "text", "model": "decoder", "method": "altup", "optimizer": "muon", "lr": 0.09}
-        return " ".join(warn_of_jumps(PretrainConfig(**long | {"steps": 12_000} | values)))
-
-    assert "--lr-factor vectors=0.1 --lr-factor coefficients=0.03 has" in warning()
-    assert warning(lr_factors={"coefficients": 0.03})
-    assert warning(lr_factors={"vectors": 0.1})
-    assert "coefficients" not in warning(model_overrides={"coefficients": "fixed"})
-    slow = {"vectors": 0.1, "coefficients": 0.03}
-    for safer in ({"steps": 3000}, {"lr": 0.06}, {"lr_factors": slow}, {"method": "dense"}, {"model": "t5"}):
-        assert not warning(**safer)
-    assert not warning(optimizer="adamw")
-
-
 @pytest.mark.parametrize(
     ("model", "has_any"),
     [
@@ -256,12 +229,12 @@ def test_a_long_run_of_a_decoder_with_altup_at_a_high_rate_is_warned_of() -> Non
 )
 def test_a_decay_of_coefficients_that_nothing_has_is_told(model: dict[str, Any], has_any: bool) -> None:
     """As the optimizer sees it: the models are built."""
-    from altup.training.optimizers import build_optimizer
     from altup.training.pretraining import build_model
+    from tests.training.tiny import optimizer_of
 
     config = PretrainConfig(data="text", size="tiny", optimizer="muon", coefficient_decay=4.0, **model)
     built = build_model("t5", config._from_preset(vocab_size=32), None)
-    optimizer = build_optimizer("muon", built, lr=0.1, coefficient_decay=4.0)
+    optimizer = optimizer_of("muon", built, lr=0.1, coefficient_decay=4.0)
     assert any(group["pull"] for group in optimizer.param_groups) == has_any
     assert [line.split(":")[1] for line in warn_of_none(config)] == ([] if has_any else [
         " coefficient_decay=4 changes nothing"

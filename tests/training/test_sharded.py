@@ -16,7 +16,7 @@ from safetensors import safe_open
 from altup.training.config import TrainConfig
 from altup.training.deferred import defer_weights
 from altup.training.engine import Engine
-from altup.training.optimizers import named_state
+from altup.training.optimizers.state import named_state
 from altup.training.parallel import ProcessGroup, distribute, full_tensor, leave
 from altup.training.sharded import load_weights, weights_of, write_parts
 from tests.processes import fork_two, server

@@ -23,12 +23,14 @@ import torch
 from altup.training.config import TrainConfig
 from altup.training.loop import Loop, TrainOutcome
 from altup.training.metrics import held_out_loss
+from altup.training.optimizers.build import build_optimizer
+from altup.training.optimizers.config import OptimizerConfig
 from altup.training.parallel import ProcessGroup, join_process_group, leave
 from altup.training.run_folder import RunFolder
 
 SETTINGS: dict[str, Any] = {
     "steps": 12, "batch_size": 8, "lr": 0.02, "schedule": "constant", "precision": "fp32", "log_every": 3,
-    "eval_every": 4, "save_every": 5, "keep_last": 3, "deterministic": True,
+    "eval_every": 4, "save_every": 5, "keep_last": 3, "deterministic": True, "trackers": ["none"],
 }  # fmt: skip
 ALONE = ProcessGroup(0, 1, torch.device("cpu"))
 
@@ -69,6 +71,18 @@ class Fixed:
 
     def examples(self, start: int, stop: int) -> dict[str, np.ndarray]:
         return MadeUp(13, seed=1).examples(0, min(start, 13), min(stop, 13))
+
+
+def optimizer_of(
+    name: str, model: torch.nn.Module, *, lr: float | torch.Tensor, **settings: Any
+) -> torch.optim.Optimizer:
+    """An optimizer without the defaults of its name: no decay, and one rate for all parts."""
+    number = float(lr)
+    equal = {"weight_decay": 0.0, "lr_factors": {"embeddings": 1.0} if name == "muon" else {}}
+    if "lr_factors" in settings:
+        settings["lr_factors"] = {**equal["lr_factors"], **settings["lr_factors"]}
+    config = OptimizerConfig(optimizer=name, lr=number, **(equal | settings))
+    return build_optimizer(config, model, lr)
 
 
 def build(checkpoint: Path | None = None, method: str = "altup", **fields: Any) -> torch.nn.Module:

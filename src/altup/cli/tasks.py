@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from altup.core.errors import UserError
+from altup.core.errors import UserError, named
 
 if TYPE_CHECKING:
     from altup.data.tasks import Task
@@ -115,7 +115,7 @@ def show(
         return
     split = task.held_out[0] if split is None else split
     if split != "train" and split not in task.held_out:
-        raise UserError(f"split={split!r}; {task.name} has train and {', '.join(task.held_out)}")
+        raise UserError(f"{named('split', split)}; {task.name} has train and {', '.join(task.held_out)}")
     bad_input = BadInput("skip")
     for example in load_examples(task, split, open_tasks(data), bad_input, count):
         console.print()

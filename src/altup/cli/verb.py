@@ -3,7 +3,6 @@ typed."""
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
@@ -13,10 +12,11 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from altup.core.errors import UserError
+from altup.core.errors import UserError, settings_typed
+from altup.core.schema import parse_pairs
 
-# Options whose values have another name further inside.
-ALSO_CALLED = {"k": ("num_blocks",), "dropout": ("dropout_rate", "attention_dropout"), "steps": ("total_steps",)}
+# Options whose values have another name in a model's config.
+ALSO_CALLED = {"k": ("num_blocks",), "dropout": ("dropout_rate", "attention_dropout")}
 
 
 class Verb(TyperCommand):
@@ -27,8 +27,8 @@ class Verb(TyperCommand):
         options: Counter[Any] = Counter(one for one in given if one.param_type_name == "option")
         for option, times in options.items():
             if times > 1 and not (option.multiple or option.is_flag):
-                told = "twice" if times == 2 else f"{times} times"
-                raise UserError(f"{_flag(option)} is given {told}, and takes one value; leave all but one out")
+                often = "twice" if times == 2 else f"{times} times"
+                raise UserError(f"{_flag(option)} is given {often}, and takes one value; remove all but one")
         found = super().parse_args(ctx, args)
         for one in given:
             words, values = _listed(typed[one.name]), _listed(ctx.params[one.name])
@@ -38,50 +38,43 @@ class Verb(TyperCommand):
         return found
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        typed: dict[str, list[tuple[Any, str]]] = {}
+        for setting, value, shown in _typed(self, ctx):
+            typed.setdefault(setting, []).append((value, shown))
+        with settings_typed(typed):
             return super().invoke(ctx)
-        except UserError as error:
-            typed: dict[str, str] = {}
-            for field, value, shown in _typed(self, ctx):
-                typed.setdefault(f"{field}={value}", shown)
-            if typed:
-                # All at once: what was typed, `--set d_ff=0`, is named like a setting itself.
-                names = "|".join(map(re.escape, sorted(typed, key=len, reverse=True)))
-                named = rf"(?<![\w.'\"=-])({names})(?![\w.])"
-                error.args = (re.sub(named, lambda found: typed[found[1]], str(error)),)
-            raise
 
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _typed(command: TyperCommand, ctx: Any) -> Iterator[tuple[str, str, str]]:
-    """How an error names what was typed, `k` and `0`, and what was typed: `--k 0`."""
+def _typed(command: TyperCommand, ctx: Any) -> Iterator[tuple[str, Any, str]]:
+    """Settings that were typed: the name and the value that an error has, and what was typed: `k`, 0, `--k 0`."""
     for one in command.params:
         source, value = ctx.get_parameter_source(one.name), ctx.params.get(one.name)
         if source is None or source.name != "COMMANDLINE":
             continue
-        values = _listed(value)
         if one.param_type_name == "argument":
-            yield from ((str(one.name), repr(each), repr(each)) for each in values)
+            yield from ((str(one.name), each, repr(each)) for each in _listed(value))
             continue
         flag = _flag(one, value)
         for name in (str(one.name), *ALSO_CALLED.get(str(one.name), ())):
-            for each in values:
-                yield name, repr(each), flag if isinstance(each, bool) else f"{flag} {shlex.quote(str(each))}"
-                if "=" in str(each):
-                    yield from _pair(name, flag, str(each))
+            for each in _listed(value):
+                yield name, each, flag if isinstance(each, bool) else f"{flag} {shlex.quote(str(each))}"
+                if isinstance(each, str) and "=" in each:
+                    yield from _pair(name, flag, each)
 
 
-def _pair(name: str, flag: str, typed: str) -> Iterator[tuple[str, str, str]]:
+def _pair(name: str, flag: str, typed: str) -> Iterator[tuple[str, Any, str]]:
     """The same for one of several `--set d_ff=0`: an error may name the setting, the key, or both."""
-    key, _, text = typed.partition("=")
-    yield name, repr(key), f"{flag} {key}"
-    for field in (key, f"{name}.{key}"):
-        yield field, text, f"{flag} {typed}"
-        with suppress(ValueError):
-            yield field, repr(float(text)), f"{flag} {typed}"
+    with suppress(UserError):
+        ((key, value),) = parse_pairs(flag, [typed]).items()
+        yield name, key, f"{flag} {key}"
+        for setting in (key, f"{name}.{key}"):
+            yield setting, value, f"{flag} {typed}"
+            if isinstance(value, int) and not isinstance(value, bool):  # a setting may hold it as a float
+                yield setting, float(value), f"{flag} {typed}"
 
 
 def _flag(option: Any, value: Any = None) -> str:

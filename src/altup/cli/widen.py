@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from altup.core.errors import UserError
+from altup.core.errors import UserError, named
 
 if TYPE_CHECKING:
     from altup.models.widening.folders import Written
@@ -48,7 +48,7 @@ def _slice(layers: str) -> slice | None:
     if not layers:
         return None
     if not re.fullmatch(r"(-?\d{1,4})?:(-?\d{1,4})?", layers):
-        raise UserError(f"layers={layers!r} is no run of layers; give 2:6, 6: or :4")
+        raise UserError(f"{named('layers', layers)} is no run of layers; give 2:6, 6: or :4")
     start, stop = (int(part) if part else None for part in layers.split(":"))
     return slice(start, stop)
 

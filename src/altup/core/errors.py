@@ -6,7 +6,11 @@ import difflib
 import errno
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
 
 MOST_SEED = 2**63 - 1  # what every generator of random numbers takes
 MOST_TOKENS = 2**20  # of a sequence: beyond this, its attention fits no machine
@@ -28,17 +32,40 @@ class UserError(ValueError):
     """
 
 
+# Name of a setting → the values that a user has typed for it, each with what was typed: [(0, "--k 0")].
+Typed = Mapping[str, Sequence[tuple[Any, str]]]
+_TYPED: ContextVar[Typed] = ContextVar("typed", default=MappingProxyType({}))
+
+
+@contextmanager
+def settings_typed(typed: Typed) -> Iterator[None]:
+    """Within it, `named` names these settings as they were typed."""
+    token = _TYPED.set(typed)
+    try:
+        yield
+    finally:
+        _TYPED.reset(token)
+
+
+def named(setting: str, value: object) -> str:
+    """How an error names a setting with its value: `steps=0`, or as it was typed, `--steps 0`."""
+    for one, typed in _TYPED.get().get(setting, ()):
+        if type(one) is type(value) and one == value:
+            return typed
+    return f"{setting}={value!r}"
+
+
 class DivergedError(UserError):
-    """A run that ended before its last step: gradients that are not finite, a loss that jumped or stays high."""
+    """A run that ended before its last step: gradients that are not finite, a loss spike or a high loss."""
 
 
-TOLD: set[str] = set()  # what `warn_once` has said
+WARNED: set[str] = set()  # messages of `warn_once`
 
 
 def warn_once(message: str) -> None:
     """A warning, once a process."""
-    if message not in TOLD:
-        TOLD.add(message)
+    if message not in WARNED:
+        WARNED.add(message)
         warnings.warn(message, stacklevel=3)
 
 
@@ -98,18 +125,18 @@ def choose_one(value: object, choices: Iterable[object]) -> str:
 def check_choice(field: str, value: object, choices: Iterable[object]) -> None:
     choices = list(choices)
     if value not in choices:
-        raise UserError(f"{field}={value!r} is not known; {choose_one(value, choices)}")
+        raise UserError(f"{named(field, value)} is not known; {choose_one(value, choices)}")
 
 
 def check_whole(field: str, value: object, least: int, most: int | None = None) -> None:
     """`value` must be a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{field}={value!r} makes no sense; give a whole number of at least {least}")
+        raise UserError(f"{named(field, value)} makes no sense; give a whole number of at least {least}")
     if most is not None and value > most:
-        raise UserError(f"{field}={value!r} makes no sense; the most is {most:,}")
+        raise UserError(f"{named(field, value)} makes no sense; the most is {most:,}")
 
 
 def check_range(field: str, value: object, low: float, high: float) -> None:
     """`value` must be a number in [low, high)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < high:
-        raise UserError(f"{field}={value!r} makes no sense; give a number from {low} to below {high}")
+        raise UserError(f"{named(field, value)} makes no sense; give a number from {low} to below {high}")

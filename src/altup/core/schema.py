@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import yaml
 
-from altup.core.errors import UserError, check_choice, did_you_mean
+from altup.core.errors import UserError, check_choice, did_you_mean, named
 from altup.core.files import check_regular
 from altup.core.text import any_of, shorten
 
@@ -31,7 +31,7 @@ MANY = 60  # names, more than an error lists
 LONG = 200  # characters, more than an error shows of a value
 MOST_TEXT = 1 << 22  # characters of a YAML file
 MOST_VALUES = 100_000  # values in one, each counted wherever an alias repeats it
-TOLD = "setting"  # the key of a field's metadata
+METADATA = "setting"  # the key of a field's metadata
 KINDS = {
     dict: "a mapping",
     list: "a list",
@@ -43,9 +43,9 @@ KINDS = {
 }
 
 
-def setting(default: Any, help: str | None = None, **told: Any) -> Any:
-    """A field of a `Settings` class. `told` holds fields of `Setting`; what it leaves out, a base class says."""
-    metadata = {TOLD: told if help is None else {"help": help, **told}}
+def setting(default: Any, help: str | None = None, **about: Any) -> Any:
+    """A field of a `Settings` class. `about` holds fields of `Setting`; those not given come from a base class."""
+    metadata = {METADATA: about if help is None else {"help": help, **about}}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -83,8 +83,8 @@ class Setting:
         """The value as the field holds it; UserError if it is of another type, out of range or no choice."""
         value = _as_number(value, self.kind)
         if not fits(value, self.kind):
-            shown = shorten(repr(value), LONG)
-            raise UserError(f"{self.name}={shown} is of the wrong kind; give {describe_kind(self.kind)}")
+            shown = shorten(named(self.name, value), LONG)
+            raise UserError(f"{shown} is of the wrong kind; give {describe_kind(self.kind)}")
         if self.choices is not None and value is not None:
             for one in value if isinstance(value, list | dict) else [value]:
                 check_choice(self.name, one, self.choices)
@@ -103,9 +103,9 @@ class Setting:
         )
         if not inside:
             words = {"of at least": self.at_least, "above": self.above, "up to": self.at_most, "below": self.below}
-            told = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
+            limits = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
             kind = KINDS[type(value)]
-            raise UserError(f"{name}={value!r} makes no sense; give {kind} {told}".rstrip())
+            raise UserError(f"{named(name, value)} makes no sense; give {kind} {limits}".rstrip())
 
     def help_text(self) -> str:
         """What it does, and its default in words."""
@@ -117,11 +117,19 @@ class Setting:
 
 
 class Settings:
-    """What a config dataclass inherits: its fields are checked when it is made, by their types and settings."""
+    """What a config dataclass inherits: when it is made, its fields are checked by their types and settings, and
+    then it is completed. So a config is the same however it was made: by the command line, Python or a file."""
 
     def __post_init__(self) -> None:
         for name, one in describe_settings(type(self)).items():
             setattr(self, name, one.read(getattr(self, name)))
+        self.complete()
+
+    def complete(self) -> None:
+        """Fill in the defaults that depend on other fields, and refuse fields that do not go together.
+
+        A config that is complete stays unchanged, so that `dataclasses.replace` may be used on it.
+        """
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str) -> Self:
@@ -153,16 +161,16 @@ def _describe_settings(cls: type[Any]) -> dict[str, Setting]:
     found = {}
     for field in dataclasses.fields(cls):
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        told: dict[str, Any] = {}
+        about: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
             fields = getattr(base, "__dataclass_fields__", {})
-            told |= fields[field.name].metadata.get(TOLD, {}) if field.name in fields else {}
-        found[field.name] = Setting(field.name, hints[field.name], default, **told)
+            about |= fields[field.name].metadata.get(METADATA, {}) if field.name in fields else {}
+        found[field.name] = Setting(field.name, hints[field.name], default, **about)
     return found
 
 
 def refuse_unknown(source: str, values: Iterable[object], known: Iterable[str]) -> None:
-    """Every name must be known; the error tells the nearest known one."""
+    """Every name must be known; the error suggests the nearest known one."""
     known = list(known)
     for name in values:
         if name not in known:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from altup.core.errors import UserError, check_choice, check_range, check_whole
+from altup.core.errors import UserError, check_choice, check_range, check_whole, named
 from altup.data.randomness import below, choose, draws
 from altup.data.tokenizer import SENTINELS, Vocabulary
 
@@ -104,7 +104,8 @@ class SpanCorruption:
             trained = len(SENTINELS)
             enough = self.spans <= trained
             raise UserError(
-                f"input_length={input_length} needs {self.spans} sentinels, the tokenizer has {len(sentinels)}; "
+                f"{named('input_length', input_length)} needs {self.spans} sentinels, the tokenizer has "
+                f"{len(sentinels)}; "
                 "shorten the input (--inputs-length), raise mean_span, or lower noise_density"
                 + (f"; a vocabulary made with `altup prepare --vocab-size` has {trained}" if enough else "")
             )

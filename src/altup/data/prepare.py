@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from altup.core.errors import UserError, check_range, check_whole
+from altup.core.errors import UserError, check_range, check_whole, named
 from altup.core.files import TEMPORARY, rename_folder
 from altup.core.hardware import usable_cores
 from altup.data import tokenizer as tokenizers
@@ -146,7 +146,8 @@ def _check_pieces(out: Path, recipe: Recipe, manifest: Manifest) -> None:
         return
     if (pieces := manifest.vocabulary.size - len(tokenizers.SENTINELS)) != recipe.vocab_size:
         raise UserError(
-            f"vocab_size={recipe.vocab_size}: the vocabulary in {out} has {pieces:,} pieces, as many as suit the "
+            f"{named('vocab_size', recipe.vocab_size)}: the vocabulary in {out} has {pieces:,} pieces, as many "
+            "as suit the "
             "text; leave it out, or give another --out"
         )
 

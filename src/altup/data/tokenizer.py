@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from altup.core.errors import UserError, check_whole
+from altup.core.errors import UserError, check_whole, named
 from altup.core.files import read_json, sha256_of
 from altup.core.hub import find_tokenizer
 from altup.core.pretrained import load_tokenizer
@@ -100,7 +100,7 @@ def train(texts: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
     if (filled := len(pieces) + OTHERS) < wanted:
         if vocab_size is not None:
             raise UserError(
-                f"vocab_size={vocab_size} is more than the text can fill; "
+                f"{named('vocab_size', vocab_size)} is more than the text can fill; "
                 + (f"give at most {filled}, or more text" if filled >= LEAST_VOCABULARY else "give more text")
             )
         fewer = min(filled, characters.total() // CHARACTERS_A_PIECE)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from altup.core.errors import MOST_SEED, MOST_TOKENS, UserError, check_range, check_whole
+from altup.core.errors import MOST_SEED, MOST_TOKENS, UserError, check_range, check_whole, named
 from altup.core.text import is_unicode, number_of, shorten
 from altup.evaluation.answering.causal import pad_left, start_token
 from altup.evaluation.loading import load_any
@@ -47,7 +47,9 @@ def answer_prompts(
     check_whole("beams", beams, 1, MOST_BEAMS)
     check_range("temperature", temperature, 0, float("inf"))
     if 0 < temperature < LEAST_TEMPERATURE:
-        raise UserError(f"temperature={temperature} is almost 0; give 0, which takes the likeliest token")
+        raise UserError(
+            f"{named('temperature', temperature)} is almost 0; give 0, which takes the likeliest token"
+        )
     if top_k is not None:
         check_whole("top_k", top_k, 1, MOST_TOKENS)
     if top_p is not None:

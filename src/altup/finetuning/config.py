@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from altup.core.errors import MOST_EXAMPLES, UserError
@@ -12,16 +11,18 @@ from altup.data.tasks.task import INPUTS_LENGTH, TARGETS_LENGTH
 from altup.evaluation.config import TaskSettings
 from altup.training.config import TrainConfig
 
-# What the command line begins with for all models but T5s, whose rate spoils others (docs/finetuning.md).
+# The paper's recipe is T5's; its rate is too high for other models (docs/finetuning.md).
 T5_TYPES = ("altup_t5", "t5", "mt5", "umt5", "longt5", "switch_transformers")
-NOT_T5 = {"optimizer": "adamw", "lr": 1e-4}
+T5_RECIPE = {"optimizer": "adafactor", "lr": 1e-3}
+OTHERS_RECIPE = {"optimizer": "adamw", "lr": 1e-4}
 
 
 @dataclass(kw_only=True)
 class FinetuneConfig(TaskSettings, TrainConfig):
-    """A model, tasks, their data, and how to train: Adafactor at a constant 1e-3, dropout 0.1, batch 256.
+    """A model, tasks, their data, and how to train, at a constant rate with dropout 0.1 and batches of 256.
 
-    These are T5's. For other models give `optimizer="adamw", lr=1e-4`, as `altup finetune` does by itself.
+    `optimizer` and `lr` depend on the model unless they are set: T5s have Adafactor at 1e-3, all others AdamW at
+    1e-4. They are filled in when the model is found (`for_model`); `config.yaml` of the run holds them.
     `model` is a run, a model folder or a name on the hub. `tasks` holds names of tasks or suites, or a user's own
     files, each with a weight (`squad=2`) or none of them. `data` is a folder of task files; None is the hub.
     `pack` puts several examples into a row; models that would mix them pad.
@@ -45,10 +46,8 @@ class FinetuneConfig(TaskSettings, TrainConfig):
     data: str | None = setting(None, panel="Run", may_change=True)
     steps: int = 50_000
     batch_size: int = 256
-    optimizer: str | None = setting("adafactor", "{choices}; encoders and causal models: adamw.")
-    lr: float | None = setting(
-        1e-3, "Learning rate; for rsqrt its numerator. Encoders and causal models with adamw: 0.0001."
-    )
+    optimizer: str | None = setting(None, shown="adafactor; encoders and causal models: adamw")
+    lr: float | None = setting(None, shown="0.001; encoders and causal models with adamw: 0.0001")
     schedule: str | None = "constant"
     decay_fraction: float | None = 0.0
     dropout: float = setting(0.1, "Dropout.", panel="Model", at_least=0, below=1)
@@ -71,10 +70,7 @@ class FinetuneConfig(TaskSettings, TrainConfig):
 
     SHAPES_VARY: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if self.save_every is None:
-            self.save_every = self.eval_every
-        super().__post_init__()
+    def complete(self) -> None:
         if not self.model:
             raise UserError(
                 "model is not set; give a run, a model folder or a name on the hub "
@@ -83,48 +79,32 @@ class FinetuneConfig(TaskSettings, TrainConfig):
         if not self.tasks:
             raise UserError("tasks is not set; give names: --task squad, --suite glue, --task my.jsonl")
         self.weighted_names()
+        if self.save_every is None:
+            self.save_every = self.eval_every
+        if self.optimizer is not None and self.lr is not None:  # else `for_model` completes the rest
+            super().complete()
 
-    @classmethod
-    def resolve(cls, saved: dict[str, Any], file: Path | None, flags: dict[str, Any]) -> Self:
-        """A new run of a widened model gives the coefficients the rate that `altup.parameter_groups` does."""
-        config = super().resolve(saved, file, flags)
-        if saved or "coefficients" in config.lr_factors or not config.lr:
-            return config
-        factor = _coefficient_factor(config.model, config.lr)
-        return replace(config, lr_factors={**config.lr_factors, "coefficients": factor}) if factor else config
+    def for_model(self, place: str) -> Self:
+        """The complete config for the model at `place`, that of `model` or a checkpoint of it.
 
-    @classmethod
-    def of_values(cls, values: dict[str, Any]) -> Self:
-        """Models that are no T5s have their own optimizer, unless one is given, and with it their own rate."""
-        own = {name: value for name, value in NOT_T5.items() if values.get(name) is None}
-        if not own or values.get("optimizer") not in (None, NOT_T5["optimizer"]):
-            return cls(**values)
-        other = cls(**{**values, **own})  # says what is wrong before the model is looked for
-        return cls(**values) if _is_t5(other.model) else other
+        Coefficients of a model that `altup.widen` has widened have the rate of `altup.parameter_groups`.
+        """
+        from altup.core.pretrained import load_config
+        from altup.models.widening.training import factor_for
+        from altup.transformers_hooks import is_widened
+
+        found, factors = load_config(place), self.lr_factors
+        others = found.model_type not in T5_TYPES and self.optimizer in (None, OTHERS_RECIPE["optimizer"])
+        recipe: dict[str, Any] = OTHERS_RECIPE if others else T5_RECIPE
+        values = {name: value for name, value in recipe.items() if getattr(self, name) is None}
+        lr = values.get("lr", self.lr)
+        if is_widened(found) and lr and "coefficients" not in factors:
+            factors = {**factors, "coefficients": factor_for(lr)}
+        return replace(self, **values, lr_factors=factors)
 
     def weighted_names(self) -> list[tuple[str, float | None]]:
         """`["squad=2", "glue"]` → [("squad", 2.0), ("glue", None)]."""
         return [_read_weight(entry) for entry in self.tasks]
-
-
-def _is_t5(model: str) -> bool:
-    """Imported when it is used: the command line's help is made from the config above, and needs no torch."""
-    from altup.core.pretrained import load_config
-    from altup.core.runs import find_model
-    from altup.evaluation.answering import kind_at
-
-    place = find_model(model)
-    return kind_at(place) == "t5" and load_config(place).model_type in T5_TYPES
-
-
-def _coefficient_factor(model: str, lr: float) -> float | None:
-    """That of a model which `altup.widen` has widened."""
-    from altup.core.pretrained import load_config
-    from altup.core.runs import find_model
-    from altup.models.widening.training import factor_for
-    from altup.transformers_hooks import is_widened
-
-    return factor_for(lr) if is_widened(load_config(find_model(model))) else None
 
 
 def _read_weight(entry: str) -> tuple[str, float | None]:

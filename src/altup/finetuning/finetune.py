@@ -65,6 +65,7 @@ def finetune(
             create_repository(push_to_hub)
         checkpoint = folder.newest_checkpoint(process_group)
         place = str(checkpoint) if checkpoint else find_model(config.model)
+        config = config.for_model(place)
         learning = learning_of(config, place)
         tokenizer, kind = learning.answering.tokenizer, learning.answering.kind
         bad_input = BadInput(config.on_error)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from transformers import PreTrainedConfig
 
-from altup.core.errors import UserError, check_choice, check_range, check_whole, choose_one, did_you_mean
+from altup.core.errors import UserError, check_choice, check_range, check_whole, choose_one, did_you_mean, named
 from altup.core.pretrained import MOST_LAYERS
 
 WIDENINGS = ("none", "altup", "recycled", "sum", "wide")
@@ -49,29 +49,36 @@ def preset_fields(
 ) -> dict[str, Any]:
     """Config fields of a preset such as `altup`, `recycled` or `altup+moe`."""
     if not isinstance(method, str):
-        raise UserError(f"method={method!r} makes no sense; choose one of {', '.join(METHODS)}")
+        raise UserError(f"{named('method', method)} makes no sense; choose one of {', '.join(METHODS)}")
     fields: dict[str, Any] = {}
     for name in method.split("+"):
         if name not in PRESETS:
             part = "" if name == method else f": {name!r}"
             told = f"{choose_one(name, PRESETS)}, or join several with '+'"
-            raise UserError(f"method={method!r}{part} is not known; {told}")
+            raise UserError(f"{named('method', method)}{part} is not known; {told}")
         clash = fields.keys() & PRESETS[name].keys()
         if clash:
-            raise UserError(f"method={method!r} sets {', '.join(sorted(clash))} twice; leave one part out")
+            raise UserError(f"{named('method', method)} sets {', '.join(sorted(clash))} twice; leave one part out")
         fields |= PRESETS[name]
     if "widening" in fields:
         fields["num_blocks"] = 2 if k is None else k
         check_whole("k", fields["num_blocks"], 1, MOST["num_blocks"])
     elif k not in (None, 1):
-        raise UserError(f"k={k} does not fit method={method!r}, which widens nothing; try method 'altup'")
+        raise UserError(
+            f"{named('k', k)} does not fit {named('method', method)}, which widens nothing; try method 'altup'"
+        )
     if "sequence" in fields:
         fields["stride"] = 4 if stride is None else stride
     elif stride not in (None, 1):
-        raise UserError(f"stride={stride} does not fit method={method!r}; try method 'sequence-altup'")
+        raise UserError(
+            f"{named('stride', stride)} does not fit {named('method', method)}; try method 'sequence-altup'"
+        )
     if experts is not None:
         if experts == 0 and "experts" in fields:
-            raise UserError(f"experts=0 does not fit method={method!r}; give a number, or leave 'moe' out")
+            raise UserError(
+                f"{named('experts', experts)} does not fit {named('method', method)}; give a number, or leave "
+                "'moe' out"
+            )
         fields["experts"] = experts
     return fields
 
@@ -221,13 +228,14 @@ class AltUpConfig(PreTrainedConfig):
         check_choice("widening", self.widening, WIDENINGS)
         if self.widening == "none" and self.num_blocks != 1:
             raise UserError(
-                f"num_blocks={self.num_blocks} needs a widening; set widening to one of "
+                f"{named('num_blocks', self.num_blocks)} needs a widening; set widening to one of "
                 f"{', '.join(map(repr, WIDENINGS[1:]))}, or num_blocks to 1"
             )
         if self.selection is not None:
             if not self.selects_blocks:
                 raise UserError(
-                    f"selection={self.selection!r} does not fit widening={self.widening!r}, which has no block "
+                    f"{named('selection', self.selection)} does not fit {named('widening', self.widening)}, "
+                    "which has no block "
                     "to select; leave selection unset"
                 )
             if isinstance(self.selection, str):
@@ -237,8 +245,8 @@ class AltUpConfig(PreTrainedConfig):
         check_choice("coefficients", self.coefficients, COEFFICIENTS)
         if self.coefficients != "static" and not (self.selects_blocks and self.num_blocks > 1):
             raise UserError(
-                f"coefficients={self.coefficients!r} does not fit widening={self.widening!r} with num_blocks="
-                f"{self.num_blocks}, which has no coefficients; leave it unset"
+                f"{named('coefficients', self.coefficients)} does not fit {named('widening', self.widening)} with "
+                f"{named('num_blocks', self.num_blocks)}, which has no coefficients; leave it unset"
             )
         if self.coefficients == "fixed" and self.widening == "recycled":
             raise UserError(
@@ -249,7 +257,8 @@ class AltUpConfig(PreTrainedConfig):
         check_whole("stride", self.stride, 1)
         if self.sequence == "none" and self.stride != 1:
             raise UserError(
-                f"stride={self.stride} needs sequence to be one of {', '.join(map(repr, SEQUENCES[1:]))}; "
+                f"{named('stride', self.stride)} needs sequence to be one of "
+                f"{', '.join(map(repr, SEQUENCES[1:]))}; "
                 "set it, or stride to 1"
             )
         check_whole("experts", self.experts, 0, MOST["experts"])
@@ -257,7 +266,10 @@ class AltUpConfig(PreTrainedConfig):
             check_whole("expert_hidden", self.expert_hidden, 1, MOST["expert_hidden"])
             check_whole("expert_top_k", self.expert_top_k, 1)
             if self.expert_top_k > self.experts:
-                raise UserError(f"expert_top_k={self.expert_top_k} is more than experts={self.experts}; lower one")
+                raise UserError(
+                    f"{named('expert_top_k', self.expert_top_k)} is more than {named('experts', self.experts)}; "
+                    "lower one"
+                )
             check_range("expert_jitter", self.expert_jitter, 0, 1)
             check_range("expert_balance", self.expert_balance, 0, float("inf"))
 
@@ -265,7 +277,8 @@ class AltUpConfig(PreTrainedConfig):
         blocks = self.selection if isinstance(self.selection, list | tuple) else [-1]
         if not all(type(block) is int and 0 <= block < self.num_blocks for block in blocks):
             raise UserError(
-                f"selection={self.selection!r} must be 'alternating', 'same' or a list of blocks from 0 to "
+                f"{named('selection', self.selection)} must be 'alternating', 'same' or a list of blocks from 0 "
+                "to "
                 f"{self.num_blocks - 1}, one a layer"
             )
         self.selection = list(blocks)
@@ -280,13 +293,13 @@ class AltUpConfig(PreTrainedConfig):
         check_choice("tie_word_embeddings", self.tie_word_embeddings, (True, False))
         if self.tie_word_embeddings and self.embedding_width != self.output_width:
             raise UserError(
-                f"tie_word_embeddings=True does not fit widening={self.widening!r}: the input table is "
+                f"tie_word_embeddings=True does not fit {named('widening', self.widening)}: the input table is "
                 f"{self.embedding_width} wide and the head {self.output_width}; set tie_word_embeddings=False"
             )
         if self.sequence in ("altup", "skip") and self.stride > 1 and not self.strided_layers:
             raise UserError(
-                f"sequence={self.sequence!r} strides all layers but the first and the last, and num_layers="
-                f"{self.num_layers} leaves none; give at least 3 layers"
+                f"{named('sequence', self.sequence)} strides all layers but the first and the last, and "
+                f"{named('num_layers', self.num_layers)} leaves none; give at least 3 layers"
             )
 
     def _validate_tokens(self, *names: str) -> None:
@@ -294,7 +307,9 @@ class AltUpConfig(PreTrainedConfig):
         for field in names:
             check_whole(field, getattr(self, field), 0)
             if getattr(self, field) >= self.vocab_size:
-                raise UserError(f"{field}={getattr(self, field)} is not below vocab_size={self.vocab_size}")
+                raise UserError(
+                    f"{named(field, getattr(self, field))} is not below {named('vocab_size', self.vocab_size)}"
+                )
 
     def _validate_selection_length(self, **layers: int) -> None:
         """A list of blocks must fit every stack it is used in."""

@@ -17,7 +17,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
+from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole, named
 from altup.core.hub import find_pretrained
 from altup.core.pretrained import copy_tokenizer, load_config, load_model
 from altup.core.sealed_folders import new_sealed_folder
@@ -83,7 +83,8 @@ def upcycle(
     if stays_dense and coefficients != "static":
         given = "method='dense'" if method == "dense" else "num_blocks=1"
         raise UserError(
-            f"coefficients={coefficients!r} does not fit {given}, which has no coefficients; leave it unset"
+            f"{named('coefficients', coefficients)} does not fit {given}, which has no coefficients; leave it "
+            "unset"
         )
     if coefficients == "fixed" and method == "recycled":
         raise UserError(
@@ -129,7 +130,8 @@ def _refuse_twins(rules: list[AltUp]) -> None:
     num_blocks, read = rules[0].num_blocks, {block for rule in rules for block in rule.active}
     if num_blocks - len(read) > 1:
         raise UserError(
-            f"coefficients='fixed' does not fit num_blocks={num_blocks} here: layers read {len(read)} of the "
+            f"coefficients='fixed' does not fit {named('num_blocks', num_blocks)} here: layers read {len(read)} "
+            "of the "
             "blocks, and the others would stay equal for ever; give fewer blocks, or leave coefficients unset"
         )
 
@@ -146,7 +148,7 @@ def _as_dense(model: PreTrainedModel) -> Any:
     if model.config.num_blocks != 1:
         raise UserError(
             f"the model is widened already (widening={model.config.widening!r}, "
-            f"num_blocks={model.config.num_blocks}); give a dense one"
+            f"{named('num_blocks', model.config.num_blocks)}); give a dense one"
         )
     return copy.deepcopy(model).eval()
 

@@ -43,6 +43,7 @@ def resolve(
     if scale.experts and "moe" in str(own.get("method", "")).split("+"):
         own = {"experts": scale.experts, **own}
     settings = {
+        "trackers": ["none"],  # a study keeps its own records
         **scale.pretrain,
         **scale.by_size.get(size, {}),
         **study.settings.get(scale.base, {}),

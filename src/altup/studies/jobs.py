@@ -14,7 +14,7 @@ from altup.core.errors import UserError
 from altup.core.files import read_json
 from altup.studies.scale import Scale
 from altup.studies.study import Row
-from altup.training.config import COEFFICIENT_GROWTH, LARGEST_GROWTH
+from altup.training.optimizers.config import COEFFICIENT_GROWTH, LARGEST_GROWTH
 
 if TYPE_CHECKING:
     from torch import nn
@@ -254,7 +254,15 @@ def finetune_job(
     from altup.finetuning.config import FinetuneConfig
 
     of = scale.columns[column]
-    settings = {**scale.finetune, **of.settings, "tasks": of.tasks, "seed": seed, "data": data.tasks, **changes}
+    settings = {
+        "trackers": ["none"],
+        **scale.finetune,
+        **of.settings,
+        "tasks": of.tasks,
+        "seed": seed,
+        "data": data.tasks,
+        **changes,
+    }
     tuned = FinetuneConfig.from_dict({**settings, "model": trained.key}, f"scale {scale.name}, column {column}")
     tasks = data.identify_tasks(name for name, _ in tuned.weighted_names())
     key = key_of("finetune", deciding_fields(tuned), tuned.eval_limit, trained.key, *([tasks] if tasks else []))

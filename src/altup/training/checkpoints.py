@@ -95,7 +95,7 @@ def _better(best: Best | None, step: int, score: float) -> Best | None:
 def save_checkpoint(engine: Engine, folder: Path, tokenizer: Any, state: TrainingState) -> None:
     """Make the checkpoint `folder/step-N`. Every rank takes part in gathering; the first one writes, or, of a
     sharded model, every rank a part."""
-    from altup.training.optimizers import named_state, state_tensors
+    from altup.training.optimizers.state import named_state, state_tensors
     from altup.training.parallel import gather
     from altup.training.sharded import MODEL, OPTIMIZER, is_sharded, weights_of, write_parts
 
@@ -209,7 +209,7 @@ def _link(source: str, target: str) -> None:
 
 def restore(engine: Engine, checkpoint: Path, state: TrainingState) -> None:
     """Put a checkpoint's optimizer and sums into an engine that was built with its model."""
-    from altup.training.optimizers import load_state_tensors
+    from altup.training.optimizers.state import load_state_tensors
     from altup.training.sharded import OPTIMIZER
     from altup.training.tensor_files import TensorFiles
 

@@ -18,11 +18,11 @@ from altup.core.errors import UserError
 from altup.core.hardware import ensure_bf16
 from altup.models.stack import compile_layers
 from altup.nn.linear import enable_fp8
-from altup.training.config import COEFFICIENT_GROWTH, TrainConfig
+from altup.training.config import TrainConfig
 from altup.training.flat_gradients import FlatGradients, share_buffers
 from altup.training.graphs import Graphs
 from altup.training.metrics import Meter, output_sums
-from altup.training.optimizers import build_optimizer, set_rate
+from altup.training.optimizers.build import build_optimizer, set_rate
 from altup.training.parallel import ProcessGroup, distribute, full_tensor, gradient_sync, shards_weights
 from altup.training.prefetch import StepBatch
 
@@ -78,19 +78,7 @@ class Engine:
         records = self.compiles and not sharded and not config.activation_checkpointing
         records = records and getattr(self.plain, "records_graphs", True)
         self._graphs = Graphs(self.plain, self._forward_backward, self._update, self._flat) if records else None
-        self.optimizer = build_optimizer(
-            str(config.optimizer),
-            self.plain,
-            lr=torch.zeros((), device=process_group.device),
-            weight_decay=config.weight_decay or 0.0,
-            beta1=config.beta1,
-            beta2=config.beta2,
-            lr_factors=config.lr_factors,
-            muon_by=config.muon_by,
-            muon_growth=config.muon_growth,
-            coefficient_growth=config.coefficient_growth or COEFFICIENT_GROWTH,
-            coefficient_decay=config.coefficient_decay,
-        )
+        self.optimizer = build_optimizer(config, self.plain, lr=torch.zeros((), device=process_group.device))
         self.schedule = config.rate()
         self.meter = Meter(process_group.device)
 

@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import nn
 
-from altup.core.errors import UserError
+from altup.core.errors import UserError, named
 from altup.core.files import sha256_of
 from altup.core.pretrained import lacks_tokenizer, load_config, load_tokenizer
 from altup.core.runs import find_model
@@ -125,7 +125,9 @@ def find_start(config: PretrainConfig, folder: RunFolder, process_group: Process
     model = load_config(read)
     kind = kind_of(model, name)
     if config.model not in (None, kind):
-        raise UserError(f"model={config.model!r}: {name} is of the kind {kind!r}; leave it out, the model decides")
+        raise UserError(
+            f"{named('model', config.model)}: {name} is of the kind {kind!r}; leave it out, the model decides"
+        )
     if checkpoint is None:
         _adjust(model, config)
     return StartingModel(name, read, model, kind, seal)
@@ -166,7 +168,8 @@ def _adjust(model: Any, config: PretrainConfig) -> None:
         return
     if not set_dropout(model, config.dropout):
         raise UserError(
-            f"dropout={config.dropout}: the config of {config.from_model} has no field for it; leave it out"
+            f"{named('dropout', config.dropout)}: the config of {config.from_model} has no field for it; leave "
+            "it out"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from altup.core.errors import UserError, check_choice
+from altup.core.errors import UserError, check_choice, named
 from altup.core.files import read_json
 from altup.core.runs import newest_model
 from altup.core.schema import describe_settings, read_yaml, refuse_unknown
@@ -36,7 +36,8 @@ def find_model_config(path: Path | None = None, model: str | None = None, **flag
         of_file = family_name(values.get("model_type"))
         if of_file is None:
             raise UserError(
-                f"{path}: model_type={values.get('model_type')!r} is not an altup model; give a folder saved by "
+                f"{path}: {named('model_type', values.get('model_type'))} is not an altup model; give a folder "
+                "saved by "
                 "altup, or convert the model with `altup upcycle` first"
             )
     else:
@@ -56,7 +57,7 @@ def _from_run_file(config_class: Any, path: Path, values: dict[str, Any], flags:
     """The model of the file's names and fields, with the flags laid over it. What else it says is how to train."""
     overrides = values.pop("model_overrides", None) or {}
     if not isinstance(overrides, dict):
-        raise UserError(f"{path}: model_overrides={overrides!r}: expected `name: value` pairs")
+        raise UserError(f"{path}: {named('model_overrides', overrides)}: expected `name: value` pairs")
     values |= overrides
     known = {*MODEL_NAMES, *_config_fields(config_class)}
     refuse_unknown(str(path), values, {*known, *describe_settings(PretrainConfig)})

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
-from altup.core.errors import UserError
+from altup.core.errors import UserError, named
 
 WAIT_MINUTES = 60  # for other ranks in a collective: longer than the watchdog's patience, which says more
 
@@ -160,7 +160,8 @@ def leave(code: int = 0) -> NoReturn:
 def check_share(micro_batch: int, world: int) -> None:
     if micro_batch % world:
         raise UserError(
-            f"micro_batch={micro_batch} cannot be shared by {world} processes; give a multiple of {world}"
+            f"{named('micro_batch', micro_batch)} cannot be shared by {world} processes; give a multiple of "
+            f"{world}"
         )
 
 

@@ -6,20 +6,14 @@ import functools
 import shlex
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from altup.core.errors import MOST_TOKENS, UserError, check_choice
-from altup.core.schema import read_yaml, setting
+from altup.core.errors import MOST_TOKENS, UserError, check_choice, named
+from altup.core.schema import describe_settings, setting
 from altup.core.text import number_of
 from altup.data import HELD_OUT_PARTS
-from altup.training.config import (
-    LONG_RUN,
-    OF_RECIPE,
-    RECIPES,
-    TrainConfig,
-    warn_of_epochs,
-    warn_of_growth,
-)
+from altup.training.config import TrainConfig, warn_of_epochs
+from altup.training.optimizers.config import OptimizerConfig
 
 if TYPE_CHECKING:
     import torch
@@ -38,12 +32,15 @@ FROM_THE_DATA = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_
 OBJECTIVE_OF = {"t5": "span-corruption", "bert": "masked", "decoder": "causal"}
 # Of a fresh model's highest rate, for one that is trained already: docs/training.md, "Going on from a model".
 GENTLER = 0.1
-# Decoders of width 256 with AltUp at 0.09 were lost after so many steps, until norms and coefficients learned as
-# slowly as this; at the default rate nobody has looked: docs/lab-log.md, "Slow norms at width 256".
-SOUND_STEPS, SLOW_PARTS = 4_000, {"vectors": 0.1, "coefficients": 0.03}
-# With these a new T5 that Muon trains leaves its plateau sooner, seen at width 64 and in one or two runs each at
-# 128 and 256: docs/lab-log.md, "A T5's plateau waits for its relative positions".
-T5_FACTORS = {"positions": 4.0, "vectors": 0.1}
+# Factors of Muon's rate in a fresh model, with which a T5 leaves its plateau sooner (docs/plateau.md).
+MUON_FACTORS = {"t5": {"positions": 4.0, "vectors": 0.1}}
+# Whole recipes by one word: what is not said here is the optimizer's own default. The paper's is T5's.
+RECIPES: dict[str, dict[str, Any]] = {
+    "muon": {"optimizer": "muon"},
+    "paper": {"optimizer": "adafactor", "schedule": "rsqrt", "decay_fraction": 0.0},
+}
+# What a recipe decides: all of the optimizer's settings but the number of steps.
+OF_RECIPE = {"recipe", *describe_settings(OptimizerConfig)} - {"steps"}
 MODEL_NAMES = ("size", "method", "k", "stride", "experts", "extra_layers")
 
 
@@ -67,10 +64,11 @@ class PretrainConfig(TrainConfig):
     """
 
     recipe: str | None = setting(
-        None, "Optimizer, rates and schedule by one word: muon, or paper (Adafactor as T5 has it).",
-        shown=f"muon, above {LONG_RUN} steps adafactor", panel="Training", after="micro_batch", choices=RECIPES,
+        None, "Optimizer, rates and schedule by one word: muon (default), or paper (Adafactor as T5 has it, for "
+        "runs as long as the paper's).",
+        panel="Training", after="micro_batch", choices=RECIPES,
     )  # fmt: skip
-    optimizer: str | None = setting(None, shown=f"muon, above {LONG_RUN} steps adafactor, the paper's")
+    optimizer: str | None = setting(None, shown="muon")
     data: str = setting("", "Folder made by `altup prepare`.", panel="Run", after="out", may_change=True)
     verify_data: bool = setting(
         False, "Read all of it when a run goes on, not a sample.", panel="Run", after="data", may_change=True
@@ -107,41 +105,50 @@ class PretrainConfig(TrainConfig):
     )
     batches: dict[str, Any] = setting({})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def complete(self) -> None:
         if not self.data:
             raise UserError("data is not set; give the folder that `altup prepare` made (--data DIR)")
+        if self.from_model is None:
+            self.model = "t5" if self.model is None else self.model
+            self.method = "dense" if self.method is None else self.method
+            self.dropout = 0.0 if self.dropout is None else self.dropout
+            self.size = _family(self.model).default_size if self.size is None else self.size
+        self._take_recipe()
+        super().complete()
         if self.from_model is not None:
             self._refuse_names()
-            return
-        self.model = "t5" if self.model is None else self.model
-        self.method = "dense" if self.method is None else self.method
-        self.dropout = 0.0 if self.dropout is None else self.dropout
-        self.size = _family(self.model).default_size if self.size is None else self.size
-        self._check_model()
+        else:
+            self._check_model()
 
-    def _fill_in_schedule(self) -> None:
+    def _take_recipe(self) -> None:
         """A recipe fills in what is not given otherwise, and is then forgotten: the settings say it all."""
-        told = RECIPES[self.recipe] if self.recipe else {}
-        if told and self.optimizer not in (None, told["optimizer"]):
+        recipe = RECIPES[self.recipe or "muon"] if self.recipe or self.optimizer is None else {}
+        if recipe and self.optimizer not in (None, recipe["optimizer"]):
             raise UserError(
-                f"recipe={self.recipe!r} trains with {told['optimizer']}, not with optimizer={self.optimizer!r}; "
-                "leave one of them out"
+                f"{named('recipe', self.recipe)} trains with {recipe['optimizer']}, not with "
+                f"{named('optimizer', self.optimizer)}; leave one of them out"
             )
-        for name, value in told.items():
+        for name, value in recipe.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
         self.recipe = None
-        super()._fill_in_schedule()
 
-    def default_lr(self) -> float:
-        return super().default_lr() * (1.0 if self.from_model is None else GENTLER)
+    def defaults(self) -> dict[str, Any]:
+        usual = super().defaults()
+        if self.from_model is not None:
+            return {**usual, "lr": GENTLER * usual["lr"]}
+        if self.optimizer == "muon":
+            factors = {**usual["lr_factors"], **MUON_FACTORS.get(str(self.model), {})}
+            return {**usual, "lr_factors": factors}
+        return usual
 
     def _refuse_names(self) -> None:
         """A model that is given decides its shape and method."""
         for name in (*MODEL_NAMES, "model_overrides"):
             if value := getattr(self, name):
-                raise UserError(f"{name}={value!r}: the model of --from {self.from_model} decides; leave it out")
+                raise UserError(
+                    f"{named(name, value)}: the model of --from {self.from_model} decides; leave it out"
+                )
 
     @property
     def has_coefficients(self) -> bool:
@@ -162,19 +169,6 @@ class PretrainConfig(TrainConfig):
         return self.model
 
     @classmethod
-    def resolve(cls, saved: dict[str, Any], file: Path | None, flags: dict[str, Any]) -> Self:
-        """A new T5 that Muon trains has `T5_FACTORS`, unless told otherwise. A run that goes on has those of them
-        with which it was begun, and so has one that repeats the config of another, which describes its batches."""
-        config = super().resolve(saved, file, flags)
-        if config.from_model is not None or (config.model, config.optimizer) != ("t5", "muon"):
-            return config
-        before = saved or (read_yaml(file) if file and not flags.get("recipe") else {})
-        began = "batches" in before and before.get("model", "t5") == "t5" and before.get("optimizer") == "muon"
-        named = before.get("lr_factors") or {}
-        usual = {part: factor for part, factor in T5_FACTORS.items() if part in named or not began}
-        return replace(config, lr_factors={**usual, **config.lr_factors})
-
-    @classmethod
     def merge(cls, weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
         """A method replaces the earlier one together with its k, stride and experts, a recipe all rates; overrides
         add up."""
@@ -185,7 +179,7 @@ class PretrainConfig(TrainConfig):
         both = [values.get("model_overrides") or {} for values in (weak, strong)]
         for overrides in both:
             if not isinstance(overrides, dict):
-                raise UserError(f"model_overrides={overrides!r}: expected `name: value` pairs")
+                raise UserError(f"{named('model_overrides', overrides)}: expected `name: value` pairs")
         return {**super().merge(weak, strong), "model_overrides": {**both[0], **both[1]}}
 
     def _check_model(self) -> None:
@@ -200,7 +194,8 @@ class PretrainConfig(TrainConfig):
         for name, value in self.model_overrides.items():
             if name in MODEL_NAMES:
                 raise UserError(
-                    f"model_overrides: {name}={value!r} is a setting of its own; give that instead of an override"
+                    f"model_overrides: {named(name, value)} is a setting of its own; give that instead of an "
+                    "override"
                 )
             if name not in known:  # of Transformers' own fields few concern a model's shape: they are not listed
                 check_choice("model_overrides", name, sorted(known & ours))
@@ -227,7 +222,8 @@ class PretrainConfig(TrainConfig):
         config = self._from_preset(**tokens)
         if config.vocab_size < vocabulary.size:
             raise UserError(
-                f"vocab_size={config.vocab_size} is less than the data's {vocabulary.size} tokens; leave it out"
+                f"{named('vocab_size', config.vocab_size)} is less than the data's {vocabulary.size} tokens; "
+                "leave it out"
             )
         return config
 
@@ -291,8 +287,7 @@ def pretrain(
 
     Examples:
         >>> import altup
-        >>> factors = {"positions": 4, "vectors": 0.1}  # what `altup pretrain` gives a T5
-        >>> config = altup.PretrainConfig(data="data/mine", method="altup", k=2, steps=2500, lr_factors=factors)
+        >>> config = altup.PretrainConfig(data="data/mine", method="altup", k=2, steps=2500)
         >>> outcome = altup.pretrain(config, "runs/altup")  # doctest: +SKIP
     """
     from altup.core.pretrained import load_tokenizer
@@ -408,24 +403,7 @@ def _introduction(
         f"{number_of(config.steps, 'step')} of {number_of(config.batch_size, 'sequence')}, "
         f"{epochs:,.2f} epochs; {config.precision} on {where}"
     )
-    return [line, *warn_of_epochs(epochs), *warn_of_growth(config), *warn_of_jumps(config), *warn_of_none(config)]
-
-
-def warn_of_jumps(config: PretrainConfig) -> list[str]:
-    """A line for a long run of a decoder with AltUp at a rate above Muon's own, unless its norms and coefficients
-    learn slowly."""
-    is_altup = config.kind == "decoder" and "altup" in str(config.method).split("+")
-    if config.optimizer != "muon" or not is_altup or config.steps <= SOUND_STEPS:
-        return []
-    parts = {part: slow for part, slow in SLOW_PARTS.items() if part == "vectors" or config.has_coefficients}
-    is_slow = all(config.lr_factors.get(part, 1.0) <= slow for part, slow in parts.items())
-    if is_slow or (config.lr or 0.0) <= config.default_lr():
-        return []
-    told = " ".join(f"--lr-factor {part}={slow:g}" for part, slow in parts.items())
-    return [
-        f"warning: at lr=0.09 decoders of width 256 with AltUp lost what they had learned, or a part of it, after "
-        f"{SOUND_STEPS:,} steps and more; {told} has kept them sound so far"
-    ]
+    return [line, *warn_of_epochs(epochs), *warn_of_none(config)]
 
 
 def warn_of_none(config: PretrainConfig) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from altup.core.errors import UserError
+from altup.core.errors import UserError, named
 from altup.core.text import duration
 from altup.training.config import TrainConfig
 from altup.training.metrics import JsonLines, cut_after
@@ -60,7 +60,7 @@ class Reporter:
         self._records: JsonLines | None = None
         if not speaks:
             return
-        trackers = [tracker(name, folder.path, step, asdict(config)) for name in config.trackers]
+        trackers = [tracker(name, folder.path, step, asdict(config)) for name in config.trackers if name != "none"]
         # From step 0 all of them: a run that begins again may have measured its start.
         cut_after(folder.metrics, step or -1, measures_again)
         self._records = JsonLines(folder.metrics)
@@ -217,4 +217,4 @@ def tracker(name: str, folder: Path, first_step: int, config: dict[str, Any]) ->
     try:
         return TensorBoard(folder, first_step) if name == "tensorboard" else Tracker(name, folder, config)
     except ImportError as error:
-        raise UserError(f"trackers={name!r} needs the package {name!r}: pip install {name}") from error
+        raise UserError(f"{named('trackers', name)} needs the package {name!r}: pip install {name}") from error

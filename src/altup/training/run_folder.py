@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from altup.core.errors import UserError, disk_remedy
+from altup.core.errors import UserError, disk_remedy, named
 from altup.core.files import Lock, atomic_write, is_locked, locked
 from altup.core.runs import RunPaths, list_checkpoints, newest_whole, step_of
 from altup.core.schema import differences, read_settings
@@ -131,7 +131,7 @@ class RunFolder(RunPaths):
             self._check_seal(checkpoint, config)
         if checkpoint and step_of(checkpoint) > config.steps:
             raise UserError(
-                f"steps={config.steps} is less than the {step_of(checkpoint)} that the run in "
+                f"{named('steps', config.steps)} is less than the {step_of(checkpoint)} that the run in "
                 f"{self.path} has done; give more, or choose another folder"
             )
         atomic_write(self.config, config.to_yaml())

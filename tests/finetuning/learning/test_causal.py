@@ -37,7 +37,7 @@ TASK = Task("own", lambda record, training: [], ("exact_text",))
 EXAMPLES = [Example(" ".join(made_up_words()[i : i + 1 + i % 5]), made_up_words()[50 + i], ()) for i in range(9)]
 SMALL: dict[str, Any] = {
     "steps": 70, "batch_size": 8, "lr": 0.03, "log_every": 35, "eval_every": 70, "dropout": 0.0,
-    "inputs_length": 48, "targets_length": 16, "deterministic": True,
+    "optimizer": "adafactor", "inputs_length": 48, "targets_length": 16, "deterministic": True,
 }  # fmt: skip
 
 

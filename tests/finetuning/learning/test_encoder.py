@@ -29,7 +29,7 @@ from tests.training.compare import assert_same_run, weights
 
 SMALL: dict[str, Any] = {
     "steps": 60, "batch_size": 8, "lr": 0.02, "log_every": 30, "eval_every": 60, "dropout": 0.0,
-    "inputs_length": 48, "deterministic": True,
+    "optimizer": "adafactor", "inputs_length": 48, "deterministic": True,
 }  # fmt: skip
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.training.tiny import optimizer_of
 from torch import nn
 
-from altup.training.optimizers import build_optimizer, sharding, state_tensors
+from altup.training.optimizers import sharding
+from altup.training.optimizers.state import state_tensors
 
 SHAPES = {
     "wide": (130, 200),
@@ -73,7 +75,7 @@ def reference(p: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
 
 
 def train(model: Holder, steps: int, lr_as_tensor: bool = False) -> torch.optim.Optimizer:
-    optimizer = build_optimizer("adafactor", model, lr=0.0)
+    optimizer = optimizer_of("adafactor", model, lr=0.0)
     for step in range(steps):
         model.set_gradients(step)
         for group in optimizer.param_groups:
@@ -109,7 +111,7 @@ def test_fifty_steps_equal_the_definition(expected, dtype, lr_as_tensor, toleran
 
 def test_only_large_matrices_are_factored():
     model = Holder()
-    state = state_tensors(build_optimizer("adafactor", model, lr=0.1), model)
+    state = state_tensors(optimizer_of("adafactor", model, lr=0.1), model)
     kept = {name: {key.split("/")[1] for key in state if key.split("/")[0] == name} for name in SHAPES}
     factored = {name for name, keys in kept.items() if keys == {"step", "row", "column"}}
     assert factored == {"wide", "wide_again", "edge", "pile", "zero_rows", "zero"}
@@ -137,7 +139,7 @@ def test_two_runs_are_the_same_bits():
 def test_extreme_gradients_stay_finite():
     """A huge and a vanishing row side by side: r / mean(r) would underflow."""
     model = nn.Linear(128, 128, bias=False)
-    optimizer = build_optimizer("adafactor", model, lr=0.01)
+    optimizer = optimizer_of("adafactor", model, lr=0.01)
     for scale in (1e18, 1e-18, 0.0, 1e10):
         grad = torch.zeros(128, 128)
         grad[0] = scale
@@ -150,7 +152,7 @@ def test_extreme_gradients_stay_finite():
 
 def test_a_parameter_without_gradient_is_left_alone():
     model = Holder()
-    optimizer = build_optimizer("adafactor", model, lr=0.1)
+    optimizer = optimizer_of("adafactor", model, lr=0.1)
     model.set_gradients(0)
     model.wide.grad = None
     before = model.wide.detach().clone()
@@ -172,7 +174,7 @@ def test_bfloat16_weights_keep_float32_moments():
 @pytest.mark.gpu
 def test_on_the_gpu_nothing_waits_and_the_result_is_the_same(expected):
     model = Holder().cuda()
-    optimizer = build_optimizer("adafactor", model, lr=0.0)
+    optimizer = optimizer_of("adafactor", model, lr=0.0)
     skip = torch.tensor(False, device="cuda")
     for step in range(50):
         model.set_gradients(step)

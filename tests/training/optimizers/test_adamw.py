@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.training.tiny import optimizer_of
 from torch import nn
 
 from altup import AltUp
 from altup.core.errors import UserError
-from altup.training.optimizers import OPTIMIZERS, build_optimizer
+from altup.training.optimizers.config import OPTIMIZER_DEFAULTS
 
 
 class Layer(nn.Module):
@@ -49,7 +50,7 @@ def test_twenty_steps_equal_the_definition(name, lr):
     model = Model()
     start = {n: p.detach().numpy().astype(np.float64) for n, p in model.named_parameters()}
     gradients: dict[str, list[np.ndarray]] = {n: [] for n in start}
-    optimizer = build_optimizer(name, model, lr=lr, weight_decay=0.1)
+    optimizer = optimizer_of(name, model, lr=lr, weight_decay=0.1)
     for step in range(20):
         model.set_gradients(step)
         for n, p in model.named_parameters():
@@ -64,7 +65,7 @@ def test_twenty_steps_equal_the_definition(name, lr):
 def test_vectors_and_coefficients_do_not_decay(name):
     model = Model()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    optimizer = build_optimizer(name, model, lr=0.5, weight_decay=0.5)
+    optimizer = optimizer_of(name, model, lr=0.5, weight_decay=0.5)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
@@ -72,11 +73,11 @@ def test_vectors_and_coefficients_do_not_decay(name):
         torch.testing.assert_close(p.detach(), before[n] * (0.75 if n.endswith("linear.weight") else 1.0))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZER_DEFAULTS)
 def test_frozen_parameters_are_not_touched(name):
     model = Model()
     model.layers[0].requires_grad_(False)
-    optimizer = build_optimizer(name, model, lr=0.5)
+    optimizer = optimizer_of(name, model, lr=0.5)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for p in model.layers[1].parameters()}
 
@@ -84,8 +85,8 @@ def test_frozen_parameters_are_not_touched(name):
 def test_requests_that_make_no_sense_are_named():
     model = Model()
     with pytest.raises(UserError, match="optimizer='sgd'"):
-        build_optimizer("sgd", model, lr=0.1)
+        optimizer_of("sgd", model, lr=0.1)
     with pytest.raises(UserError, match=r"weight_decay=0\.1.*adafactor"):
-        build_optimizer("adafactor", model, lr=0.1, weight_decay=0.1)
+        optimizer_of("adafactor", model, lr=0.1, weight_decay=0.1)
     with pytest.raises(UserError, match="no parameter"):
-        build_optimizer("adamw", model.requires_grad_(False), lr=0.1)
+        optimizer_of("adamw", model.requires_grad_(False), lr=0.1)

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.training.tiny import optimizer_of
 
 from altup import AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.core.errors import UserError
 from altup.kernels.muon import orthogonalized
-from altup.training.optimizers import build_optimizer, load_state_tensors, parts_of, set_rate, state_tensors
+from altup.training.optimizers.build import parts_of, set_rate
+from altup.training.optimizers.state import load_state_tensors, state_tensors
 
 
 def tiny(method: str = "altup", **fields: Any) -> AltUpT5ForConditionalGeneration:
@@ -72,7 +74,7 @@ def test_ten_steps_equal_the_definition():
     parts = parts_of(model)
     start = {n: p.detach().double().numpy() for n, p in model.named_parameters()}
     gradients: dict[str, list[np.ndarray]] = {n: [] for n in start}
-    optimizer = build_optimizer("muon", model, lr=0.05)
+    optimizer = optimizer_of("muon", model, lr=0.05)
     for step in range(10):
         set_gradients(model, step)
         for n, p in model.named_parameters():
@@ -100,7 +102,7 @@ def test_heads_and_blocks_equal_the_definition():
         model = tiny("moe", experts=4, d_ff=96)  # of which 48 is the largest divisor up to 64
         parts = parts_of(model)
         start = {n: p.detach().double().numpy() for n, p in model.named_parameters()}
-        optimizer = build_optimizer("muon", model, lr=0.05, muon_by=muon_by)
+        optimizer = optimizer_of("muon", model, lr=0.05, muon_by=muon_by)
         set_gradients(model, 0)
         optimizer.step()
         for n, p in model.named_parameters():
@@ -124,7 +126,7 @@ def test_weights_do_not_grow_by_a_factor_in_every_step(bound):
     """A gradient that always points the same way, at a high rate: beyond so many times their size at the start
     weights grow by the same amount in every step. Without the bound each would make them 1.5 times as large."""
     model = tiny()
-    optimizer = build_optimizer("muon", model, lr=0.5, **({} if bound == 10 else {"muon_growth": bound}))
+    optimizer = optimizer_of("muon", model, lr=0.5, **({} if bound == 10 else {"muon_growth": bound}))
     table = model.get_input_embeddings().weight
     matrix = model.get_parameter("decoder.layers.0.feed_forward.wo.weight")
     sizes = []
@@ -144,7 +146,7 @@ def test_coefficients_move_by_the_same_amount_however_large_they_are(method, nam
     """Their gradient always points the same way. Were steps relative to their size, they would run away. What
     makes coefficients from the data begins with zeros and may grow as all weights do."""
     model = tiny(method, num_layers=3)
-    optimizer = build_optimizer("muon", model, lr=0.5, lr_factors={"coefficients": 0.1})
+    optimizer = optimizer_of("muon", model, lr=0.5, lr_factors={"coefficients": 0.1})
     (found,) = [p for n, p in model.named_parameters() if n.endswith(name)][:1]
     values = [found.detach().clone()]
     for _ in range(30):
@@ -155,7 +157,7 @@ def test_coefficients_move_by_the_same_amount_however_large_they_are(method, nam
     torch.testing.assert_close(torch.stack(values).diff(dim=0), torch.full((30, *found.shape), 0.05))
 
     dynamic = tiny("altup", coefficients="dynamic")
-    optimizer = build_optimizer("muon", dynamic, lr=0.5)
+    optimizer = optimizer_of("muon", dynamic, lr=0.5)
     bounds = [optimizer.state[p]["largest"].item() for p in dynamic.parameters() if not p.any()]
     assert bounds
     assert bounds == pytest.approx([0.2] * len(bounds))
@@ -168,7 +170,7 @@ def test_coefficients_are_held_near_their_start(method):
     models = tiny(method, num_layers=3), tiny(method, num_layers=3)
     options = {"lr": 0.5, "lr_factors": {"coefficients": 0.1}}
     pulled, free = (
-        build_optimizer("muon", m, **options, coefficient_decay=d) for m, d in zip(models, (4, 0), strict=True)
+        optimizer_of("muon", m, **options, coefficient_decay=d) for m, d in zip(models, (4, 0), strict=True)
     )
     parts = parts_of(models[0])
     start = {n: p.detach().clone() for n, p in models[0].named_parameters()}
@@ -192,7 +194,7 @@ def test_coefficients_are_held_near_their_start(method):
     step(pulled, skip=torch.tensor(True))
     assert all(torch.equal(a, b) for a, b in zip(before, models[0].parameters(), strict=True))
 
-    resumed = build_optimizer("muon", models[0], **options, coefficient_decay=4)  # begins where they stand now
+    resumed = optimizer_of("muon", models[0], **options, coefficient_decay=4)  # begins where they stand now
     load_state_tensors(resumed, models[0], state_tensors(pulled, models[0]))
     step(resumed, 20)
     assert all(
@@ -203,7 +205,7 @@ def test_coefficients_are_held_near_their_start(method):
 def test_a_gradient_of_zeros_moves_nothing():
     model = tiny()
     before = [p.detach().clone() for p in model.parameters()]
-    optimizer = build_optimizer("muon", model, lr=0.1)
+    optimizer = optimizer_of("muon", model, lr=0.1)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
@@ -260,7 +262,7 @@ def test_a_part_moves_at_its_own_rate(name, rate, positions):
     parts = parts_of(whole)
     before = {n: p.detach().clone() for n, p in whole.named_parameters()}
     for model, chosen in ((whole, {}), (parted, factors)):
-        optimizer = build_optimizer(name, model, lr=rate, lr_factors=chosen)
+        optimizer = optimizer_of(name, model, lr=rate, lr_factors=chosen)
         set_rate(optimizer, 0.02)
         set_gradients(model, 0)
         optimizer.step()
@@ -278,7 +280,7 @@ def test_relative_positions_that_are_named_move_in_the_unit_of_scores():
     plain, named = tiny("dense"), tiny("dense")
     before = {n: p.detach().clone() for n, p in named.named_parameters()}
     for model, factors in ((plain, {}), (named, {"positions": 4.0})):
-        optimizer = build_optimizer("muon", model, lr=0.02, lr_factors=factors)
+        optimizer = optimizer_of("muon", model, lr=0.02, lr_factors=factors)
         set_gradients(model, 0)
         optimizer.step()
     moved = dict(plain.named_parameters())
@@ -294,19 +296,19 @@ def test_a_model_of_others_has_no_heads_that_are_known():
     """Its matrices would silently stay whole."""
     other = torch.nn.Sequential(torch.nn.Linear(4, 4))
     with pytest.raises(UserError, match=r"muon_by='head' is for the layers .* has none"):
-        build_optimizer("muon", other, lr=0.1, muon_by="head")
-    build_optimizer("muon", other, lr=0.1)
+        optimizer_of("muon", other, lr=0.1, muon_by="head")
+    optimizer_of("muon", other, lr=0.1)
 
 
 def test_factors_that_make_no_sense_are_refused():
     with pytest.raises(UserError, match="lr_factors='heads' is not known"):
-        build_optimizer("muon", tiny(), lr=0.1, lr_factors={"heads": 1.0})
-    with pytest.raises(UserError, match="lr_factors: head=-1"):
-        build_optimizer("muon", tiny(), lr=0.1, lr_factors={"head": -1.0})
-    with pytest.raises(UserError, match="coefficients=2: AltUpT5ForConditionalGeneration has no coefficients"):
-        build_optimizer("muon", tiny("dense"), lr=0.1, lr_factors={"coefficients": 2.0})
-    build_optimizer("muon", tiny("dense"), lr=0.1, lr_factors={"coefficients": 1.0})
+        optimizer_of("muon", tiny(), lr=0.1, lr_factors={"heads": 1.0})
+    with pytest.raises(UserError, match=r"lr_factors\.head=-1"):
+        optimizer_of("muon", tiny(), lr=0.1, lr_factors={"head": -1.0})
+    with pytest.raises(UserError, match=r"coefficients=2\.0: AltUpT5ForConditionalGeneration has no coefficients"):
+        optimizer_of("muon", tiny("dense"), lr=0.1, lr_factors={"coefficients": 2.0})
+    optimizer_of("muon", tiny("dense"), lr=0.1, lr_factors={"coefficients": 1.0})
     without = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
-    with pytest.raises(UserError, match="positions=1: Sequential has no tables of relative positions"):
-        build_optimizer("muon", without, lr=0.1, lr_factors={"positions": 1.0})
-    build_optimizer("muon", without, lr=0.1, lr_factors={"vectors": 2.0})
+    with pytest.raises(UserError, match=r"positions=1\.0: Sequential has no tables of relative positions"):
+        optimizer_of("muon", without, lr=0.1, lr_factors={"positions": 1.0})
+    optimizer_of("muon", without, lr=0.1, lr_factors={"vectors": 2.0})

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.processes import fork_two
+from tests.training.tiny import optimizer_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -18,7 +19,8 @@ from altup.core.errors import UserError
 from altup.nn import Attention, GatedFeedForward
 from altup.nn.altup import AltUpUpdate
 from altup.training.checkpoints import save_tensors
-from altup.training.optimizers import OPTIMIZERS, build_optimizer, load_state_tensors, state_tensors
+from altup.training.optimizers.config import OPTIMIZER_DEFAULTS
+from altup.training.optimizers.state import load_state_tensors, state_tensors
 from altup.training.parallel import leave
 from altup.training.tensor_files import TensorFiles
 
@@ -66,11 +68,11 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, to
     return {n: w.detach().clone() for n, w in whole.items()} | state_tensors(optimizer, model)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZER_DEFAULTS)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_skipped_step_changes_no_bit(name, poison):
     model = Model()
-    optimizer = build_optimizer(name, model, lr=0.1, weight_decay=0.1 * (name != "adafactor"))
+    optimizer = optimizer_of(name, model, lr=0.1, weight_decay=0.1 * (name != "adafactor"))
     train(model, optimizer, range(2))
     before = snapshot(model, optimizer)
     model.set_gradients(5)
@@ -85,7 +87,7 @@ def test_a_skipped_step_changes_no_bit(name, poison):
     optimizer.step(skip=torch.tensor(False))
     taken = snapshot(model, optimizer)
     untouched = Model()
-    twin = build_optimizer(name, untouched, lr=0.1, weight_decay=0.1 * (name != "adafactor"))
+    twin = optimizer_of(name, untouched, lr=0.1, weight_decay=0.1 * (name != "adafactor"))
     train(untouched, twin, range(2))
     untouched.set_gradients(5)
     twin.step()
@@ -94,15 +96,15 @@ def test_a_skipped_step_changes_no_bit(name, poison):
     assert not torch.equal(taken["weight/table"], before["weight/table"])
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZER_DEFAULTS)
 def test_training_goes_on_from_a_file_bit_for_bit(name, tmp_path):
     straight = Model()
-    optimizer = build_optimizer(name, straight, lr=0.1)
+    optimizer = optimizer_of(name, straight, lr=0.1)
     train(straight, optimizer, range(4))
     save_tensors(tmp_path / "state.safetensors", state_tensors(optimizer, straight))
     resumed = Model()
     resumed.load_state_dict(straight.state_dict())
-    fresh = build_optimizer(name, resumed, lr=0.1)
+    fresh = optimizer_of(name, resumed, lr=0.1)
     load_state_tensors(fresh, resumed, TensorFiles(tmp_path, "state"))
     train(straight, optimizer, range(4, 7))
     train(resumed, fresh, range(4, 7))
@@ -114,7 +116,7 @@ def test_training_goes_on_from_a_file_bit_for_bit(name, tmp_path):
 def test_torch_state_dict_round_trip():
     """What transformers.Trainer does."""
     model, twin = Model(), Model()
-    optimizer, fresh = (build_optimizer("adafactor", m, lr=0.1) for m in (model, twin))
+    optimizer, fresh = (optimizer_of("adafactor", m, lr=0.1) for m in (model, twin))
     train(model, optimizer, range(3))
     twin.load_state_dict(model.state_dict())
     fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -125,13 +127,13 @@ def test_torch_state_dict_round_trip():
 
 def test_a_state_that_does_not_fit_is_refused_and_nothing_changes():
     model = Model()
-    optimizer = build_optimizer("adafactor", model, lr=0.1)
+    optimizer = optimizer_of("adafactor", model, lr=0.1)
     train(model, optimizer, range(2))
     before = snapshot(model, optimizer)
     good = state_tensors(optimizer, model)
     missing = {key: tensor for key, tensor in good.items() if key != "vector/square"}
     wrong_shape = good | {"table/row": torch.zeros(150)}
-    other = state_tensors(build_optimizer("adamw", model, lr=0.1), model)
+    other = state_tensors(optimizer_of("adamw", model, lr=0.1), model)
     for tensors, message in [
         (missing, "vector/square is missing"),
         (wrong_shape, r"table/row has shape \(150,\).*instead of \(151,\)"),
@@ -152,13 +154,13 @@ def run_sharded(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    for name in OPTIMIZERS:
+    for name in OPTIMIZER_DEFAULTS:
         model = Model()
         # As where coefficients are kept out of FSDP: an ordinary tensor among the sharded ones.
         fully_shard(model, mesh=mesh, ignored_params={model.rule_P})
-        optimizer = build_optimizer(name, model, lr=torch.tensor(0.1))
+        optimizer = optimizer_of(name, model, lr=torch.tensor(0.1))
         train(model, optimizer, range(2))
-        fresh = build_optimizer(name, model, lr=torch.tensor(0.1))
+        fresh = optimizer_of(name, model, lr=torch.tensor(0.1))
         load_state_tensors(fresh, model, state_tensors(optimizer, model))
         train(model, fresh, range(2, 4))
         result = snapshot(model, fresh)
@@ -180,7 +182,7 @@ def build_by_block(lr: torch.Tensor | float) -> tuple[nn.Module, torch.optim.Opt
     model = nn.Sequential(Attention(16, 4, 8), GatedFeedForward(16, 72), AltUpUpdate(3, active=0))
     if isinstance(lr, torch.Tensor):
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    return model, build_optimizer("muon", model, lr=lr, muon_by="block", coefficient_decay=4)
+    return model, optimizer_of("muon", model, lr=lr, muon_by="block", coefficient_decay=4)
 
 
 def test_two_processes_with_fsdp2_equal_one(tmp_path):
@@ -191,9 +193,9 @@ def test_two_processes_with_fsdp2_equal_one(tmp_path):
     found = TensorFiles(tmp_path, "blocks")
     for key, tensor in snapshot(model, optimizer).items():
         torch.testing.assert_close(found[key][...], tensor, rtol=1e-4, atol=1e-4, msg=key)
-    for name in OPTIMIZERS:
+    for name in OPTIMIZER_DEFAULTS:
         model = Model()
-        optimizer = build_optimizer(name, model, lr=0.1)
+        optimizer = optimizer_of(name, model, lr=0.1)
         train(model, optimizer, range(4))
         expected, found = snapshot(model, optimizer), TensorFiles(tmp_path, name)
         assert expected.keys() == found.keys()

@@ -15,7 +15,8 @@ from altup.bench.problem import Fact, Problem, Provider, Setup, Timings, Work, d
 from altup.core.hardware import ensure_bf16
 from altup.kernels.cuda_graph import record, warm_up
 from altup.nn import Attention, GatedFeedForward
-from altup.training.optimizers import blocks_of, build_optimizer
+from altup.training.optimizers.build import blocks_of, build_optimizer
+from altup.training.optimizers.config import OptimizerConfig
 
 RATE = 1e-4
 Build = Callable[[nn.Module], Any]
@@ -23,19 +24,20 @@ STEP = "forward and backward"
 
 
 def adafactor(model: nn.Module) -> Any:
-    return build_optimizer("adafactor", model, lr=RATE)
+    return build_optimizer(OptimizerConfig(optimizer="adafactor", lr=RATE), model)
 
 
 def adamw(model: nn.Module) -> Any:
-    return build_optimizer("adamw", model, lr=RATE, weight_decay=0.1)
+    return build_optimizer(OptimizerConfig(optimizer="adamw", lr=RATE, weight_decay=0.1), model)
 
 
 def adamw_rms(model: nn.Module) -> Any:
-    return build_optimizer("adamw-rms", model, lr=RATE)
+    return build_optimizer(OptimizerConfig(optimizer="adamw-rms", lr=RATE), model)
 
 
 def muon(model: nn.Module, muon_by: str = "matrix") -> Any:
-    return build_optimizer("muon", model, lr=RATE, muon_by=muon_by)
+    equal = {"embeddings": 1.0}  # no part has another rate
+    return build_optimizer(OptimizerConfig(optimizer="muon", lr=RATE, muon_by=muon_by, lr_factors=equal), model)
 
 
 class RelativeReference:

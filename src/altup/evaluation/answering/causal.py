@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from altup.core.errors import UserError
+from altup.core.errors import UserError, named
 from altup.data.tasks.examples import Tokens, tokenise
 from altup.data.tasks.task import Task
 from altup.evaluation.answering.seq2seq import read_answer
@@ -44,7 +44,8 @@ class CausalAnswering:
         check_positions(self.config, inputs_length + targets_length, "inputs_length + targets_length", self.place)
         if inputs_length <= 1 + len(self.ask):
             raise UserError(
-                f"inputs_length={inputs_length} leaves no room for an input between the start token and the "
+                f"{named('inputs_length', inputs_length)} leaves no room for an input between the start token "
+                "and the "
                 f"{len(self.ask)} of {ASK.strip()!r}; give more"
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from altup.core.errors import UserError, check_choice, check_range, check_whole
+from altup.core.errors import UserError, check_choice, check_range, check_whole, named
 from altup.models.config import AltUpConfig
 
 # Shapes in the manner of Llama; `xl` has the layers of a Llama 3.2 1B. `tiny` is for tests.
@@ -72,13 +72,15 @@ class AltUpDecoderConfig(AltUpConfig):
         self._validate_selection_length(num_layers=self.num_layers)
         if self.num_heads % self.num_kv_heads:
             raise UserError(
-                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; each of these "
+                f"{named('num_heads', self.num_heads)} is not a multiple of "
+                f"{named('num_kv_heads', self.num_kv_heads)}; each of these "
                 "serves an equal group of those"
             )
         if self.d_kv % 2:
-            raise UserError(f"d_kv={self.d_kv} is odd; rotary positions turn pairs of numbers")
+            raise UserError(f"{named('d_kv', self.d_kv)} is odd; rotary positions turn pairs of numbers")
         if self.sequence != "none":
             raise UserError(
-                f"sequence={self.sequence!r} shortens what an encoder reads; a decoder writes every token: leave "
+                f"{named('sequence', self.sequence)} shortens what an encoder reads; a decoder writes every "
+                "token: leave "
                 "sequence at 'none'"
             )

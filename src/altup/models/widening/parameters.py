@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from altup.core.errors import UserError, check_choice, check_whole
+from altup.core.errors import UserError, check_choice, check_whole, named
 from altup.nn import AltUp
 
 METHODS = {"recycled": "alternating", "altup": "alternating", "sameup": "same"}
@@ -52,7 +52,7 @@ class WideningPlan:
         check_choice("method", method, METHODS)
         check_whole("num_blocks", num_blocks, 2)
         if method == "sameup" and selection not in (None, "same"):
-            raise UserError(f"selection={selection!r} does not fit method='sameup'; use method='altup'")
+            raise UserError(f"{named('selection', selection)} does not fit method='sameup'; use method='altup'")
         return cls(method, num_blocks, METHODS[method] if selection is None else selection, seed)
 
     @classmethod
@@ -85,7 +85,8 @@ class WideningPlan:
         """Note which layers of each stack are wide, once the stacks are known."""
         if not self.recycled:
             raise UserError(
-                f"layers={_as_typed(layers)} does not fit method={self.method!r}, whose tables and head are wide, "
+                f"{named('layers', _as_typed(layers))} does not fit {named('method', self.method)}, whose "
+                "tables and head are wide, "
                 "so that every layer between them must be; take method='recycled'"
             )
         of_stack = layers if isinstance(layers, Mapping) else dict.fromkeys(self.stacks, layers)
@@ -125,13 +126,17 @@ def _consecutive(chosen: Layers, number: int, stack: str) -> range:
         picked = sorted(i % number for i in chosen)
     else:
         raise UserError(
-            f"layers={chosen!r} are no layers of {stack}, which has {number}; give slice(2, 6) or [2, 3, 4, 5]"
+            f"{named('layers', chosen)} are no layers of {stack}, which has {number}; give slice(2, 6) or [2, "
+            "3, 4, 5]"
         )
     if not picked:
-        raise UserError(f"layers={_as_typed(chosen)!r} holds none of the {number} layers of {stack}; give others")
+        raise UserError(
+            f"{named('layers', _as_typed(chosen))} holds none of the {number} layers of {stack}; give others"
+        )
     if picked != list(range(picked[0], picked[-1] + 1)):
         raise UserError(
-            f"layers={chosen!r} of {stack}, which has {number} layers, must be one run of layers without a gap: "
+            f"{named('layers', chosen)} of {stack}, which has {number} layers, must be one run of layers "
+            "without a gap: "
             "the state is wide from the first to the last of them"
         )
     return range(picked[0], picked[-1] + 1)

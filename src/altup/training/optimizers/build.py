@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from altup.core.errors import UserError, check_choice, check_range
+from altup.core.errors import UserError, check_choice, named
 from altup.kernels.muon.reference import Block
 from altup.nn import Attention, GroupedAttention, RelativeBias, coefficient_names
 from altup.nn.altup import AltUpUpdate
 from altup.nn.sequence import SequenceUpdate
-from altup.training.config import COEFFICIENT_GROWTH, LARGEST_GROWTH, MUON_BY, OPTIMIZER_DEFAULTS, PARTS
 from altup.training.optimizers.adafactor import Adafactor
 from altup.training.optimizers.adamw import AdamW, RelativeAdamW
+from altup.training.optimizers.config import COEFFICIENT_GROWTH, MUON_BY, OptimizerConfig
 from altup.training.optimizers.muon import Muon
 from altup.training.optimizers.sharding import kind
 
 HIDDEN = range(64, 15, -1)  # units of a feed-forward's hidden layer in a block; a head usually has 64
 UNIT_OF_SCORES = 1.0  # tables of relative positions begin far below it, and what they are added to is in it
-OPTIMIZERS = tuple(OPTIMIZER_DEFAULTS)
+EPS = 1e-8  # of AdamW
 
 
 def parts_of(model: nn.Module) -> dict[str, str]:
@@ -82,74 +82,44 @@ def blocks_of(model: nn.Module, muon_by: str) -> dict[Tensor, Block]:
             cut(next((units for units in HIDDEN if hidden % units == 0), hidden), into, out_of)
     if muon_by != "matrix" and not found:
         raise UserError(
-            f"muon_by={muon_by!r} is for the layers of altup's own T5, BERT and decoder, and "
+            f"{named('muon_by', muon_by)} is for the layers of altup's own T5, BERT and decoder, and "
             f"{type(model).__name__} has none; leave it at 'matrix'"
         )
     return {p: block for p, block in found.items() if tuple(p.shape) != block}
 
 
 def build_optimizer(
-    name: str,
-    model: nn.Module,
-    *,
-    lr: float | Tensor,
-    weight_decay: float = 0.0,
-    beta1: float | None = None,
-    beta2: float | None = None,
-    eps: float = 1e-8,
-    lr_factors: Mapping[str, float] | None = None,
-    muon_by: str = "matrix",
-    muon_growth: float = LARGEST_GROWTH,
-    coefficient_growth: float = COEFFICIENT_GROWTH,
-    coefficient_decay: float = 0.0,
+    config: OptimizerConfig, model: nn.Module, lr: float | Tensor | None = None
 ) -> torch.optim.Optimizer:
-    """The optimizer `name` over the parameters of `model` that ask for gradients.
+    """The optimizer of a config over the parameters of `model` that ask for gradients.
 
-    `lr_factors` multiplies the rate of parts of the model (`PARTS`). `muon_by` says what Muon orthogonalizes at a
-    time (`blocks_of`), `muon_growth` how far its steps grow with the weights, `coefficient_growth` how far with
-    coefficients that are numbers of their own, and `coefficient_decay` how strongly it pulls those back to where
-    they began. `optimizer.step(skip=flag)` leaves every weight and all state as
-    they are where the bool tensor `flag`, on the parameters' device, is true; the host never waits for it.
-    `set_rate` sets the learning rate of a step. Shard the model (`fully_shard`) before this call.
+    `optimizer.step(skip=flag)` leaves every weight and all state unchanged where the bool tensor `flag`, on the
+    parameters' device, is true; the host never waits for it. `set_rate` sets the learning rate of a step, which is
+    `lr` before. Shard the model (`fully_shard`) before this call.
     """
-    check_choice("optimizer", name, OPTIMIZERS)
-    check_range("weight_decay", weight_decay, 0, float("inf"))
-    check_range("coefficient_decay", coefficient_decay, 0, float("inf"))
-    factors = dict(lr_factors or {})
-    for part, factor in factors.items():
-        check_choice("lr_factors", part, PARTS)
-        check_range(f"lr_factors: {part}", factor, 0, float("inf"))
-    if name == "adafactor" and weight_decay:
-        raise UserError(
-            f"weight_decay={weight_decay} does not go with optimizer='adafactor', which is T5's and has none; "
-            "leave it at 0 or choose 'adamw'"
-        )
+    lr = config.lr if lr is None else lr
     groups: dict[tuple, dict[str, Any]] = {}
-    parts, blocks = parts_of(model), blocks_of(model, muon_by)
+    parts, blocks = parts_of(model), blocks_of(model, config.muon_by)
     # Other rules make their coefficients from the data, with weights that begin with zeros.
     rules = (module for module in model.modules() if isinstance(module, AltUpUpdate | SequenceUpdate))
     scalars = {p for rule in rules for p in rule.parameters()}
-    if factors.get("coefficients", 1.0) != 1 and "coefficients" not in parts.values():
-        raise UserError(
-            f"lr_factors.coefficients={factors['coefficients']:g}: {type(model).__name__} has no coefficients of "
-            "AltUp; leave it out, or take a method that has them"
-        )
+    factors = dict(config.lr_factors)
+    if factors.get("coefficients", 1.0) != 1:
+        _require("coefficients", "coefficients of AltUp", factors, parts, model)
     in_scores = "positions" in factors
-    if in_scores and "positions" not in parts.values():
-        raise UserError(
-            f"lr_factors.positions={factors['positions']:g}: {type(model).__name__} has no tables of relative "
-            "positions; leave it out, or take a model that has them"
-        )
+    if in_scores:
+        _require("positions", "tables of relative positions", factors, parts, model)
     factors.setdefault("positions", factors.get("vectors", 1.0))
     for n, p in model.named_parameters():
         if not p.requires_grad:
             continue
         own: dict[str, Any] = {"lr_factor": factors.get(parts[n], 1.0)}
-        if name != "adafactor":
+        if config.optimizer != "adafactor":
             decays = p.ndim >= 2 and parts[n] != "coefficients"
-            own |= {"weight_decay": weight_decay * decays, "sharding": kind(p).sharding}
-        if name == "muon":
-            growth, pull = (coefficient_growth, coefficient_decay) if p in scalars else (muon_growth, 0.0)
+            own |= {"weight_decay": (config.weight_decay or 0.0) * decays, "sharding": kind(p).sharding}
+        if config.optimizer == "muon":
+            growth = COEFFICIENT_GROWTH if config.coefficient_growth is None else config.coefficient_growth
+            growth, pull = (growth, config.coefficient_decay) if p in scalars else (config.muon_growth, 0.0)
             own |= {"orthogonal": parts[n] == "matrix", "block": blocks.get(p), "growth": growth, "pull": pull}
             own["unit"] = UNIT_OF_SCORES if parts[n] == "positions" and in_scores else None
         groups.setdefault(tuple(own.values()), {**own, "params": []})["params"].append(p)
@@ -158,11 +128,21 @@ def build_optimizer(
     for group in groups.values():
         group.pop("sharding", None)
         group["lr"] = (lr.detach().clone() if isinstance(lr, Tensor) else lr) * group["lr_factor"]
-    if name == "adafactor":
+    if config.optimizer == "adafactor":
         return Adafactor(groups.values(), lr=lr)
-    betas = (0.9 if beta1 is None else beta1, 0.999 if beta2 is None else beta2)
-    build: Any = {"adamw": AdamW, "adamw-rms": RelativeAdamW, "muon": Muon}[name]
-    return build(groups.values(), lr=lr, betas=betas, eps=eps)
+    betas = (0.9 if config.beta1 is None else config.beta1, 0.999 if config.beta2 is None else config.beta2)
+    build: Any = {"adamw": AdamW, "adamw-rms": RelativeAdamW, "muon": Muon}[str(config.optimizer)]
+    return build(groups.values(), lr=lr, betas=betas, eps=EPS)
+
+
+def _require(part: str, words: str, factors: dict[str, float], parts: dict[str, str], model: nn.Module) -> None:
+    """UserError for a factor of a part that the model does not have."""
+    if part not in parts.values():
+        raise UserError(
+            f"{named(f'lr_factors.{part}', factors[part])}: {type(model).__name__} has no {words}; leave it "
+            "out, or "
+            "take a model that has them"
+        )
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from altup.core.errors import UserError
 from altup.kernels.muon import muon_updates, orthogonalize, runs_fused, scale_of
 from altup.kernels.muon.reference import MOMENTUM, Block
-from altup.training.config import LARGEST_GROWTH
 from altup.training.optimizers.adamw import RelativeAdamW
+from altup.training.optimizers.config import LARGEST_GROWTH
 from altup.training.optimizers.relative import SMALLEST_RMS
 from altup.training.optimizers.sharding import STACK_ELEMENTS, Kind, local, stacks
 
