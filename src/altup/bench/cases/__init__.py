@@ -28,6 +28,7 @@ CASES = {
     "attention": Case("self-attention with T5's trainable relative bias", "attention"),
     "head": Case("output head and loss", "fused", "head_problems"),
     "dropout": Case("dropout before a residual addition", "fused", "dropout_problems"),
+    "kernels": Case("every kernel and compiled code of the same, where models use it", "kernels"),
     "optimizer": Case("the update of all weights, beside a step", "optimizer"),
     "generation": Case("greedy decoding", "generation"),
     "gemma3n": Case("Gemma 3n of Hugging Face, as it is and accelerated", "gemma3n"),
