@@ -10,7 +10,7 @@ ENDED  := -o faulthandler_exit_on_timeout=true
 # Bytecode is kept, even where an environment says otherwise: without it every process compiles PyTorch's sources.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-slow test-gpu test-versions bench docs release-check lint format clean
+.PHONY: help setup demo test test-slow test-gpu test-versions bench results docs release-check lint format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 17
@@ -49,6 +49,9 @@ test-versions: $(READY)  ## the tests of widen and Gemma 3n with the oldest tran
 
 bench: $(READY)  ## speed beside peers, at toy sizes that a CPU can do; `altup bench` on a GPU
 	$(BIN)/altup bench --quick
+
+results: $(READY)  ## the tables and figures of docs/results.md and experiments/, from the stored runs
+	$(BIN)/python -m experiments.tables
 
 docs: $(VENV)/.ready-docs  ## build the docs site into site/, offline and strictly (dead links fail)
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --strict --quiet
