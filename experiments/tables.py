@@ -5,6 +5,7 @@ A page asks for a table by a comment, which the table follows; what stood there 
     <!-- table: FOLDER | STUDY | SIZE | BASE -->    a study's rows, compared with the row BASE
     <!-- table: FOLDER | STUDY | SIZE | BASE | paired -->    the same, seed by seed
     <!-- table: contrasts -->    the comparisons in `CONTRASTS`
+    <!-- table: where-the-gain-comes-from -->    those that were written down before, by the folder's own script
 
 Intervals are Student's at 95 %, Welch's form unless paired. Runs that diverged are counted and are in no mean.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import csv
 import gzip
 import re
+import runpy
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -188,12 +190,20 @@ def contrast_table() -> str:
     return as_table(head, lines)
 
 
+def written_down_before() -> str:
+    analyse = runpy.run_path(str(HERE / "where-the-gain-comes-from" / "analyse.py"))
+    return str(analyse["contrasts"](analyse["finals"]())) + "\n"
+
+
+OTHERS = {"contrasts": contrast_table, "where-the-gain-comes-from": written_down_before}
+
+
 def fill(text: str) -> str:
     """A page with the tables that it asks for."""
 
     def table(match: re.Match[str]) -> str:
         asked = [part.strip() for part in match["asked"].split("|")]
-        return match[1] + (contrast_table() if asked == ["contrasts"] else study_table(*asked))
+        return match[1] + (OTHERS[asked[0]]() if len(asked) == 1 else study_table(*asked))
 
     return MARKER.sub(table, text)
 
