@@ -296,3 +296,38 @@ def test_a_model_of_transformers_that_fits_no_memory_is_not_built(tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps({**config, **size}))
     with pytest.raises(UserError, match=r"asks for [\d,]+ GiB of weights, where this machine has"):
         load_model(LlamaForCausalLM, tmp_path)
+
+
+@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS.keys())
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.complex64, torch.int8])
+def test_weights_of_another_kind_are_refused(model: Path, load: Callable[[Path], Any], kind: torch.dtype) -> None:
+    """Converted to floating-point numbers they would load without a word, and answer with garbage."""
+    weights = load_file(model / "model.safetensors")
+    name = next(name for name in weights if name.endswith("attention.q.weight"))
+    save_file({**weights, name: weights[name].to(kind)}, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=rf"{name} in model.safetensors is stored as"):
+        load(model)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"layer_norm_epsilon": float("-inf")}, "epsilon"),
+        ({"layer_norm_epsilon": float("nan")}, "epsilon"),
+        ({"num_decoder_layers": {}}, "num_decoder_layers"),
+        ({"expert_jitter": ""}, "expert_jitter"),
+        ({"expert_balance": []}, "expert_balance"),
+        ({"expert_top_k": -1}, "expert_top_k"),
+    ],
+)
+def test_values_that_no_model_has_are_named(model: Path, values: dict[str, Any], words: str) -> None:
+    change(model / "config.json", **values)
+    with pytest.raises(UserError, match=words):
+        load_config(model)
+
+
+def test_an_epsilon_of_a_foreign_config_is_a_number(tmp_path: Path) -> None:
+    for value in (float("-inf"), float("nan"), -1.0, 3.0):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "rms_norm_eps": value}))
+        with pytest.raises(UserError, match="rms_norm_eps"):
+            load_config(tmp_path)

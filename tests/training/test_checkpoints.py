@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,9 @@ from tokenizers.models import WordLevel
 from altup.core.errors import UserError
 from altup.core.runs import list_checkpoints, newest_whole
 from altup.core.sealed_folders import MANIFEST, atomic_folder, damage, load_json, remove_leftovers, save_json
-from altup.training.checkpoints import prune, save_tensors
+from altup.training.checkpoints import STATE_FILE, TrainingState, prune, read_state, save_tensors
+from altup.training.metrics import Meter
+from altup.training.parallel import ProcessGroup
 from altup.training.tensor_files import TensorFiles
 from tests.processes import PATIENCE
 
@@ -379,3 +383,32 @@ def test_the_training_code_knows_no_pickle():
 def test_names_in_a_manifest_lead_nowhere_else(tmp_path, name):
     (tmp_path / MANIFEST).write_text(json.dumps({name: {"bytes": 0, "sha256": ""}}))
     assert damage(tmp_path) == f"{MANIFEST} is damaged"
+
+
+STATES: list[tuple[dict[str, Any] | list[Any] | None, str]] = [
+    ([], "holds no state of a run"),
+    ({}, "holds no state of a run"),
+    ({"step": "15"}, "step='15' must be a whole number"),
+    ({"step": 7}, "is of step 7"),
+    ({"meter": []}, r"meter=\[\] must be a mapping"),
+    ({"evaluation_due": "yes"}, "evaluation_due='yes' must be true or false"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), STATES)
+def test_a_state_that_is_none_is_named(tmp_path, change, message):
+    """Also where its hash was made to fit."""
+    state = asdict(TrainingState(step=15)) | change if change else change
+
+    def write(folder: Path) -> None:
+        save_json(folder / STATE_FILE, state)
+
+    checkpoint = atomic_folder(tmp_path, "step-15", write)
+    assert damage(checkpoint) is None
+    with pytest.raises(UserError, match=message):
+        read_state(checkpoint)
+
+
+def test_a_meter_that_lacks_a_sum_is_named():
+    with pytest.raises(UserError, match="the checkpoint's meter has no loss_sum"):
+        Meter(torch.device("cpu")).restore({}, ProcessGroup(0, 1, torch.device("cpu")))

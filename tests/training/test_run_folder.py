@@ -78,32 +78,6 @@ def test_settings_of_watching_may_be_edited(tmp_path: Path) -> None:
     assert run(tmp_path, resume=True, **other).step == 7
 
 
-def unsealed(checkpoint: Path) -> None:
-    """As earlier versions saved it."""
-    from altup.core.sealed_folders import MANIFEST, seal
-    from altup.training.checkpoints import STATE_FILE
-
-    state = json.loads((checkpoint / STATE_FILE).read_text())
-    del state["config"]
-    (checkpoint / STATE_FILE).write_text(json.dumps(state))
-    (checkpoint / MANIFEST).unlink()
-    seal(checkpoint)
-
-
-def test_a_checkpoint_of_an_earlier_version_trusts_config_yaml(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run(tmp_path / "run", steps=6, stop_after=2)
-    unsealed(tmp_path / "run/checkpoints/step-2")
-    shutil.copytree(tmp_path / "run", tmp_path / "other")
-    (tmp_path / "other/config.yaml").unlink()
-    with pytest.raises(UserError, match=r"is missing, and .*step-2 is of an earlier version"):
-        run(tmp_path / "other", resume=True, steps=6)
-    assert run(tmp_path / "run", resume=True, steps=6, stop_after=2).step == 4
-    assert run(tmp_path / "run", resume=True, steps=6).finished
-    assert caplog.text.count("those of config.yaml are trusted") == 1
-
-
 class At:
     """Does something when a step is recorded, as another process might meanwhile."""
 

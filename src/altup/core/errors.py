@@ -15,6 +15,7 @@ from typing import Any
 MOST_SEED = 2**63 - 1  # what every generator of random numbers takes
 MOST_TOKENS = 2**20  # of a sequence: beyond this, its attention fits no machine
 MOST_EXAMPLES = 10**6  # of a batch
+MOST_STEPS = 10**12
 
 
 class UserError(ValueError):

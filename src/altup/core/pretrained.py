@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from altup.core.errors import UserError, check_whole, is_out_of_memory
+from altup.core.errors import UserError, check_range, check_whole, is_out_of_memory
 from altup.core.files import check_file_name, check_regular, read_json, read_mapping
 from altup.core.hardware import host_memory
 from altup.core.packages import require
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 MOST_LAYERS = 10_000  # more are no model, but would take hours to build
 SAFETENSORS = ".safetensors"
+WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+FLOATS = ("F", "BF")  # how safetensors' names of floating-point types begin
 ADAPTER = "adapter_config.json"
 WHERE = ("subfolder", "revision", "token", "cache_dir")  # options that say where files lie
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "tokenizer.model", "vocab.txt")
@@ -95,8 +98,12 @@ def load_model(
     config = options.get("config")
     if config is None:  # checked before it is built
         config = load_config(place, getattr(model_class, "config_class", None), **where)
-    _refuse_too_large(str(place), model_class, config, options.get("dtype"))
-    _refuse_pickles(str(place), where)
+    skeleton = _skeleton(model_class, config)
+    if skeleton is not None:
+        _refuse_too_large(str(place), skeleton, options.get("dtype"))
+    files = _weight_files(str(place), where)
+    if skeleton is not None and getattr(config, "quantization_config", None) is None:
+        _refuse_other_kinds(str(place), skeleton, files)
     fixed = {"use_safetensors": True, "trust_remote_code": False}
     told = {"ignore_mismatched_sizes": True, "output_loading_info": True}  # weights of other shapes are told below
     try:
@@ -148,26 +155,51 @@ def _no_bar_in_logs() -> Iterator[None]:
         logging.enable_progress_bar()
 
 
-def _refuse_too_large(place: str, model_class: Any, config: PreTrainedConfig, dtype: Any) -> None:
-    """UserError where the weights that a config asks for exceed this machine's memory, whatever its files hold.
-
-    The model is built without memory, on torch's meta device, which takes no time beside reading its weights.
-    """
+def _skeleton(model_class: Any, config: PreTrainedConfig) -> Any:
+    """The model of a config on torch's meta device, without memory; None where it makes none: loading says why."""
     import torch
 
     build = getattr(model_class, "from_config", None) or model_class._from_config
     try:
         with torch.device("meta"):
-            model = build(copy.deepcopy(config))
-    except Exception:  # a config that makes no model: loading it says why
-        return
+            return build(copy.deepcopy(config))
+    except Exception:
+        return None
+
+
+def _refuse_too_large(place: str, skeleton: Any, dtype: Any) -> None:
+    """UserError where the weights that a config asks for exceed this machine's memory, whatever its files hold."""
+    import torch
+
     each = dtype.itemsize if isinstance(dtype, torch.dtype) else 2  # as they are stored: bf16, at least
-    needed, there = each * sum(p.numel() for p in model.parameters()), host_memory()
+    needed, there = each * sum(p.numel() for p in skeleton.parameters()), host_memory()
     if needed > there:
         raise UserError(
             f"{place!r} asks for {needed / 2**30:,.0f} GiB of weights, where this machine has "
             f"{there / 2**30:,.0f} GiB of memory; check the sizes in its config.json"
         )
+
+
+def _refuse_other_kinds(place: str, skeleton: Any, files: list[Path]) -> None:
+    """UserError where a weight is stored as whole numbers, truth values or complex numbers: it would be converted
+    without a word."""
+    from safetensors import SafetensorError, safe_open
+
+    prefix = f"{skeleton.base_model_prefix}."
+    floating = {name for name, weight in skeleton.named_parameters() if weight.dtype.is_floating_point}
+    floating |= {name.removeprefix(prefix) for name in floating}
+    for path in files:
+        with (
+            contextlib.suppress(OSError, SafetensorError),
+            safe_open(path, framework="pt") as file,
+        ):  # loading says it
+            for name in file.keys():  # noqa: SIM118
+                kind = file.get_slice(name).get_dtype()
+                if name.removeprefix(prefix) in floating and not kind.startswith(FLOATS):
+                    raise UserError(
+                        f"{place!r}: {name} in {path.name} is stored as {kind}, and weights are floating-point "
+                        "numbers; restore the file"
+                    )
 
 
 def _refuse_pipes(place: str | Path) -> None:
@@ -191,21 +223,46 @@ def _check_config(place: str, config: PreTrainedConfig) -> None:
         number = getattr(config, field, None)
         if isinstance(number, int):
             check_whole(f"{place}: {field}", number, 0, MOST_LAYERS)
+    for name, value in _numbers(config.to_dict()):
+        if math.isnan(value):
+            raise UserError(f"{place}: {name}={value!r} of its config.json is no number")
+        if name.endswith(("eps", "epsilon")):
+            check_range(f"{place}: {name}", value, 0, 1)
 
 
-def _refuse_pickles(place: str, where: dict[str, Any]) -> None:
-    """An index may name files of any kind, and adapters may be pickles even where safetensors are asked for."""
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """All floating-point numbers of a config, with their names."""
+    if isinstance(value, float):
+        yield name, value
+    elif isinstance(value, dict | list):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _numbers(one, f"{name}.{key}" if name else str(key))
+
+
+def _weight_files(place: str, where: dict[str, Any]) -> list[Path]:
+    """The safetensors files of a model; UserError where an index or an adapter leads to files of another kind,
+    which may be pickles even where safetensors are asked for."""
+    names = {WEIGHTS}
     if path := _find(place, INDEX, where):
         try:
-            files = read_json(path)["weight_map"]
-            names = {str(name) for name in files.values()}
+            names = {str(name) for name in read_json(path)["weight_map"].values()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is no index of weights ({error}); restore it") from None
+            raise UserError(f"{path} is no index of weights ({describe_problem(error)}); restore it") from None
         for name in names:
             if not check_file_name(name, str(path)).endswith(SAFETENSORS):
                 raise UserError(f"{path} names {name!r}, and only safetensors are read; save the model as these")
     if _find(place, ADAPTER, where):
         raise UserError(f"{place!r} holds an adapter ({ADAPTER}); merge it into its model, and save that")
+    return [found for name in sorted(names) if (found := _find(place, name, where))]
+
+
+def describe_problem(error: Exception) -> str:
+    """What is wrong with a file's content, where Python's own words say nothing."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return (
+        "it holds something else than it should" if isinstance(error, TypeError | AttributeError) else str(error)
+    )
 
 
 def _find(place: str, file: str, where: dict[str, Any]) -> Path | None:

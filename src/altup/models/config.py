@@ -262,16 +262,15 @@ class AltUpConfig(PreTrainedConfig):
                 "set it, or stride to 1"
             )
         check_whole("experts", self.experts, 0, MOST["experts"])
-        if self.experts:
-            check_whole("expert_hidden", self.expert_hidden, 1, MOST["expert_hidden"])
-            check_whole("expert_top_k", self.expert_top_k, 1)
-            if self.expert_top_k > self.experts:
-                raise UserError(
-                    f"{named('expert_top_k', self.expert_top_k)} is more than {named('experts', self.experts)}; "
-                    "lower one"
-                )
-            check_range("expert_jitter", self.expert_jitter, 0, 1)
-            check_range("expert_balance", self.expert_balance, 0, float("inf"))
+        check_whole("expert_hidden", self.expert_hidden, 1, MOST["expert_hidden"])
+        check_whole("expert_top_k", self.expert_top_k, 1)
+        if 0 < self.experts < self.expert_top_k:
+            raise UserError(
+                f"{named('expert_top_k', self.expert_top_k)} is more than {named('experts', self.experts)}; "
+                "lower one"
+            )
+        check_range("expert_jitter", self.expert_jitter, 0, 1)
+        check_range("expert_balance", self.expert_balance, 0, float("inf"))
 
     def _validate_block_list(self) -> None:
         blocks = self.selection if isinstance(self.selection, list | tuple) else [-1]

@@ -18,10 +18,11 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from altup.core.errors import check_whole
-from altup.core.runs import list_checkpoints, newest_whole
+from altup.core.errors import UserError, check_whole
+from altup.core.runs import list_checkpoints, newest_whole, step_of
+from altup.core.schema import describe_kind, fits
 from altup.core.sealed_folders import (
     MANIFEST,
     UNFINISHED,
@@ -36,6 +37,7 @@ from altup.core.sealed_folders import (
     save_json,
     seal,
 )
+from altup.core.text import shorten
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +72,7 @@ class TrainingState:
     yardstick: str | None = None
     evaluation_due: bool = False
     meter: dict[str, float] = field(default_factory=dict)
-    config: dict[str, Any] | None = None
+    config: dict[str, Any] = field(default_factory=dict)
     records: int = 0
     recent: list[float] = field(default_factory=list)
     left_out: list[dict[str, Any]] = field(default_factory=list)
@@ -184,7 +186,21 @@ def _folder_of_parts(
 
 
 def read_state(checkpoint: Path) -> TrainingState:
-    return TrainingState(**load_json(checkpoint / STATE_FILE))
+    """The state of a checkpoint; UserError where it is none, or that of another step."""
+    path = checkpoint / STATE_FILE
+    found, kinds = load_json(path), get_type_hints(TrainingState)
+    if not isinstance(found, dict) or found.keys() != kinds.keys():
+        raise UserError(f"{path} holds no state of a run; resume from another checkpoint")
+    for name, kind in kinds.items():
+        if not fits(found[name], kind):
+            shown = shorten(repr(found[name]), 80)
+            raise UserError(
+                f"{path}: {name}={shown} must be {describe_kind(kind)}; resume from another checkpoint"
+            )
+    state = TrainingState(**found)
+    if state.step != step_of(checkpoint):
+        raise UserError(f"{path} is of step {state.step:,}; resume from another checkpoint")
+    return state
 
 
 def replace_state(checkpoint: Path, state: TrainingState) -> None:

@@ -79,6 +79,8 @@ class Meter:
 
     def restore(self, values: dict[str, float], process_group: ProcessGroup) -> None:
         """Continue from what `read` gave; only the first process holds it."""
+        if lacking := [name for name in (*SUMS, *_STEPS) if name not in values]:
+            raise UserError(f"the checkpoint's meter has no {lacking[0]}; resume from another checkpoint")
         if process_group.is_first:
             self.sums.copy_(torch.tensor([values[name] for name in SUMS], dtype=torch.float64))
         self.counts.copy_(torch.tensor([values[name] for name in _STEPS], dtype=torch.float64))

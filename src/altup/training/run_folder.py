@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from altup.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from altup.training.parallel import ProcessGroup
-
-log = logging.getLogger(__name__)
 
 LOCK = ".lock"
 BETWEEN_LOOKS = 1.0  # seconds
@@ -82,7 +79,7 @@ class RunFolder(RunPaths):
             return self._read_settings() if resume else {}
         for checkpoint in reversed(list_checkpoints(self.checkpoints)):
             with contextlib.suppress(UserError, TypeError):  # a damaged one
-                return read_state(checkpoint).config or {}
+                return read_state(checkpoint).config
         return {}
 
     def read_config(self, kind: type[ANY_CONFIG]) -> ANY_CONFIG:
@@ -147,24 +144,14 @@ class RunFolder(RunPaths):
     def _check_seal(self, checkpoint: Path, now: TrainConfig) -> None:
         """UserError where a checkpoint was trained with other settings or data, whatever config.yaml says."""
         state = read_state(checkpoint)
-        if state.config is not None:
-            before = type(now).from_dict(state.config, f"{checkpoint / STATE_FILE}: config")
-            if lines := _show_difference(before, now):
-                raise UserError(
-                    f"{checkpoint} was trained with other settings or data than those of now:\n{lines}\n"
-                    f"put them back ({self.config}, the command line, the data) to go on with this run, or choose "
-                    "another folder for a new one"
-                )
-        elif not self.config.exists() and state.step > 0:  # at step 0 no setting has decided anything
+        if not state.config and state.step == 0:  # no setting has decided anything
+            return
+        before = type(now).from_dict(state.config, f"{checkpoint / STATE_FILE}: config")
+        if lines := _show_difference(before, now):
             raise UserError(
-                f"{self.config} is missing, and {checkpoint} is of an earlier version, which did not keep the "
-                f"settings in it; put {self.config.name} back, or choose another folder"
-            )
-        elif 0 < state.step < now.steps:
-            log.warning(
-                "%s is of an earlier version, which did not keep the settings in it; those of %s are trusted",
-                checkpoint,
-                self.config.name,
+                f"{checkpoint} was trained with other settings or data than those of now:\n{lines}\n"
+                f"put them back ({self.config}, the command line, the data) to go on with this run, or choose "
+                "another folder for a new one"
             )
 
 

@@ -121,9 +121,10 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     """Read the weights of a model folder; of a sharded model, only the rows of this rank."""
     files, wanted = TensorFiles(folder, MODEL), weights_of(model)
     for name, tensor in wanted.items():
-        if name not in files or files[name].shape != tensor.shape:
+        found = files.get(name)
+        if found is None or found.shape != tensor.shape or not found.dtype.is_floating_point:
             raise UserError(
-                f"{folder}: {name} is missing or of another shape; the folder is not that of this model"
+                f"{folder}: {name} is missing or of another shape or kind; the folder is not that of this model"
             )
     for name, tensor in wanted.items():
         put(tensor, files[name])

@@ -67,7 +67,8 @@ class AltUpT5Config(AltUpConfig):
     decoder_start_token_id: int | None = 0
 
     def _complete(self) -> None:
-        self.num_decoder_layers = self.num_decoder_layers or self.num_layers
+        if self.num_decoder_layers in (0, None):
+            self.num_decoder_layers = self.num_layers
         check_whole("num_decoder_layers", self.num_decoder_layers, 1)
 
     def _validate_shape(self) -> None:

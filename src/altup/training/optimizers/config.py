@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from altup.core.errors import UserError, check_choice, check_range, check_whole, named
+from altup.core.errors import MOST_STEPS, UserError, check_choice, check_range, check_whole, named
 from altup.core.schema import Settings, setting
 
 # Parts of a model whose rates may differ from that of the rest: vectors are norms, biases and the like, positions
@@ -45,7 +45,7 @@ class OptimizerConfig(Settings):
     What is not set is completed from the optimizer's `OPTIMIZER_DEFAULTS` and from the schedule.
     """
 
-    steps: int = setting(10_000, "Updates.", panel="Training", at_least=1)
+    steps: int = setting(10_000, "Updates.", panel="Training", at_least=1, at_most=MOST_STEPS)
     optimizer: str | None = setting("adafactor", "{choices}.", panel="Training", choices=OPTIMIZER_DEFAULTS)
     lr: float | None = setting(
         None, "Learning rate; for rsqrt its numerator.", shown="by optimizer", panel="Training", at_least=0
