@@ -61,3 +61,14 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"needs the folder {SHARED}")
     return SHARED
+
+
+@pytest.fixture
+def fusing(monkeypatch: pytest.MonkeyPatch):
+    """A function that makes models of any dtype, on a CPU too, join products and passes as they do on a GPU."""
+
+    def switch_on() -> None:
+        for module in ("nn.linear", "models.layers", "models.stack"):
+            monkeypatch.setattr(f"altup.{module}.fuses", lambda x: True)
+
+    return switch_on

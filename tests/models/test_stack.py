@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from altup.models.stack import PreNormLayer, compile_layers, left_uncompiled
+from altup.models.stack import compile_layers, left_uncompiled
 from altup.nn.linear import join_maps
 from tests.models.helpers import ALL_METHODS, STACKS, batch, tiny, tiny_t5
 
@@ -60,71 +62,116 @@ class Scaled(torch.nn.Module):
         return self.scale * self.part(x)
 
 
+def count_calls(monkeypatch, name):
+    """Grows by one with each call of a function."""
+    module, _, function = name.rpartition(".")
+    original, calls = getattr(importlib.import_module(module), function), []
+
+    def counted(*args, **kwargs):
+        calls.append(name)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(name, counted)
+    return calls
+
+
 def passes(model, data):
     loss = model(**data).loss
     return loss, torch.autograd.grad(loss, list(model.parameters()))
 
 
-@pytest.mark.parametrize("method", ["dense", "altup+sequence-altup"])
-def test_joined_products_and_handed_on_additions_change_nothing(method):
-    """As layers compiled for a GPU run: in float64 they are the same function with the same gradients."""
-    model, data = build("t5", method, 4).double(), batch("t5")
+FUSED = [("t5", "dense"), ("t5", "sum"), ("t5", "altup+sequence-altup"), ("decoder", "dense"), ("bert", "dense")]
+
+
+@pytest.mark.parametrize(("family", "method"), FUSED)
+def test_joined_products_and_additions_change_nothing(family, method, fusing, monkeypatch):
+    """In float64 they are the same function with the same gradients."""
+    model, data = build(family, method, 4).double(), batch(family)
     loss, gradients = passes(model, data)
-    join_maps(model)
-    for stack in (model.encoder, model.decoder):
-        stack.hands_on = stack.can_hand_on()
-    for module in model.modules():
-        if isinstance(module, PreNormLayer):
-            module.fuses_norms = True
-    assert model.encoder.hands_on == model.decoder.hands_on == (method == "dense")
-    assert model.decoder.layers[1].cross_attention.joins_maps
-    assert model.decoder.layers[1].feed_forward.joins_maps
-    seen = []
-    hook = model.decoder.layers[0].register_forward_hook(lambda *given: seen.append(type(given[-1])))
-    passes(model, data)
-    hook.remove()
-    assert seen == [torch.Tensor if method == "dense" else tuple]  # who watches a layer sees what it always gave
+    products, additions = count_calls(monkeypatch, "altup.nn.attention.joined_linear"), []
+    if family != "bert":
+        additions = count_calls(monkeypatch, "altup.models.layers.add_norm")
+    fusing()
     got_loss, got = passes(model, data)
     torch.testing.assert_close(got_loss, loss, rtol=1e-12, atol=0)
     torch.testing.assert_close(got, gradients, rtol=1e-9, atol=1e-12)
+    stacks = [model.encoder, model.decoder] if family == "t5" else [model.base_model]
+    layers = sum(len(stack.layers) for stack in stacks)
+    assert len(products) >= layers
+    # Within each layer, and, where one block moves, between two.
+    inner = {"t5": len(stacks[0].layers) + 2 * len(stacks[-1].layers), "decoder": layers, "bert": 0}[family]
+    between = layers - len(stacks) if method in ("dense", "sum") and family != "bert" else 0
+    assert len(additions) == inner + between
 
 
+@pytest.mark.parametrize("family", ["t5", "decoder"])
 @pytest.mark.parametrize("method", ["altup", "recycled"])
-def test_an_update_that_computes_the_next_norm_changes_nothing(method):
-    model, data = build("t5", method, 4).double(), batch("t5")
-    for update in (*model.encoder.rule.updates, *model.decoder.rule.updates):
+def test_an_update_that_computes_the_next_norm_changes_nothing(family, method, fusing, monkeypatch):
+    model, data = build(family, method, 4).double(), batch(family)
+    stacks = [model.encoder, model.decoder] if family == "t5" else [model.base_model]
+    for update in (update for stack in stacks for update in stack.rule.updates):
         update.P.data.add_(0.1 * torch.randn_like(update.P))
     loss, gradients = passes(model, data)
-    for stack in (model.encoder, model.decoder):
-        stack.hands_norms = stack.can_hand_norms()
-        assert stack.hands_norms
+    fusing()
+    monkeypatch.setattr("altup.nn.altup.takes_norm", lambda state: True)
+    updates = count_calls(monkeypatch, "altup.nn.altup.altup_update_norm")
     heard = []  # who watches a norm still hears it
-    model.encoder.layers[1].attention_norm.register_forward_hook(lambda *given: heard.append(given))
+    stacks[0].layers[1].attention_norm.register_forward_hook(lambda *given: heard.append(given))
     got_loss, got = passes(model, data)
     assert len(heard) == 1
+    assert len(updates) == sum(len(stack.layers) - 1 for stack in stacks) - 1
     torch.testing.assert_close(got_loss, loss, rtol=1e-12, atol=0)
     torch.testing.assert_close(got, gradients, rtol=1e-9, atol=1e-12)
 
 
-def test_wrapped_and_watched_maps_are_not_joined():
-    model = build("t5", "dense", 2)
+@pytest.mark.parametrize("method", ["dense", "altup"])
+def test_who_watches_a_layer_sees_its_whole_input_and_output(method, fusing):
+    model, data = build("decoder", method, 3).double(), batch("decoder")
+    model.zero_grad()
+    want = model(**data, output_hidden_states=True)
+    fusing()
+    seen = []
+    model.model.layers[1].register_forward_hook(lambda _layer, given, output: seen.append((given[0], *output)))
+    assert model(**data).loss.item() == pytest.approx(want.loss.item(), rel=1e-12)
+    ((x, residual, update),) = seen
+    if method == "dense":
+        torch.testing.assert_close(x, want.hidden_states[1], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(residual + update, want.hidden_states[2], rtol=1e-9, atol=1e-12)
+
+
+def test_recomputed_layers_are_given_one_tensor(fusing):
+    """A layer's saved input is then one tensor, and not the terms of a sum."""
+    model, data = build("decoder", "dense", 3).double(), batch("decoder")
+    fusing()
+    want = passes(model, data)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    given = []
+    for layer in model.model.layers:
+        layer._gradient_checkpointing_func = lambda run, *args, **kwargs: (given.append(args), run(*args))[1]
+    torch.testing.assert_close(passes(model, data), want, rtol=1e-9, atol=1e-12)
+    assert [sum(arg.requires_grad for arg in args if isinstance(arg, torch.Tensor)) for args in given] == [1, 1, 1]
+
+
+def test_wrapped_and_watched_maps_are_not_joined(fusing):
+    model, x = build("t5", "dense", 2), torch.randn(2, 3, 24)
+    fusing()
     layer = model.encoder.layers[0]
     layer.attention.k.register_forward_hook(lambda *given: None)
     layer.feed_forward.wi_0 = torch.nn.Sequential(layer.feed_forward.wi_0)
-    join_maps(model)
-    assert not layer.attention.joins_maps
-    assert not layer.feed_forward.joins_maps
-    assert model.encoder.layers[1].attention.joins_maps
+    assert not layer.attention.joins("projections", x)
+    assert not layer.feed_forward.joins("feed_forward", x)
+    assert model.encoder.layers[1].attention.joins("projections", x)
+    join_maps(model, False)
+    assert not model.encoder.layers[1].attention.joins("projections", x)
     model(**batch("t5")).loss.backward()
 
 
-def test_what_takes_a_parts_place_later_is_heard():
+def test_what_takes_a_parts_place_later_is_heard(fusing):
     """Adapters are put around maps and norms of a model that is accelerated already, and train."""
     model, data = build("t5", "dense", 2), batch("t5")
-    join_maps(model)
+    fusing()
     layers = [*model.encoder.layers, *model.decoder.layers]
     for layer in layers:
-        layer.fuses_norms = True
         layer.compile(fullgraph=True, backend="eager")
     model(**data)
     scales = []

@@ -45,9 +45,6 @@ def test_compiled_training_computes_what_float32_does(method, padded):
     compiled = compile_layers(copy.deepcopy(model).to(torch.bfloat16), fullgraph=True)
     loss, gradient = passes(model, data)
     half_loss, half_gradient = passes(compiled, data)
-    assert compiled.decoder.layers[0].cross_attention.joins_maps
-    assert compiled.decoder.layers[0].fuses_norms
-    assert compiled.decoder.hands_on == (method != "altup")
     assert abs(half_loss - loss) < 0.01 * loss
     off = ((half_gradient - gradient).norm() / gradient.norm()).item()
     print(f"{method}: gradient off by {off:.4f}")
@@ -63,8 +60,6 @@ def test_updates_with_the_next_norm_and_the_tables_gradient(method):
     compiled = compile_layers(copy.deepcopy(model).to(torch.bfloat16), fullgraph=True)
     loss, gradient = passes(model, data)
     half_loss, half_gradient = passes(compiled, data)
-    assert compiled.encoder.hands_norms
-    assert compiled.decoder.hands_norms
     assert abs(half_loss - loss) < 0.01 * loss
     assert ((half_gradient - gradient).norm() / gradient.norm()).item() < 0.03
 
@@ -78,7 +73,6 @@ def test_float32_weights_under_autocast(padded):
     loss, gradient = passes(model, data)
     with torch.autocast("cuda", torch.bfloat16):
         half_loss, half_gradient = passes(compiled, data)
-    assert compiled.decoder.layers[0].fuses_norms
     assert abs(half_loss - loss) < 0.01 * loss
     assert ((half_gradient - gradient).norm() / gradient.norm()).item() < 0.03
 

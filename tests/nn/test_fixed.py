@@ -8,10 +8,8 @@ import torch
 from altup import AltUp, FixedAltUp, UserError, upcycle
 from altup.models.accounting import account
 from altup.models.families import FAMILIES
-from altup.models.stack import PreNormLayer
 from altup.nn import coefficient_names
 from altup.nn.altup import AltUpUpdate
-from altup.nn.linear import join_maps
 from tests.models.helpers import batch, hugging_face_llama, hugging_face_t5, tiny, tiny_t5
 
 SELECTIONS = ["alternating", "same", "list"]
@@ -83,8 +81,8 @@ def test_recomputed_layers_and_dropout(family):
         assert_same(got, results[0])
 
 
-def test_additions_that_are_handed_on_change_nothing():
-    """As layers compiled for a GPU run."""
+def test_additions_that_are_left_to_the_next_layer_change_nothing(fusing):
+    """As layers run on a GPU."""
     model, data = build("t5", k=3).double().train(), batch("t5")
 
     def run():
@@ -92,14 +90,7 @@ def test_additions_that_are_handed_on_change_nothing():
         return loss, torch.autograd.grad(loss, list(model.parameters()))
 
     want = run()
-    join_maps(model)
-    for stack in (model.encoder, model.decoder):
-        assert stack.can_hand_on()
-        assert not stack.can_hand_norms()
-        stack.hands_on = True
-    for module in model.modules():
-        if isinstance(module, PreNormLayer):
-            module.fuses_norms = True
+    fusing()
     assert_same(run(), want)
 
 

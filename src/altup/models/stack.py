@@ -8,27 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-from altup.kernels.add_norm import add_norm, add_norm_fp8, rounds_norms
-from altup.kernels.altup_update import with_norm
-from altup.kernels.dropout import block_dropout, dropout
-from altup.kernels.fp8 import Low
+from altup.kernels.dropout import block_dropout
 from altup.models.config import AltUpConfig
-from altup.nn import (
-    AltUp,
-    AveragePooling,
-    DynamicAltUp,
-    FixedAltUp,
-    PartialExperts,
-    RMSNorm,
-    SequenceAltUp,
-    StrideAndSkip,
-    Sum,
-)
+from altup.models.layers import PreNormLayer
+from altup.nn import AltUp, AveragePooling, DynamicAltUp, FixedAltUp, RMSNorm, SequenceAltUp, StrideAndSkip, Sum
 from altup.nn.dynamic import DynamicUpdate
-from altup.nn.layers import bound_of
-from altup.nn.linear import Fp8Maps, is_unhooked, join_maps, joins_in, weights_rounded_together
+from altup.nn.linear import Fp8Maps, fuses, is_unhooked, weights_rounded_together
+from altup.nn.rule import Reading, Sublayer, residual_and_update
 from altup.nn.sequence import SequenceUpdate
 
 Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, tokens, d]
@@ -37,9 +24,6 @@ Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, to
 BETWEEN = (RMSNorm, SequenceUpdate, AveragePooling, DynamicUpdate)
 # Kinds of layers × of inputs (training, evaluation, padded, packed) that one process may meet.
 RECOMPILE_LIMIT = 64
-# Dtypes of weights with which compiled layers on a GPU join products, additions and norms in training; float32
-# under autocast, as in `altup pretrain` (`joins_in`).
-JOINS = (torch.bfloat16, torch.float32)
 COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
 
 
@@ -61,19 +45,6 @@ def build_rule(config: AltUpConfig, num_layers: int, lowering: str | None = None
     raise ValueError(f"widening={config.widening!r} has no rule yet")
 
 
-def build_experts(config: AltUpConfig) -> PartialExperts | None:
-    if not config.experts:
-        return None
-    return PartialExperts(
-        config.layer_width,
-        config.experts,
-        config.expert_hidden,
-        config.expert_top_k,
-        config.expert_jitter,
-        balance=config.expert_balance > 0,
-    )
-
-
 class LayerInputs(NamedTuple):
     """What a layer is given beside the hidden state.
 
@@ -90,15 +61,6 @@ class LayerStack:
 
     Mixed into a module that sets both. `dropout` is that of the embeddings. The layers numbered in `strided` see
     every `stride`-th token.
-
-    `run_layers` goes one of three ways, with the same result up to rounding. The plain one always works. The
-    others save kernels in training on a GPU; `compile_layers` sets their flags, and they are left where a single
-    layer is watched by hooks or computed again:
-
-    - `hands_on`, where one block moves (dense, Sum, fixed coefficients): the next layer does a layer's last
-      addition.
-    - `hands_norms`, where few blocks move (AltUp and Recycled with static coefficients): an update and the norm
-      that reads it are one kernel.
     """
 
     rule: Any
@@ -109,8 +71,6 @@ class LayerStack:
     shared_blocks: int = 1  # that dropout outside of the layers treats as one
     stride: int = 1
     strided: frozenset[int] = frozenset()
-    hands_on: bool = False  # whether in training a layer leaves its last addition to the next one
-    hands_norms: bool = False  # whether in training the rule also computes the next layer's first norm
 
     def stride_layers(self, config: AltUpConfig) -> None:
         """Wrap the layers that see every `stride`-th token only."""
@@ -160,149 +120,41 @@ class LayerStack:
     def _run_layers(
         self, state: Blocks, inputs: Sequence[LayerInputs], output_hidden_states: bool | None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        if self.hands_on and self.training and not output_hidden_states and self._is_undisturbed():
-            return self._hand_on(state, inputs), None
-        hands_norms = self.hands_norms and self.training and joins_in(state[0])
-        if hands_norms and not output_hidden_states and self._is_undisturbed():
-            return self._hand_norms(state, inputs), None
-        hidden = []
-        for index, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
+        rule, hidden = self.rule, []
+        reading: Reading | None = None
+        for site, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
             if output_hidden_states:
-                hidden.append(self.rule.lower(state))
-            state = self.rule(state, layer, index, *args, **kwargs)
+                hidden.append(rule.lower(state))
+            if reading is None:
+                reading = rule.read(state, site)
+            known = {name: value for name in ("update", "normed") if (value := getattr(reading, name)) is not None}
+            residual, update = residual_and_update(layer(reading.x, *args, **kwargs, **known))
+            kept, entry = reading.kept, None if output_hidden_states else self._next_entry(site, residual)
+            if entry is None or residual is None:
+                state, reading = rule.write(state, site, residual, update, kept), None
+            else:
+                state, reading = rule.advance(state, site, residual, update, kept, entry)
         output = self.lower(state)
         return output, (*hidden, output) if output_hidden_states else None
 
-    def can_hand_on(self) -> bool:
-        """Whether one block moves, and all layers can do the last addition of the one before."""
-        one = isinstance(self.rule, Sum | FixedAltUp) or getattr(self.rule, "num_blocks", 0) == 1
-        return one and not self.strided and all(getattr(layer, "takes_pending", False) for layer in self.layers)
-
-    def can_hand_norms(self) -> bool:
-        """Whether the rule is Algorithm 1 with few blocks, and all layers can be given their first norm."""
-        few = 1 < getattr(self.rule, "num_blocks", 0) <= with_norm.SEEN_BLOCKS
-        if type(self.rule) is not AltUp or not few or self.strided:
-            return False
-        norms = [getattr(layer, "attention_norm", None) for layer in self.layers]
-        plain = all(isinstance(norm, RMSNorm) and len(norm.weight) <= with_norm.SEEN_WIDTH for norm in norms)
-        return plain and all(getattr(layer, "takes_pending", False) for layer in self.layers)
-
-    def _is_undisturbed(self) -> bool:
-        """Whether no layer is computed again in the backward pass, and none's output is watched by hooks."""
-        return not any(
-            getattr(layer, "gradient_checkpointing", False) or not is_unhooked(layer) for layer in self.layers
-        )
-
-    def _hand_on(self, state: Blocks, inputs: Sequence[LayerInputs]) -> Tensor:
-        """`run_layers` of one block. A layer's last addition is done by the next one, whose norm reads it; what
-        leads from block to block where coefficients are fixed may be added before it."""
-        rule, fixed = self.rule, isinstance(self.rule, FixedAltUp)
-        update: Tensor | None = None
-        for index, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
-            x = rule.block(state, rule.active[index]) if fixed else state[0]
-            x, update = layer(x, *args, **kwargs, pending=update, leaves=True)
-            state = rule.correct(state, x, index) if fixed else (x,)
-        assert update is not None
-        update = dropout(update, self.dropout, self.training, per_sequence=self.per_sequence)
-        return self.lower((state[0] + update, *state[1:]))
-
-    def _hand_norms(self, state: Blocks, inputs: Sequence[LayerInputs]) -> Tensor:
-        """`run_layers` where an update and the next layer's norm are one pass (`altup_update_norm`)."""
-        rule, last = self.rule, len(self.layers) - 1
-        residual = normed = low = None
-        for index, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
-            given = state[rule.active[index]] if residual is None else residual
-            x, computed = layer(given, *args, **kwargs, normed=normed, low=low)
-            update = rule.updates[index]
-            norm: Any = None if index == last else self.layers[index + 1].attention_norm
-            if norm is None or not _is_plain_norm(norm) or not is_unhooked(update):
-                state, residual, normed, low = update(state, computed, x), None, None, None
-                continue
-            coefficients, following = (update.P, update.g, update.active), rule.active[index + 1]
-            reader: Any = self.layers[index + 1].attention
-            lower = is_unhooked(reader) and reader.takes_low(x)
-            state, residual, normed, low = with_norm.altup_update_norm(
-                state, computed, x, *coefficients, norm.weight, norm.eps, following, low=lower
-            )
-        return self.lower(state)
+    def _next_entry(self, site: int, residual: Tensor | None) -> Sublayer | None:
+        """The sublayer that the next layer begins with, where the addition before it may be joined with its norm:
+        in training, unless the layer is computed again in the backward pass or watched by hooks."""
+        if site + 1 == len(self.layers) or residual is None or not self.training or not fuses(residual):
+            return None
+        layer = self.layers[site + 1]
+        joins = isinstance(layer, PreNormLayer) and is_unhooked(layer) and not layer.gradient_checkpointing
+        return layer.sublayers()[0] if joins else None  # type: ignore[operator]
 
     def lower(self, state: Blocks) -> Tensor:
         """The last state → [batch, tokens, output_width]."""
         return self.rule.lower(state)
 
 
-class Normed(NamedTuple):
-    """A norm's result, or a tensor for its gradient and the result in 8 bits."""
-
-    value: Tensor
-    low: Low | None = None
-
-
-def _is_plain_norm(norm: nn.Module) -> bool:
-    """Whether its weight and ε may be taken for the norm: an adapter may have taken its place."""
-    return type(norm) is RMSNorm and is_unhooked(norm)
-
-
-class PreNormLayer(GradientCheckpointingLayer):
-    """A layer that ends with a pre-normed feed-forward, and experts beside it where there are any."""
-
-    dropout: float
-    per_sequence: bool = False  # as of `LayerStack`
-    feed_forward_norm: RMSNorm
-    feed_forward: nn.Module
-    experts: PartialExperts | None
-    leaves_last_addition: bool
-    fuses_norms: bool = False  # whether in training an addition and the norm behind it are one kernel
-
-    def _add(self, x: Tensor, update: Tensor, norm: RMSNorm, reader: nn.Module) -> tuple[Tensor, Normed]:
-        """x + dropout(update), and its norm for `reader`."""
-        wanted = self.fuses_norms and self.training and torch.is_grad_enabled() and joins_in(x)
-        if wanted and _is_plain_norm(norm):
-            if self._reads_low(x, update, reader):
-                total, normed, q, scale = add_norm_fp8(x, update, norm.weight, norm.eps)
-                return total, Normed(normed, Low(q, scale))
-            total, normed = add_norm(
-                x, update, norm.weight, norm.eps, self.dropout, per_sequence=self.per_sequence
-            )
-            return total, Normed(normed)
-        x = x + self._drop(update)
-        return x, Normed(norm(x))
-
-    def _reads_low(self, x: Tensor, update: Tensor, reader: nn.Module) -> bool:
-        """Whether a norm is rounded to 8 bits where it is made, because nothing else reads it."""
-        wanted = not self.dropout and isinstance(reader, Fp8Maps) and is_unhooked(reader)
-        alone = self.experts is None or reader is not self.feed_forward
-        return wanted and alone and rounds_norms(x, update) and reader.takes_low(x)  # type: ignore[operator]
-
-    def _add_feed_forward(
-        self, x: Tensor, normed: Tensor, leaves: bool = False, low: Low | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """x + feed-forward of the normed x. Where the update rule does this last addition, x and what is to be
-        added; where the next layer does it (`leaves`), that before dropout."""
-        given = {} if low is None else {"given": low}
-        update = self.feed_forward(normed, bound_of(self.feed_forward_norm), **given)
-        if self.experts is not None:
-            update = update + self.experts(normed)
-        if leaves:
-            return x, update
-        update = self._drop(update)
-        return (x, update) if self.leaves_last_addition else x + update
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return dropout(x, self.dropout, self.training, per_sequence=self.per_sequence)
-
-
-def compile_layers(
-    model: nn.Module, ends: bool = True, device: torch.device | None = None, **options: object
-) -> nn.Module:
+def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn.Module:
     """Compile the layers of `model` in place, and what few operations stand between them.
 
     With `ends` also what stands before the first layer and behind the last, after which a model cannot be copied.
-    `device` is where the model will run, by default where its weights are.
-
-    In training on a GPU, with weights of `JOINS`, maps of one input become one product (`join_maps`), an addition
-    and the norm behind it one kernel, and a layer of a T5 that is dense or has fixed coefficients leaves its last
-    addition to the next one.
 
     Equal layers share compiled code, so that depth adds no start-up time. The static update rule is a kernel
     already and stays outside. `options` go to `torch.compile`; with `dynamic=None` a size that is seen to vary is
@@ -312,18 +164,7 @@ def compile_layers(
     layers = set(getattr(model, "_no_split_modules", None) or ())
     inside: set[nn.Module] = set()
     options = {"dynamic": False, **options}
-    maps = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    joins = bool(maps) and all(
-        (device or weight.device).type == "cuda" and weight.dtype in JOINS for weight in maps
-    )
-    join_maps(model, joins)
     for module in model.modules():
-        if isinstance(module, LayerStack):
-            module.hands_on = joins and module.can_hand_on()
-            module.hands_norms = joins and module.can_hand_norms()
-        if isinstance(module, PreNormLayer):
-            norms = [part for part in module.children() if isinstance(part, RMSNorm)]
-            module.fuses_norms = joins and all(_is_plain_norm(norm) for norm in norms)
         if ends and hasattr(module, "compile_ends"):
             module.compile_ends(**options)  # type: ignore[operator]
         if module in inside:
@@ -336,12 +177,7 @@ def compile_layers(
 
 def uncompile_layers(model: nn.Module) -> nn.Module:
     """Undo `compile_layers(model, ends=False)`."""
-    join_maps(model, False)
     for module in model.modules():
-        if isinstance(module, LayerStack):
-            module.hands_on = module.hands_norms = False
-        if isinstance(module, PreNormLayer):
-            module.fuses_norms = False
         module._compiled_call_impl = None
     return model
 
@@ -349,4 +185,5 @@ def uncompile_layers(model: nn.Module) -> nn.Module:
 def left_uncompiled() -> list[str]:
     """Why torch.compile gave up on parts of this process's code so far: those run, but slowly."""
     counts = torch._dynamo.utils.counters
-    return [reason.splitlines()[0] for kind in ("graph_break", "unimplemented") for reason in counts[kind]]
+    reasons = (reason.splitlines()[0] for kind in ("graph_break", "unimplemented") for reason in counts[kind])
+    return list(dict.fromkeys(reasons))

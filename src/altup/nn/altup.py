@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from altup.core.errors import UserError, check_choice, check_whole
 from altup.kernels.altup_update import State, altup_update
+from altup.kernels.altup_update.with_norm import altup_update_norm, takes_norm
 from altup.nn.coefficients import CoefficientModule, coefficient
-
-Layer = Callable[..., Tensor | tuple[Tensor, Tensor]]
-SameState = TypeVar("SameState", Tensor, tuple[Tensor, ...])
+from altup.nn.layers import is_plain_norm
+from altup.nn.linear import Fp8Maps, is_unhooked
+from altup.nn.rule import Normed, OneBlock, Reading, Rule, Sublayer
 
 TWIN_NOISE = 0.1  # of coefficients, which lets equal blocks part
 LOWERINGS = ("concat", "sum", "mean")
@@ -42,18 +43,6 @@ def split(embeddings: Tensor, num_blocks: int) -> Tensor:
             "use a table K·d wide (Recycled-AltUp takes one d wide)"
         )
     return embeddings.unflatten(-1, (num_blocks, -1))
-
-
-def residual_and_update(computed: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor | None, Tensor]:
-    """A layer's output as (residual, update): the terms of its last residual add, or nothing and its output."""
-    if isinstance(computed, Tensor):
-        return None, computed
-    if len(computed) != 2 or computed[0].shape != computed[1].shape:
-        raise UserError(
-            f"a layer returned {len(computed)} tensors; it must return its output, or a tuple "
-            "(residual, update) of one shape whose sum is its output"
-        )
-    return computed
 
 
 def _alike(state: State, blocks: Tensor) -> State:
@@ -114,14 +103,7 @@ class AltUpUpdate(CoefficientModule):
         return altup_update(state, computed, self.P, self.g, self.active, residual)
 
 
-def dense_update(state: State, layer: Layer, *args: Any, **kwargs: Any) -> State:
-    """The rule of a state of one block: x ← layer(x)."""
-    residual, computed = residual_and_update(layer(state[0], *args, **kwargs))
-    new = computed if residual is None else residual + computed
-    return new.unsqueeze(0) if isinstance(state, Tensor) else (new,)
-
-
-class AltUp(nn.Module):
+class AltUp(OneBlock):
     """Alternating Updates (Algorithm 1): a state K times as wide as the layers that update it.
 
     The state is block-major, [K, batch, tokens, d], or a tuple of K blocks [batch, tokens, d]: either goes in
@@ -218,16 +200,30 @@ class AltUp(nn.Module):
             return computed.unsqueeze(0) if isinstance(predicted, Tensor) else (computed,)
         return self.updates[index].correct(predicted, computed)  # type: ignore[operator]
 
-    def forward(self, state: State, layer: Layer, index: int, *args: Any, **kwargs: Any) -> State:
-        """Predict, compute and correct in one pass: the new state after `layer`, the stack's `index`-th."""
+    def read(self, state: State, site: int) -> Reading:
+        return Reading(state[self.active[site]])
+
+    def write(self, state: State, site: int, residual: Tensor | None, update: Tensor, kept: Any = None) -> State:
+        """Predict and correct in one pass."""
         if self.num_blocks == 1:
-            return dense_update(state, layer, *args, **kwargs)
-        residual, computed = residual_and_update(layer(state[self.active[index]], *args, **kwargs))
-        return self.updates[index](state, computed, residual)
+            return super().write(state, site, residual, update)
+        return self.updates[site](state, update, residual)
 
-    if TYPE_CHECKING:  # torch has Any
-
-        def __call__(self, state: SameState, layer: Layer, index: int, *args: Any, **kwargs: Any) -> SameState: ...
+    def advance(
+        self, state: State, site: int, residual: Tensor, update: Tensor, kept: Any, entry: Sublayer
+    ) -> tuple[State, Reading]:
+        """The update and the norm of the block that comes next are one kernel, where it runs."""
+        if self.num_blocks == 1:
+            return super().advance(state, site, residual, update, kept, entry)
+        own: Any = self.updates[site]
+        norm, reader = entry.norm, entry.reader
+        plain = type(own) is AltUpUpdate and is_unhooked(own)
+        if not plain or not is_plain_norm(norm) or isinstance(state, Tensor) or not takes_norm(state):
+            return Rule.advance(self, state, site, residual, update, kept, entry)
+        fp8 = isinstance(reader, Fp8Maps) and is_unhooked(reader) and reader.takes_fp8(update)
+        coefficients, following = (own.P, own.g, own.active), self.active[site + 1]
+        new = altup_update_norm(state, update, residual, *coefficients, norm.weight, norm.eps, following, low=fp8)
+        return new.state, Reading(new.residual, normed=Normed(new.normed, new.low))
 
     def lower(self, state: State) -> Tensor:
         """The stack's output: [batch, tokens, K·d], or d wide where blocks are added or averaged."""
@@ -249,7 +245,7 @@ class AltUp(nn.Module):
         return f"num_blocks={self.num_blocks}, active={list(self.active)}, recycled={self.recycled}"
 
 
-class Sum(nn.Module):
+class Sum(OneBlock):
     """The baseline that adds K embeddings of width d and is dense from there on; used as AltUp is."""
 
     def __init__(self, num_blocks: int) -> None:
@@ -260,9 +256,3 @@ class Sum(nn.Module):
     def lift(self, embeddings: Tensor) -> Tensor:
         """[batch, tokens, K·d] → [1, batch, tokens, d]."""
         return split(embeddings, self.num_blocks).sum(dim=-2).unsqueeze(0)
-
-    def forward(self, state: State, layer: Layer, index: int, *args: Any, **kwargs: Any) -> State:
-        return dense_update(state, layer, *args, **kwargs)
-
-    def lower(self, state: State) -> Tensor:
-        return state[0]

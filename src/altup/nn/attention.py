@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from altup.kernels.attention import PEAKS, WIDTHS, apart, attention, joined, joined_attention
-from altup.kernels.fp8 import Low
 from altup.kernels.launch import runs_triton
-from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_bare, joined_linear, multiplies_in_fp8
+from altup.nn.linear import Fp8Maps, Rounding, apply_linears, is_bare, joined_linear, multiplies_in_fp8
 from altup.nn.positions import rotate
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class Attention(Fp8Maps):
         self.o = nn.Linear(inner, width, bias=False)
         self.reset_parameters()
 
-    def takes_low(self, x: Tensor) -> bool:
+    def takes_fp8(self, x: Tensor) -> bool:
         maps = (self.q,) if self.has_memory else (self.k, self.v, self.q)
         wanted = self.in_fp8("projections") and (self.in_fp8("memory") or not self.has_memory)
         return wanted and multiplies_in_fp8(x, maps)
@@ -145,12 +144,10 @@ class Attention(Fp8Maps):
         cache: Cache | None = None,
         cached: bool = False,
         constant_beyond: int | None = None,
-        bound: Bound | None = None,
-        given: Low | None = None,
+        rounding: Rounding = None,
     ) -> Tensor:
-        """x: [batch, queries, width], `given` in 8 bits where `takes_low` asked for it; bias: [heads, queries +
-        keys − 1], the bias of query i and key j at j − i + queries − 1. It does not change where |j − i| is
-        `constant_beyond` or more, which saves time.
+        """x: [batch, queries, width]; bias: [heads, queries + keys − 1], the bias of query i and key j at j − i +
+        queries − 1. It does not change where |j − i| is `constant_beyond` or more, which saves time.
 
         `memory` is what is attended to, [batch, keys, memory_width], or its keys and values already.
         New keys and values are appended to `cache`; with `cached=True` they are only read from it.
@@ -160,7 +157,7 @@ class Attention(Fp8Maps):
             return self._attend_joined(x, bias, seen, memory, constant_beyond)
         slots = PEAKS if own and cache is None and self._takes_kernels(x, bias, seen) else 0
         rounded = self.rounded_maps("memory" if memory is not None or cached else "own")
-        mapped = apply_linears(x, (*own, self.q), self.in_fp8("projections"), bound, slots, rounded, given)
+        mapped = apply_linears(x, (*own, self.q), self.in_fp8("projections"), rounding, slots, rounded)
         (*projected, queries), peaks = mapped[: len(own) + 1], mapped[len(own) + 1 :]
         if cache is not None and cached:
             k, v = cache.layers[self.index].keys, cache.layers[self.index].values  # type: ignore[union-attr]
@@ -186,8 +183,7 @@ class Attention(Fp8Maps):
             per_sequence=self.per_sequence,
             peaks=peaks[0] if peaks else None,
         )
-        low, rounded = self.in_fp8("output"), self.rounded_maps("output")
-        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), low, rounded=rounded)[0]
+        return self._output(mixed)
 
     def _takes_kernels(self, x: Tensor, bias: Tensor | None, seen: Seen) -> bool:
         """Whether `attention` will take its own kernels for 16 bits."""
@@ -215,8 +211,12 @@ class Attention(Fp8Maps):
             mixed = joined_attention(*parts, **options)
         else:
             mixed = attention(*apart(parts), seen.additive, **options)
-        low, rounded = self.in_fp8("output"), self.rounded_maps("output")
-        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), low, rounded=rounded)[0]
+        return self._output(mixed)
+
+    def _output(self, mixed: Tensor) -> Tensor:
+        """[batch, heads, tokens, d_kv] → [batch, tokens, width]."""
+        fp8, rounded = self.in_fp8("output"), self.rounded_maps("output")
+        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), fp8, rounded=rounded)[0]
 
     def project(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of what is attended to, each [batch, heads, tokens, d_kv]."""
@@ -259,6 +259,9 @@ class GroupedAttention(Fp8Maps):
     def maps_of_one_input(self) -> dict[str, Sequence[nn.Linear]]:
         return {"own": (self.q, self.k, self.v), "output": (self.o,)}
 
+    def takes_fp8(self, x: Tensor) -> bool:
+        return self.in_fp8("projections") and multiplies_in_fp8(x, (self.q, self.k, self.v))
+
     def forward(
         self,
         x: Tensor,
@@ -266,14 +269,18 @@ class GroupedAttention(Fp8Maps):
         rotation: tuple[Tensor, Tensor] | None = None,
         cache: Cache | None = None,
         causal: bool = False,
-        bound: Bound | None = None,
+        rounding: Rounding = None,
     ) -> Tensor:
         """x: [batch, tokens, width]; mask: what is added to scores, broadcastable to [batch, heads, tokens, keys].
 
         `causal` hides the future where there is no mask; a mask must hide it itself.
         """
-        low, rounded = self.in_fp8("projections"), self.rounded_maps("own")
-        projected = apply_linears(x, (self.q, self.k, self.v), low, bound, rounded=rounded)
+        maps = (self.q, self.k, self.v)
+        if self.joins("projections", x):
+            projected = joined_linear(x, maps).split([linear.out_features for linear in maps], dim=-1)
+        else:
+            fp8, rounded = self.in_fp8("projections"), self.rounded_maps("own")
+            projected = apply_linears(x, maps, fp8, rounding, rounded=rounded)
         q, k, v = (part.unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for part in projected)
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
@@ -291,5 +298,5 @@ class GroupedAttention(Fp8Maps):
             is_causal=causal and mask is None,
             enable_gqa=self.group > 1 and mask is None,
         )
-        low, rounded = self.in_fp8("output"), self.rounded_maps("output")
-        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), low, rounded=rounded)[0]
+        fp8, rounded = self.in_fp8("output"), self.rounded_maps("output")
+        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), fp8, rounded=rounded)[0]

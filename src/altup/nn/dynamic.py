@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from altup.core.errors import check_choice
 from altup.kernels.altup_update import State
 from altup.kernels.altup_update_dynamic import altup_update_dynamic, mix_blocks
-from altup.nn.altup import TWIN_NOISE, AltUp, Layer, residual_and_update
+from altup.nn.altup import TWIN_NOISE, AltUp
 from altup.nn.coefficients import CoefficientModule, coefficient
+from altup.nn.rule import Reading
 
 
 class DynamicUpdate(CoefficientModule):
@@ -168,12 +169,16 @@ class DynamicAltUp(AltUp):
             if isinstance(update, DynamicUpdate):
                 update.part_twins(noise, generator)
 
-    def forward(self, state: State, layer: Layer, index: int, *args: Any, **kwargs: Any) -> State:
+    def read(self, state: State, site: int) -> Reading:
         if self.feed == "old" or self.num_blocks == 1:
-            return super().forward(state, layer, index, *args, **kwargs)
-        predicted = self.predict(state, index)
-        residual, computed = residual_and_update(layer(predicted[self.active[index]], *args, **kwargs))
-        return self.correct(predicted, computed if residual is None else residual + computed, index)
+            return super().read(state, site)
+        predicted = self.predict(state, site)
+        return Reading(predicted[self.active[site]], kept=predicted)
+
+    def write(self, state: State, site: int, residual: Tensor | None, update: Tensor, kept: Any = None) -> State:
+        if kept is None:
+            return super().write(state, site, residual, update)
+        return self.correct(kept, update if residual is None else residual + update, site)
 
 
 def _project(x: Tensor, weight: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from altup.kernels.altup_update import State
-from altup.nn.altup import AltUp, Layer, residual_and_update, split
+from altup.nn.altup import AltUp, split
+from altup.nn.rule import Reading, Sublayer
 
 
 class FixedAltUp(AltUp):
@@ -63,11 +64,18 @@ class FixedAltUp(AltUp):
             return torch.cat([first.unsqueeze(0), predicted[1:]])
         return (first, *predicted[1:])
 
-    def forward(self, state: State, layer: Layer, index: int, *args: Any, **kwargs: Any) -> State:
-        """The new state after `layer`, the stack's `index`-th."""
-        x = self.block(state, self.active[index])
-        residual, computed = residual_and_update(layer(x, *args, **kwargs))
-        return self.correct(state, computed if residual is None else residual + computed, index)
+    def read(self, state: State, site: int) -> Reading:
+        return Reading(self.block(state, self.active[site]))
+
+    def write(self, state: State, site: int, residual: Tensor | None, update: Tensor, kept: Any = None) -> State:
+        return self.correct(state, update if residual is None else residual + update, site)
+
+    def advance(
+        self, state: State, site: int, residual: Tensor, update: Tensor, kept: Any, entry: Sublayer
+    ) -> tuple[State, Reading]:
+        """The update is left to the next layer, and what leads from block to block is added before it."""
+        state = self.correct(state, residual, site)
+        return state, Reading(self.block(state, self.active[site + 1]), update)
 
     def lower(self, state: State) -> Tensor:
         """The blocks side by side: [batch, tokens, K·d]."""

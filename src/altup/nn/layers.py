@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +11,18 @@ from torch import Tensor, nn
 
 from altup.kernels.dropout import dropout
 from altup.kernels.embedding import embedding
-from altup.kernels.fp8 import Low, fits_fp8, fp8_feed_forward
+from altup.kernels.fp8 import fits_fp8, fp8_feed_forward
 from altup.kernels.gated import gated
-from altup.nn.linear import Bound, Fp8Maps, apply_linears, is_unhooked, joined_linear
+from altup.nn.linear import (
+    Bound,
+    Fp8Maps,
+    Rounding,
+    apply_linears,
+    is_unhooked,
+    joined_linear,
+    multiplies_in_fp8,
+    rounding_options,
+)
 
 
 class RMSNorm(nn.Module):
@@ -40,8 +50,13 @@ class RMSNorm(nn.Module):
 
 
 def bound_of(norm: nn.Module) -> Bound | None:
-    """What no number of a norm's output exceeds; unknown where an adapter has taken its place."""
+    """An upper bound of a norm's absolute outputs; unknown where an adapter has taken its place."""
     return norm.bound if isinstance(norm, RMSNorm) else None
+
+
+def is_plain_norm(norm: nn.Module) -> TypeGuard[RMSNorm]:
+    """Whether its weight and ε may be taken for the norm: it is no adapter, and nothing is hooked to it."""
+    return type(norm) is RMSNorm and is_unhooked(norm)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -75,26 +90,24 @@ class GatedFeedForward(Fp8Maps):
     def maps_of_one_input(self) -> dict[str, Sequence[nn.Linear]]:
         return {"in": (self.wi_0, self.wi_1), "out": (self.wo,)}
 
-    def takes_low(self, x: Tensor) -> bool:
+    def takes_fp8(self, x: Tensor) -> bool:
         wanted = self.in_fp8("feed_forward") and self.fused_fp8 and not self.dropout
         return wanted and fits_fp8(x, self.wi_0.weight, self.wi_1.weight, self.wo.weight)
 
-    def forward(self, x: Tensor, bound: Bound | None = None, given: Low | None = None) -> Tensor:
-        """`given`: x in 8 bits, where `takes_low` asked for it."""
-        low = self.in_fp8("feed_forward")
-        if self.takes_low(x):
+    def forward(self, x: Tensor, rounding: Rounding = None) -> Tensor:
+        if self.takes_fp8(x):
             weights = self.wi_0.weight, self.wi_1.weight, self.wo.weight
-            known = None if bound is None or given else bound()
-            rounded = self.rounded_maps("in"), self.rounded_maps("out")
-            return fp8_feed_forward(x, *weights, known, *rounded, given)
+            into, out = self.rounded_maps("in"), self.rounded_maps("out")
+            return fp8_feed_forward(x, *weights, rounded_wi=into, rounded_wo=out, **rounding_options(rounding))
         if self.joins("feed_forward", x):
             joined = joined_linear(x, (self.wi_0, self.wi_1))
             hidden = gated(joined, "gelu", self.dropout, self.training, per_sequence=self.per_sequence)
             return self.wo(hidden)
-        gate, linear = apply_linears(x, (self.wi_0, self.wi_1), low, bound, rounded=self.rounded_maps("in"))
+        fp8 = self.in_fp8("feed_forward")
+        gate, linear = apply_linears(x, (self.wi_0, self.wi_1), fp8, rounding, rounded=self.rounded_maps("in"))
         hidden = F.gelu(gate, approximate="tanh") * linear
         hidden = dropout(hidden, self.dropout, self.training, per_sequence=self.per_sequence)
-        return apply_linears(hidden, (self.wo,), low, rounded=self.rounded_maps("out"))[0]
+        return apply_linears(hidden, (self.wo,), fp8, rounded=self.rounded_maps("out"))[0]
 
 
 class SwiGLU(Fp8Maps):
@@ -113,10 +126,15 @@ class SwiGLU(Fp8Maps):
     def maps_of_one_input(self) -> dict[str, Sequence[nn.Linear]]:
         return {"in": (self.gate, self.up), "out": (self.down,)}
 
-    def forward(self, x: Tensor, bound: Bound | None = None) -> Tensor:
-        low = self.in_fp8("feed_forward")
-        gate, linear = apply_linears(x, (self.gate, self.up), low, bound, rounded=self.rounded_maps("in"))
-        return apply_linears(F.silu(gate) * linear, (self.down,), low, rounded=self.rounded_maps("out"))[0]
+    def takes_fp8(self, x: Tensor) -> bool:
+        return self.in_fp8("feed_forward") and multiplies_in_fp8(x, (self.gate, self.up))
+
+    def forward(self, x: Tensor, rounding: Rounding = None) -> Tensor:
+        fp8, into = self.in_fp8("feed_forward"), (self.gate, self.up)
+        if self.joins("feed_forward", x):
+            return self.down(gated(joined_linear(x, into), "silu"))
+        gate, linear = apply_linears(x, into, fp8, rounding, rounded=self.rounded_maps("in"))
+        return apply_linears(F.silu(gate) * linear, (self.down,), fp8, rounded=self.rounded_maps("out"))[0]
 
 
 def embed(table: nn.Module, ids: Tensor, rounds: bool = False) -> Tensor:

@@ -15,7 +15,7 @@ from altup.core.errors import UserError
 from altup.kernels.fp8 import MULTIPLE, Low, Rounded, check_fp8, fits_fp8, fp8_linear, round_many_weights
 from altup.kernels.fp8.self_test import ALLOWED, fused_error, products_error
 from altup.kernels.join_rows import join_rows
-from altup.kernels.launch import can_launch
+from altup.kernels.launch import can_launch, runs_triton
 
 # Of attention: what makes queries, keys and values; the map behind it; keys and values of an encoder's output.
 # And the feed-forward.
@@ -25,7 +25,8 @@ KINDS = ("projections", "output", "memory", "feed_forward")
 # Rounding costs time for each number of x and y, a product's gain grows with k·n: on an H200 it pays for a map
 # from k to n numbers from k·n = 512·(k + n) on.
 PAYS = 512
-Bound = Callable[[], Tensor]  # what no number of a module's input exceeds, as the norm before it knows
+Bound = Callable[[], Tensor]  # an upper bound of a module's absolute inputs, which the norm before it knows
+Rounding = Low | Bound | None  # what is known of an input for 8 bits: its rounded form, or a bound
 
 
 class Fp8Maps(nn.Module):
@@ -33,25 +34,29 @@ class Fp8Maps(nn.Module):
 
     fp8: frozenset[str] = frozenset()
     fused_fp8: bool = True  # whether the kernels of the feed-forward are right on this device
-    joins_maps: bool = False  # whether maps of one input may be computed as one product (`join_maps`)
+    joins_maps: bool = True  # whether maps of one input may be computed as one product (`join_maps`)
     rounded: dict[str, Rounded] | None = None  # weights in 8 bits, while `weights_rounded_together` lasts
 
     def maps_of_one_input(self) -> dict[str, Sequence[nn.Linear]]:
         """Those that are rounded as one, in the order of their results, by a name; where many layers have them."""
         return {}
 
-    def takes_low(self, x: Tensor) -> bool:
-        """Whether its maps are given an input x in 8 bits, and read nothing else of it."""
+    def takes_fp8(self, x: Tensor) -> bool:
+        """Whether it may be given an input like x in 8 bits, because its maps read nothing else of it."""
         return False
 
     def rounded_maps(self, name: str) -> Rounded | None:
         return None if self.rounded is None else self.rounded.get(name)
 
     def joins(self, kind: str, x: Tensor) -> bool:
-        """Whether maps of one input x are computed as one product: in training, where the joined weights are
-        little beside the tokens. An adapter may have taken a map's place since `join_maps`."""
-        wanted = self.joins_maps and self.training and torch.is_grad_enabled() and not self.in_fp8(kind)
-        return wanted and joins_in(x) and all(is_bare(part) for part in self.children())
+        """Whether maps of one input x are computed as one product.
+
+        A backward pass then writes one gradient of the input instead of three that are added up, and starts fewer
+        kernels. The sums are the same in another order.
+        """
+        wanted = self.joins_maps and self.training and fuses(x) and not self.in_fp8(kind)
+        alike = len({getattr(part, "bias", None) is None for part in self.children()}) == 1
+        return wanted and alike and self.has_plain_maps()
 
     def in_fp8(self, kind: str) -> bool:
         """Whether maps of this kind are computed in fp8 now. An adapter may have taken a map's place since
@@ -114,20 +119,16 @@ def enable_fp8(model: nn.Module, device: torch.device) -> None:
 
 
 def join_maps(model: nn.Module, joined: bool = True) -> None:
-    """Let the modules of a model compute maps of one input as one product in training; not where one is wrapped or
-    watched.
-
-    A backward pass then writes one gradient of the input instead of three that are added up, and starts fewer
-    kernels. The sums are the same in another order.
-    """
+    """Whether modules may compute maps of one input as one product: a copy of the joined weights then lives until
+    the backward pass."""
     for module in model.modules():
         if isinstance(module, Fp8Maps):
-            module.joins_maps = joined and all(is_bare(part) for part in module.children())
+            module.joins_maps = joined
 
 
-def joins_in(x: Tensor) -> bool:
-    """Whether products and passes over x are joined where a model asks for it: on a GPU float32 was not seen."""
-    return not (x.is_cuda and x.dtype == torch.float32)
+def fuses(x: Tensor) -> bool:
+    """Whether products and passes over x are joined in training: on a GPU in bf16, where that was measured."""
+    return x.dtype == torch.bfloat16 and torch.is_grad_enabled() and runs_triton(x.device)
 
 
 def joined_linear(x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
@@ -136,7 +137,9 @@ def joined_linear(x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
         return linears[0](x)
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else linears[0].weight.dtype
-    return F.linear(x, join_rows([linear.weight for linear in linears], dtype))
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    bias = join_rows(biases, dtype) if biases else None
+    return F.linear(x, join_rows([linear.weight for linear in linears], dtype), bias)
 
 
 @contextmanager
@@ -189,23 +192,29 @@ def apply_linears(
     x: Tensor,
     linears: Sequence[nn.Linear],
     fp8: bool,
-    bound: Bound | None = None,
+    rounding: Rounding = None,
     slots: int = 0,
     rounded: Rounded | None = None,
-    low: Low | None = None,
 ) -> tuple[Tensor, ...]:
     """linear(x) for each; where `fp8` is wanted, and sizes allow it and make it pay, as one product, which may be
-    followed by `slots` (see `LinearMaps`). `rounded`: their weights in 8 bits, where that is done;
-    `low`: x in 8 bits, where `takes_low` asked for it."""
+    followed by `slots` (see `LinearMaps`). `rounding`: of x, as the norm before it knows; `rounded`: the weights
+    in 8 bits, where that is done."""
     if not fp8 or not multiplies_in_fp8(x, linears):
         return tuple(linear(x) for linear in linears)
     weights = [linear.weight for linear in linears]
-    results = fp8_linear(x, weights, None if bound is None or low else bound(), slots, rounded, low)
+    results = fp8_linear(x, weights, slots=slots, rounded=rounded, **rounding_options(rounding))
     mapped = (
         result if linear.bias is None else result + linear.bias.to(result.dtype)
         for linear, result in zip(linears, results, strict=False)
     )
     return (*mapped, *results[len(linears) :])
+
+
+def rounding_options(rounding: Rounding) -> dict[str, Any]:
+    """`rounding` as arguments of the kernels."""
+    if isinstance(rounding, Low):
+        return {"low": rounding}
+    return {} if rounding is None else {"bound": rounding()}
 
 
 def multiplies_in_fp8(x: Tensor, linears: Sequence[nn.Linear]) -> bool:

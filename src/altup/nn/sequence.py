@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from altup.core.errors import UserError, check_whole
 from altup.kernels import sequence_update
 from altup.nn.coefficients import CoefficientModule, coefficient
+from altup.nn.rule import residual_and_update
 
 
 def refuse_left_padding(mask: Tensor) -> None:
@@ -75,7 +76,8 @@ class SequenceAltUp(nn.Module):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """x: [batch, tokens, d]."""
-        return self.update(x, self.layer(x[:, :: self.stride], *args, **kwargs))
+        residual, update = residual_and_update(self.layer(x[:, :: self.stride], *args, **kwargs))
+        return self.update(x, update if residual is None else residual + update)
 
     if TYPE_CHECKING:  # torch has Any
         __call__ = forward
@@ -105,7 +107,8 @@ class StrideAndSkip(nn.Module):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """x: [batch, tokens, d]."""
-        computed = self.layer(x[:, :: self.stride], *args, **kwargs)
+        residual, update = residual_and_update(self.layer(x[:, :: self.stride], *args, **kwargs))
+        computed = update if residual is None else residual + update
         return torch.slice_scatter(x, computed.to(x.dtype), dim=1, step=self.stride)
 
     if TYPE_CHECKING:  # torch has Any

@@ -17,7 +17,7 @@ from torch import nn
 from altup.core.errors import UserError
 from altup.core.hardware import ensure_bf16
 from altup.models.stack import compile_layers
-from altup.nn.linear import enable_fp8
+from altup.nn.linear import enable_fp8, join_maps
 from altup.training.config import TrainConfig
 from altup.training.flat_gradients import FlatGradients, share_buffers
 from altup.training.graphs import Graphs
@@ -64,10 +64,8 @@ class Engine:
         if self.compiles:
             # Code for any size is made once two have been seen, so what a step runs depends on the steps before.
             dynamic = None if config.SHAPES_VARY and not config.deterministic else False
-            # Where joined maps and norms have been seen right in a run; elsewhere the weights, which are still on
-            # the CPU, tell that nothing is joined.
-            seen = config.low_precision and not (sharded or config.activation_checkpointing or config.SHAPES_VARY)
-            compile_layers(model, device=process_group.device if seen else None, dynamic=dynamic)
+            join_maps(model, not sharded)
+            compile_layers(model, dynamic=dynamic)
         self.plain = distribute(model, config.parallel, config.low_precision, process_group)
         if fill:
             fill(self.plain)

@@ -8,20 +8,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
 from altup.core.errors import UserError
-from altup.kernels.dropout import block_dropout, dropout
+from altup.kernels.dropout import block_dropout
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, refuse_attentions
 from altup.models.bert.config import AltUpBertConfig
+from altup.models.layers import PostNormLayer, build_experts
 from altup.models.masks import key_mask
-from altup.models.stack import LayerInputs, LayerStack, build_experts, build_rule
+from altup.models.stack import LayerInputs, LayerStack, build_rule
 from altup.nn import AltUp
 from altup.nn.altup import split
 from altup.nn.attention import GroupedAttention
 from altup.nn.layers import LayerNorm
 from altup.nn.linear import Fp8Maps, apply_linears
+from altup.nn.rule import Sublayer
 from altup.nn.sequence import refuse_left_padding
 
 __all__ = ["AltUpBertForMaskedLM", "AltUpBertModel", "AltUpMaskedLMOutput"]
@@ -84,13 +85,13 @@ class BertFeedForward(Fp8Maps):
         return [self.wi], self.wo
 
     def forward(self, x: Tensor) -> Tensor:
-        low = self.in_fp8("feed_forward")
-        (hidden,) = apply_linears(x, (self.wi,), low)
-        return apply_linears(F.gelu(hidden), (self.wo,), low)[0]
+        fp8 = self.in_fp8("feed_forward")
+        (hidden,) = apply_linears(x, (self.wi,), fp8)
+        return apply_linears(F.gelu(hidden), (self.wo,), fp8)[0]
 
 
-class BertLayer(GradientCheckpointingLayer):
-    """x ← norm(x + attention(x)), then x ← norm(x + feed_forward(x)), with experts beside the feed-forward."""
+class BertLayer(PostNormLayer):
+    """Attention and feed-forward (and experts beside it), with a norm behind each addition."""
 
     def __init__(self, config: AltUpBertConfig, index: int) -> None:
         super().__init__()
@@ -104,16 +105,17 @@ class BertLayer(GradientCheckpointingLayer):
         self.experts = build_experts(config)
         self.feed_forward_norm = LayerNorm(width, eps=eps)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x: [batch, tokens, d]."""
-        x = self.attention_norm(x + self._drop(self.attention(x, mask)))
-        update = self.feed_forward(x)
-        if self.experts is not None:
-            update = update + self.experts(x)
-        return self.feed_forward_norm(x + self._drop(update))
+    def sublayers(self) -> list[Sublayer]:
+        feed_forward = Sublayer(self.feed_forward_norm, self._feed_forward)
+        return [Sublayer(self.attention_norm, self.attention), feed_forward]
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return dropout(x, self.dropout, self.training)
+    def forward(self, x: Tensor, mask: Tensor | None = None, **known: Any) -> tuple[None, Tensor]:
+        """x: [batch, tokens, d]; `known` as of `run_sublayers`."""
+        return self.run_sublayers(x, mask, **known)
+
+    def _feed_forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        update = self.feed_forward(x)
+        return update if self.experts is None else update + self.experts(x)
 
 
 class BertHead(nn.Module):

@@ -15,12 +15,15 @@ from altup.core.errors import UserError
 from altup.kernels.cross_entropy import IGNORED
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, refuse_attentions
 from altup.models.decoder.config import AltUpDecoderConfig
+from altup.models.layers import PreNormLayer, build_experts
 from altup.models.masks import causal_mask, check_segments, packed_mask, segment_positions, token_positions
-from altup.models.stack import Blocks, LayerInputs, LayerStack, PreNormLayer, build_experts, build_rule
+from altup.models.stack import Blocks, LayerInputs, LayerStack, build_rule
 from altup.nn import RMSNorm
 from altup.nn.attention import GroupedAttention
-from altup.nn.layers import SwiGLU, bound_of
+from altup.nn.layers import SwiGLU
+from altup.nn.linear import Rounding
 from altup.nn.positions import rotation
+from altup.nn.rule import Sublayer
 
 __all__ = ["AltUpCausalLMOutput", "AltUpDecoderForCausalLM", "AltUpDecoderModel"]
 
@@ -31,7 +34,7 @@ class AltUpCausalLMOutput(SumsOutput, CausalLMOutputWithPast):
 
 
 class DecoderLayer(PreNormLayer):
-    """x + attention, + feed-forward (and experts beside it), each pre-normed."""
+    """Attention and feed-forward (and experts beside it), each pre-normed."""
 
     def __init__(self, config: AltUpDecoderConfig, index: int) -> None:
         super().__init__()
@@ -49,7 +52,9 @@ class DecoderLayer(PreNormLayer):
         self.feed_forward_norm = RMSNorm(width, eps)
         self.feed_forward = SwiGLU(width, config.d_ff)
         self.experts = build_experts(config)
-        self.leaves_last_addition = config.mixes_blocks
+
+    def sublayers(self) -> list[Sublayer]:
+        return [Sublayer(self.attention_norm, self._attend, self.attention), self.feed_forward_sublayer()]
 
     def forward(
         self,
@@ -57,15 +62,15 @@ class DecoderLayer(PreNormLayer):
         mask: Tensor | None,
         rotation: tuple[Tensor, Tensor],
         past_key_values: Cache | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """x: [batch, tokens, d]; without a mask, only the future is hidden.
+        **known: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """x: [batch, tokens, d]; without a mask, only the future is hidden; `known` as of `run_sublayers`."""
+        return self.run_sublayers(x, mask, rotation, past_key_values, **known)
 
-        Gives x after both updates or, where the rule does the last addition, x before the last one and that.
-        """
-        norm = self.attention_norm
-        attended = self.attention(norm(x), mask, rotation, past_key_values, causal=True, bound=bound_of(norm))
-        x = x + self._drop(attended)
-        return self._add_feed_forward(x, self.feed_forward_norm(x))
+    def _attend(
+        self, x: Tensor, rounding: Rounding, mask: Tensor | None, rotation: Any, cache: Cache | None
+    ) -> Tensor:
+        return self.attention(x, mask, rotation, cache, causal=True, rounding=rounding)
 
 
 class AltUpDecoderPreTrainedModel(AltUpPreTrainedModel):

@@ -139,7 +139,7 @@ class Layer:
         x = x + F.linear(mixed.transpose(1, 2).flatten(2), cross_out)
         gate, hidden = F.linear(layer.feed_forward_norm(x), into).chunk(2, dim=-1)
         update = F.linear(F.gelu(gate, approximate="tanh") * hidden, out)
-        return (x, update) if layer.leaves_last_addition else x + update
+        return x, update
 
     def fused(
         self, x: Tensor, place: Tensor, near: Tensor, mask: Tensor | None, update: tuple[Any, ...] | None = None
@@ -162,8 +162,6 @@ class Layer:
             state, *coefficients = update
             blocks = tuple(block.flatten(0, 1) for block in state)
             return tuple(new.view(shape) for new in linear_and_update(hidden, out, x, blocks, *coefficients))
-        if layer.leaves_last_addition:
-            return x.view(shape), linear(hidden, out).view(shape)
         return linear(hidden, out, residual=x).view(shape)
 
     def between_products(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,26 +15,37 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from altup.core.errors import UserError
 from altup.kernels.attention import lay_out
 from altup.kernels.cross_entropy import IGNORED
-from altup.kernels.fp8 import Low
 from altup.models.base import AltUpPreTrainedModel, SumsOutput, as_dict, refuse_attentions
+from altup.models.layers import PreNormLayer, build_experts
 from altup.models.masks import cached_lengths, check_segments, key_mask, see_keys, visible_keys
-from altup.models.stack import Blocks, LayerInputs, LayerStack, PreNormLayer, build_experts, build_rule
+from altup.models.stack import Blocks, LayerInputs, LayerStack, build_rule
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.generation import ReplayedGeneration
 from altup.nn import Attention, AveragePooling, GatedFeedForward, RelativeBias, RMSNorm
 from altup.nn.attention import EVERYTHING, Joined, Projected, Seen, can_share_memory, project_memory
-from altup.nn.layers import bound_of, embed
+from altup.nn.layers import embed
+from altup.nn.linear import Rounding
+from altup.nn.rule import Sublayer
 from altup.nn.sequence import refuse_left_padding
 
 __all__ = ["AltUpSeq2SeqLMOutput", "AltUpT5EncoderModel", "AltUpT5ForConditionalGeneration"]
 
 
+class T5Inputs(NamedTuple):
+    """What a T5's layers are given beside x; `memory` is the encoder's output, for the decoder's layers."""
+
+    bias: Tensor | None
+    seen: Seen
+    memory: Tensor | Projected | Joined | None
+    memory_seen: Seen
+    cache: EncoderDecoderCache | None
+    constant_beyond: int | None
+
+
 class T5Layer(PreNormLayer):
-    """x + attention, + cross-attention in the decoder, + feed-forward (and experts beside it), each pre-normed."""
+    """Attention, in the decoder cross-attention, and feed-forward (and experts beside it), each pre-normed."""
 
-    takes_pending = True
-
-    def __init__(self, config: AltUpT5Config, index: int, is_decoder: bool, strided: bool = False) -> None:
+    def __init__(self, config: AltUpT5Config, index: int, is_decoder: bool) -> None:
         super().__init__()
         width, eps, dropout = config.layer_width, config.layer_norm_epsilon, config.dropout_rate
         shape: dict[str, Any] = {
@@ -57,7 +68,12 @@ class T5Layer(PreNormLayer):
         self.feed_forward_norm = RMSNorm(width, eps)
         self.feed_forward = GatedFeedForward(width, config.d_ff, dropout, config.sequence_dropout)
         self.experts = build_experts(config)
-        self.leaves_last_addition = config.mixes_blocks and not strided
+
+    def sublayers(self) -> list[Sublayer]:
+        found = [Sublayer(self.attention_norm, self._attend, self.attention)]
+        if self.cross_norm is not None:
+            found.append(Sublayer(self.cross_norm, self._cross_attend, self.cross_attention))
+        return [*found, self.feed_forward_sublayer()]
 
     def forward(
         self,
@@ -68,48 +84,26 @@ class T5Layer(PreNormLayer):
         memory_seen: Seen = EVERYTHING,
         past_key_values: EncoderDecoderCache | None = None,
         constant_beyond: int | None = None,
-        pending: Tensor | None = None,
-        leaves: bool = False,
-        normed: Tensor | None = None,
-        low: Low | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """x: [batch, tokens, d]; `memory` is the encoder's output, for the decoder's layers. `pending` is still to
-        be added to x, after dropout; `normed` is x's first norm where it is known, `low` the same in 8 bits.
+        **known: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """x: [batch, tokens, d]; `known` as of `run_sublayers`."""
+        inputs = T5Inputs(bias, seen, memory, memory_seen, past_key_values, constant_beyond)
+        return self.run_sublayers(x, inputs, **known)
 
-        Gives x after its three updates or, where the rule or the next layer (`leaves`) does the last addition, x
-        before the last one and that.
-        """
-        cache = past_key_values
-        own_cache = None if cache is None else cache.self_attention_cache
-        if pending is not None:
-            x, (normed, low) = self._add(x, pending, self.attention_norm, self.attention)
-        elif normed is None:
-            normed = self.attention_norm(x)
-        attended = self.attention(
-            normed,
-            bias,
-            seen,
-            cache=own_cache,
-            constant_beyond=constant_beyond,
-            bound=bound_of(self.attention_norm),
-            given=low,
-        )
-        if self.cross_attention is not None and self.cross_norm is not None:
-            x, (normed, low) = self._add(x, attended, self.cross_norm, self.cross_attention)
-            attended = self.cross_attention(
-                normed,
-                None,
-                memory_seen,
-                memory,
-                cache=None if cache is None else cache.cross_attention_cache,
-                cached=cache is not None and bool(cache.is_updated.get(self.index)),
-                bound=bound_of(self.cross_norm),
-                given=low,
-            )
-            if cache is not None:
-                cache.is_updated[self.index] = True
-        x, (normed, low) = self._add(x, attended, self.feed_forward_norm, self.feed_forward)
-        return self._add_feed_forward(x, normed, leaves, low)
+    def _attend(self, x: Tensor, rounding: Rounding, inputs: T5Inputs) -> Tensor:
+        cache = None if inputs.cache is None else inputs.cache.self_attention_cache
+        options: dict[str, Any] = {"constant_beyond": inputs.constant_beyond, "rounding": rounding}
+        return self.attention(x, inputs.bias, inputs.seen, cache=cache, **options)
+
+    def _cross_attend(self, x: Tensor, rounding: Rounding, inputs: T5Inputs) -> Tensor:
+        assert self.cross_attention is not None
+        seen, memory, both = inputs.memory_seen, inputs.memory, inputs.cache
+        if both is None:
+            return self.cross_attention(x, None, seen, memory, rounding=rounding)
+        cache, cached = both.cross_attention_cache, bool(both.is_updated.get(self.index))
+        update = self.cross_attention(x, None, seen, memory, cache=cache, cached=cached, rounding=rounding)
+        both.is_updated[self.index] = True
+        return update
 
 
 class T5Stack(LayerStack, nn.Module):
@@ -128,10 +122,7 @@ class T5Stack(LayerStack, nn.Module):
             bidirectional=not is_decoder,
             std=config.layer_width**-0.5,
         )
-        strided = () if is_decoder else config.strided_layers
-        self.layers = nn.ModuleList(
-            [T5Layer(config, index, is_decoder, index in strided) for index in range(num_layers)]
-        )
+        self.layers = nn.ModuleList([T5Layer(config, index, is_decoder) for index in range(num_layers)])
         # A sum of K blocks is K times as large: ε grows with it, so that the norm treats it as their mean.
         scale = config.num_blocks**2 if config.widening == "recycled" else 1
         self.final_norm = RMSNorm(config.output_width, config.layer_norm_epsilon * scale)
