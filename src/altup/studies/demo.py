@@ -1,7 +1,7 @@
 """The demo: dense, AltUp and Recycled-AltUp side by side on the English that comes with Python.
 
 Everything goes through the code of `altup prepare` and `altup pretrain`; only the sizes are chosen here, so that
-learning shows within minutes on two cores. docs/lab-log.md tells how they were chosen.
+learning shows within minutes on two cores.
 """
 
 from __future__ import annotations

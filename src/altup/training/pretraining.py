@@ -32,7 +32,7 @@ FROM_THE_DATA = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_
 OBJECTIVE_OF = {"t5": "span-corruption", "bert": "masked", "decoder": "causal"}
 # Of a fresh model's highest rate, for one that is trained already: docs/training.md, "Going on from a model".
 GENTLER = 0.1
-# Factors of Muon's rate in a fresh model, with which a T5 leaves its plateau sooner (docs/plateau.md).
+# Factors of Muon's rate in a fresh model, with which a T5 leaves its plateau sooner.
 MUON_FACTORS = {"t5": {"positions": 4.0, "vectors": 0.1}}
 # Whole recipes by one word: what is not said here is the optimizer's own default. The paper's is T5's.
 RECIPES: dict[str, dict[str, Any]] = {

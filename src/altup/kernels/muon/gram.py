@@ -10,7 +10,7 @@ computed as one, five iterations take 0.6 of the operations for m = k, and half 
 Rounding is the price: R holds squares of singular values, and what is lost of the small ones in one iteration is
 magnified by the next. So Q·X and its R are computed anew after `RESTART` iterations, and numbers are float16, not
 bfloat16. On matrices of very unequal singular values the result is then nearer to the float64 definition than five
-plain iterations in bfloat16 are; without either it is useless there (docs/lab-log.md).
+plain iterations in bfloat16 are; without either it is useless there.
 """
 
 from __future__ import annotations
