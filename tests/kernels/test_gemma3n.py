@@ -14,6 +14,8 @@ from altup.core.errors import UserError
 from altup.kernels import operators
 from altup.kernels.gemma3n import (
     Router,
+    Segments,
+    causal_attention,
     correct,
     correction,
     gated,
@@ -23,7 +25,6 @@ from altup.kernels.gemma3n import (
     norm_rotary,
     predict,
     residual,
-    window_attention,
 )
 from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, runs_kernel
 from tests.kernels.updates import SUM_TOLERANCE, TOLERANCE, distance
@@ -226,12 +227,17 @@ def test_norm_and_rotary_positions_are_hugging_faces():
 
 @runs_kernel
 @pytest.mark.parametrize(
-    ("shape", "dtype", "batch"),
-    [((2, 5, 3, 8), torch.float32, 1), ((2, 3, 2, 24), torch.float32, 2), ((1, 3, 8, 256), torch.bfloat16, 1)],
+    ("shape", "dtype", "batch", "of_places"),
+    [
+        ((2, 5, 3, 8), torch.float32, 1, torch.float32),
+        ((2, 3, 2, 24), torch.float32, 2, torch.float32),
+        ((1, 3, 8, 256), torch.bfloat16, 1, torch.bfloat16),
+        ((2, 3, 2, 24), torch.bfloat16, 2, torch.float32),
+    ],
 )
-def test_norm_and_rotary_positions(shape, dtype, batch, poisoned):
+def test_norm_and_rotary_positions(shape, dtype, batch, of_places, poisoned):
     x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype)
-    cos, sin = positions(batch, shape[1], shape[-1], dtype=dtype)
+    cos, sin = positions(batch, shape[1], shape[-1], dtype=of_places)
     wide = [t.detach().double().requires_grad_() for t in (x, weight)]
     exact = norm_rotary(*wide, EPS, cos.double(), sin.double(), "plain")
     made = norm_rotary(x, weight, EPS, cos, sin, "triton")
@@ -266,16 +272,19 @@ def test_additions_are_a_layers_of_hugging_face():
 
 @runs_kernel
 @pytest.mark.parametrize(
-    ("shape", "dtype", "weight_dtype"),
+    ("shape", "dtype", "weight_dtype", "of_maps"),
     [
-        ((2, 3, 17), torch.float32, torch.float32),
-        ((5, 300), torch.bfloat16, torch.bfloat16),
-        ((700, 2048) if DEVICE == "cuda" else (3, 64), torch.bfloat16, torch.float32),
+        ((2, 3, 17), torch.float32, torch.float32, torch.float32),
+        ((5, 300), torch.bfloat16, torch.bfloat16, torch.bfloat16),
+        ((700, 2048) if DEVICE == "cuda" else (3, 64), torch.bfloat16, torch.float32, torch.bfloat16),
+        ((5, 300), torch.float32, torch.float32, torch.bfloat16),
     ],
 )
 @pytest.mark.parametrize("whole", [True, False])
-def test_additions_with_the_norms_around_them(shape, dtype, weight_dtype, whole, poisoned):
-    x, a, n, r = (random(*shape, dtype=dtype) for _ in range(4))
+def test_additions_with_the_norms_around_them(shape, dtype, weight_dtype, of_maps, whole, poisoned):
+    """Under autocast what linear maps made (`of_maps`) is narrower than the rest."""
+    x, n = (random(*shape, dtype=dtype) for _ in range(2))
+    a, r = (random(*shape, dtype=of_maps) for _ in range(2))
     of_a, of_r, of_sum = (random(shape[-1], dtype=weight_dtype) for _ in range(3))
     inputs = [x, a, of_a, *((n, r, of_r, of_sum) if whole else ())]
     wide = [t.detach().double().requires_grad_() for t in inputs]
@@ -290,7 +299,7 @@ def test_additions_with_the_norms_around_them(shape, dtype, weight_dtype, whole,
     got = torch.autograd.grad(made, inputs, upstream)
     for one, other, like in zip([*made, *got], [*exact, *want], [*made, *inputs], strict=True):
         assert one.dtype == like.dtype
-        assert distance(one, other) < 3 * max(TOLERANCE[dtype], SUM_TOLERANCE)
+        assert distance(one, other) < 3 * max(TOLERANCE[of_maps], SUM_TOLERANCE)
 
 
 @runs_kernel
@@ -308,11 +317,12 @@ def test_a_norm_that_adds_up_the_gradients_of_its_input(shape, dtype, poisoned):
         assert distance(one, other) < 3 * max(TOLERANCE[dtype], SUM_TOLERANCE)
 
 
-def by_hand(q, k, v, window, scale):
-    """Attention within a window, token by token."""
+def by_hand(q, k, v, scale, window, starts=(0,)):
+    """Attention within a window and a text, token by token."""
     out = torch.empty_like(q)
     for token in range(q.shape[1]):
-        seen = slice(max(0, token - window + 1), token + 1)
+        first = max(start for start in starts if start <= token)
+        seen = slice(max(first, token - window + 1), token + 1)
         for head in range(q.shape[2]):
             of = head * k.shape[2] // q.shape[2]
             scores = torch.einsum("bd,bsd->bs", q[:, token, head], k[:, seen, of]) * scale
@@ -323,26 +333,44 @@ def by_hand(q, k, v, window, scale):
 @pytest.mark.parametrize("window", [1, 3, 6, 20])
 def test_attention_within_a_window(window):
     q, k, v = random(2, 6, 4, 8, device="cpu"), random(2, 6, 2, 8, device="cpu"), random(2, 6, 2, 8, device="cpu")
-    torch.testing.assert_close(window_attention(q, k, v, window, 0.7), by_hand(q, k, v, window, 0.7))
+    torch.testing.assert_close(causal_attention(q, k, v, 0.7, window), by_hand(q, k, v, 0.7, window))
     with pytest.raises(UserError, match="window=0"):
-        window_attention(q, k, v, 0, 0.7)
+        causal_attention(q, k, v, 0.7, 0)
     with pytest.raises(UserError, match="do not fit"):
-        window_attention(q, k[:, :3], v[:, :3], window, 0.7)
+        causal_attention(q, k[:, :3], v[:, :3], 0.7, window)
+
+
+def ends(starts, device="cpu"):
+    return Segments(torch.tensor(starts, dtype=torch.int32, device=device), max(starts))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_attention_within_texts_end_to_end(window):
+    """One of them empty."""
+    q, k, v = (random(1, 9, heads, 8, device="cpu") for heads in (4, 2, 2))
+    starts = (0, 2, 2, 6, 9)
+    made = causal_attention(q, k, v, 0.7, window, ends(starts))
+    torch.testing.assert_close(made, by_hand(q, k, v, 0.7, window or 9, starts[:-1]))
+    with pytest.raises(UserError, match="do not fit"):
+        causal_attention(*(x.expand(2, -1, -1, -1) for x in (q, k, v)), 0.7, window, ends(starts))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("tokens", "D"), [(1000, 256), (300, 64)])
-def test_flash_attention_within_a_window(tokens, D):
+@pytest.mark.parametrize(("window", "starts"), [(128, None), (128, (0, 5, 5, 250, 300)), (None, (0, 5, 250, 300))])
+def test_flash_attention_within_windows_and_texts(tokens, D, window, starts):
     """No further from float64 than SDPA with a mask, which rounds as it does."""
     torch.manual_seed(0)
-    inputs = [random(2, tokens, heads, D, dtype=torch.bfloat16) for heads in (8, 2, 2)]
-    upstream = torch.randn(2, tokens, 8, D, device=DEVICE).bfloat16()
+    segments = None if starts is None else ends((*starts[:-1], tokens), DEVICE)
+    rows = 2 if starts is None else 1
+    inputs = [random(rows, tokens, heads, D, dtype=torch.bfloat16) for heads in (8, 2, 2)]
+    upstream = torch.randn(rows, tokens, 8, D, device=DEVICE).bfloat16()
     wide = [t.detach().double().requires_grad_() for t in inputs]
     errors = {}
-    exact = window_attention(*wide, 128, D**-0.5, "plain")
+    exact = causal_attention(*wide, D**-0.5, window, segments, "plain")
     want = [exact, *torch.autograd.grad(exact, wide, upstream.double())]
     for kind in ("plain", "triton"):
-        made = window_attention(*inputs, 128, D**-0.5, kind)
+        made = causal_attention(*inputs, D**-0.5, window, segments, kind)
         got = [made, *torch.autograd.grad(made, inputs, upstream)]
         errors[kind] = [distance(one, other) for one, other in zip(got, want, strict=True)]
     assert all(ours < 1.5 * theirs for ours, theirs in zip(errors["triton"], errors["plain"], strict=True)), errors

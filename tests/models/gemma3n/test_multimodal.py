@@ -4,43 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModel, Gemma3nConfig, Gemma3nForConditionalGeneration
-from transformers.models.gemma3n import modeling_gemma3n as theirs
 
 import altup
 from altup.models.gemma3n.fixed_cache import FixedCache
 from altup.models.gemma3n.parts import Fused, FusedNorm
-from tests.models.gemma3n.tiny import accelerated, assert_same, distance, stir, tiny_config
-
-VISION, AUDIO = 40, 48  # where the ids of the other senses begin
+from tests.models.gemma3n.tiny import AUDIO, VISION, accelerated, assert_same, distance, tiny_multimodal
 
 
 @pytest.fixture
 def model(monkeypatch):
-    """Without a tower for images, which needs timm; the audio tower is theirs."""
-    build = AutoModel.from_config
-
-    def from_config(config, **options):
-        if "vision" in type(config).__name__.lower():
-            return torch.nn.Identity()
-        return build(config, **options)
-
-    monkeypatch.setattr(theirs.AutoModel, "from_config", from_config)
-    torch.manual_seed(0)
-    text = tiny_config(layers=2, vocab_size=56, vocab_size_per_layer_input=40)
-    audio = {
-        "hidden_size": 16, "input_feat_size": 16, "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2,
-        "conf_attention_chunk_size": 4, "conf_attention_context_left": 5, "vocab_size": 8, "vocab_offset": AUDIO,
-        "sscp_conv_channel_size": [8, 4],
-    }  # fmt: skip
-    vision = {"hidden_size": 16, "vocab_size": 8, "vocab_offset": VISION}
-    config = Gemma3nConfig(
-        text_config=text.to_dict(), vision_config=vision, audio_config=audio,
-        image_token_id=VISION, audio_token_id=AUDIO, audio_soft_tokens_per_image=4,
-    )  # fmt: skip
-    model = Gemma3nForConditionalGeneration(config)
-    stir(model)
-    return model.train()
+    return tiny_multimodal(monkeypatch)
 
 
 def spoken():

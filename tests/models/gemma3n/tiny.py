@@ -6,11 +6,21 @@ import copy
 from typing import Any
 
 import torch
-from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
+from transformers import (
+    AutoModel,
+    Gemma3nConfig,
+    Gemma3nForCausalLM,
+    Gemma3nForConditionalGeneration,
+    Gemma3nTextConfig,
+)
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.gemma3n import modeling_gemma3n
 
 import altup
 
 ROWS = 40  # of the vocabulary
+VISION, AUDIO = 40, 48  # where the ids of the other senses begin
+IMAGE = 4  # tokens of an image
 
 
 def tiny_config(K: int = 3, active: int = 0, layers: int = 4, **more: Any) -> Gemma3nTextConfig:
@@ -43,6 +53,50 @@ def tiny_gemma(K: int = 3, active: int = 0, layers: int = 4, **more: Any) -> Gem
     model = Gemma3nForCausalLM(tiny_config(K, active, layers, **more))
     stir(model)
     return model.train()
+
+
+class Tower(torch.nn.Module):
+    """In place of the tower for images, which needs timm: a map from pixels to features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = torch.nn.Conv2d(3, 16, 2, stride=2)
+
+    def forward(self, pixel_values: torch.Tensor, **_: Any) -> Any:
+        return BaseModelOutput(last_hidden_state=self.map(pixel_values))
+
+
+def tiny_multimodal(monkeypatch: Any, layers: int = 2, **more: Any) -> Gemma3nForConditionalGeneration:
+    """With a stand-in for the vision tower; the audio tower is transformers' own."""
+    build = AutoModel.from_config
+
+    def from_config(config: Any, **options: Any) -> Any:
+        return Tower() if "vision" in type(config).__name__.lower() else build(config, **options)
+
+    monkeypatch.setattr(modeling_gemma3n.AutoModel, "from_config", from_config)
+    torch.manual_seed(0)
+    text = tiny_config(layers=layers, vocab_size=56, vocab_size_per_layer_input=40, **more)
+    audio = {
+        "hidden_size": 16, "input_feat_size": 16, "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2,
+        "conf_attention_chunk_size": 4, "conf_attention_context_left": 5, "vocab_size": 8, "vocab_offset": AUDIO,
+        "sscp_conv_channel_size": [8, 4],
+    }  # fmt: skip
+    config = Gemma3nConfig(
+        text_config=text.to_dict(), vision_config={"hidden_size": 16, "vocab_size": 8, "vocab_offset": VISION},
+        audio_config=audio, image_token_id=VISION, audio_token_id=AUDIO, audio_soft_tokens_per_image=4,
+        vision_soft_tokens_per_image=IMAGE,
+    )  # fmt: skip
+    model = Gemma3nForConditionalGeneration(config)
+    stir(model)
+    return model.train()
+
+
+def image_batch(rows: int = 2, length: int = 9) -> dict[str, torch.Tensor]:
+    """Text with an image of four tokens in each row."""
+    data = batch(rows, length)
+    data["input_ids"][:, 3 : 3 + IMAGE] = VISION
+    data["labels"][:, 3 : 3 + IMAGE] = -100
+    return data | {"pixel_values": torch.randn(rows, 3, 4, 4)}
 
 
 @torch.no_grad()

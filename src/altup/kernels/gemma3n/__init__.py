@@ -8,8 +8,8 @@ A layer needs three passes over its state, each with a backward pass of its own:
 - `correct`: reads predicted blocks, output and branch, norms the branch, and writes the K new blocks.
 
 `match_magnitudes` serves the projections before the first layer and behind the last, `gated` the feed-forward
-network, `residual` the additions around it, `norm_rotary` queries and keys, `window_attention` the layers that
-see a window of tokens.
+network, `residual` the additions around it, `norm_rotary` queries and keys, `causal_attention` the layers that
+see a window of tokens, and texts end to end.
 
 `implementation` is "plain" (the definition), "triton" (the kernels, or an error) or "auto" (the kernels where they
 can run). Sums run in float32 (float64 for float64 states), whatever the state's dtype.
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.altup_update import FUSED_BLOCKS, State
-from altup.kernels.gemma3n.attention import uses_flash, window_flash, window_reference
+from altup.kernels.gemma3n.attention import Segments, attention_flash, attention_reference, flash_takes
 from altup.kernels.gemma3n.reference import (
     Router,
     correct_reference,
@@ -44,8 +44,11 @@ from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs
 
 __all__ = [
     "Router",
+    "Segments",
+    "causal_attention",
     "correct",
     "correction",
+    "flash_takes",
     "gated",
     "gated_linear",
     "match_magnitudes",
@@ -54,7 +57,6 @@ __all__ = [
     "predict",
     "residual",
     "uses_kernels",
-    "window_attention",
 ]
 
 WIDEST = 8192  # columns of `residual` and `norm_beside`, which a program holds at once
@@ -193,13 +195,13 @@ def residual(
 ) -> tuple[Tensor, Any]:
     """x + N(a) or, with n and r, (x + N(a) + n + N(r)) / √2, and N of it where there is a `norm`: [..., d].
 
+    Both are in x's dtype; under autocast a and r, made by linear maps, may be narrower.
     N(v) = w ∘ v / rms(v), with the weights `a_norm`, `r_norm` and `norm`: [d].
     """
     given = [t for t in (a, n, r) if t is not None]
     if len({t is None for t in (n, r, r_norm)}) > 1 or any(t.shape != x.shape for t in given):
         raise UserError(f"{[list(t.shape) for t in given]} do not fit x {list(x.shape)}: n, r, r_norm all or none")
-    one_dtype = all(t.dtype == x.dtype for t in given)
-    if uses_kernels(implementation, 2, x) and one_dtype and x.shape[-1] <= WIDEST:
+    if uses_kernels(implementation, 2, x, *given) and x.shape[-1] <= WIDEST:
         from altup.kernels.gemma3n import residual_kernels
 
         out, normed, _ = residual_kernels.residual(x, a, a_norm, n, r, r_norm, norm, eps)
@@ -241,20 +243,33 @@ def norm_rotary(
         return norm_rotary_reference(x, norm, eps, cos, sin)
 
 
-def window_attention(
-    q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, implementation: str = "auto"
+def causal_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None = None,
+    segments: Segments | None = None,
+    implementation: str = "auto",
 ) -> Tensor:
-    """Causal attention in which a token sees `window` tokens, itself included: [batch, tokens, heads, D].
+    """Causal attention: [batch, tokens, heads, D]; k and v have as many heads or fewer.
 
-    k and v: [batch, tokens, heads or fewer, D]. Where FlashAttention does not take them, by SDPA and a mask.
+    Given a `window`, a token sees so many tokens, itself included; given `segments`, for one row, its text's.
+    Where FlashAttention does not take them, by SDPA and a mask.
     """
-    if k.shape != v.shape or k.shape[:2] != q.shape[:2] or q.shape[2] % k.shape[2] or window < 1:
+    if (
+        k.shape != v.shape
+        or k.shape[:2] != q.shape[:2]
+        or q.shape[2] % k.shape[2]
+        or (window is not None and window < 1)
+        or (segments is not None and len(q) > 1)
+    ):
         raise UserError(f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)} and window={window} do not fit")
     if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:  # as SDPA does it
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
-    if uses_kernels(implementation, 2, q) and uses_flash(q):
-        return window_flash(q, k, v, window, scale)
-    return window_reference(q, k, v, window, scale)
+    if uses_kernels(implementation, 2, q) and q.is_cuda and flash_takes(q.dtype, q.shape[-1]):
+        return attention_flash(q, k, v, scale, window, segments)
+    return attention_reference(q, k, v, scale, window, segments)
 
 
 @torch.compiler.assume_constant_result

@@ -149,7 +149,7 @@ def residual_backward(
     d = grad.shape[-1]
     tokens = grad.numel() // d
     dx = grad.new_empty(0 if r is None and norm is None else grad.shape)
-    da, dr = (grad.new_empty(0 if t is None else grad.shape) for t in (a, r))
+    da, dr = (grad.new_empty(0) if t is None else t.new_empty(grad.shape) for t in (a, r))
     sums = grad.new_empty(NORMS, d, dtype=torch.float32)
     yield dx, da, dr, sums
     if not tokens:

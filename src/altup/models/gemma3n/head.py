@@ -41,6 +41,8 @@ class FusedHead(RecordedGeneration, Fused):
         labels = given.pop("labels")
         for name in ("logits_to_keep", "return_dict"):
             given.pop(name, None)
+        if given.get("use_cache") is None:  # which the config has on, for `generate`
+            given["use_cache"] = False
         body = self._body(given)
         return self._output(body, self._loss(body.last_hidden_state, labels, **given))
 

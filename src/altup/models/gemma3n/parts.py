@@ -23,6 +23,7 @@ from transformers.models.gemma3n.modeling_gemma3n import (
 
 from altup.kernels import gemma3n as fused
 from altup.kernels.launch import FUSED_DTYPES, runs_triton
+from altup.models.gemma3n import small_maps
 from altup.models.gemma3n.remaking import Remaking, can_remake, remake
 from altup.nn.linear import is_bare, is_unhooked
 
@@ -32,9 +33,9 @@ def is_bare_norm(norm: nn.Module) -> bool:
     return type(norm).forward in (Gemma3nRMSNorm.forward, FusedNorm.forward) and is_unhooked(norm)
 
 
-def is_plain_eager(x: Tensor) -> bool:
-    """Neither compiled nor under autocast, where a GPU has not shown kernels of additions and rotary positions."""
-    return not (torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type))
+def is_eager() -> bool:
+    """Not compiled, where a GPU has not shown kernels of additions and rotary positions."""
+    return not torch.compiler.is_compiling()
 
 
 def remade_norm(norm: nn.Module, x: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ class FusedMLP(Fused):
         down = self.down_proj
         return (
             self.remakes
-            and is_plain_eager(gate)
+            and is_eager()
             and torch.is_grad_enabled()
             and is_bare(down)
             and down.weight.requires_grad
@@ -100,8 +101,8 @@ class FusedMLP(Fused):
 
 
 class FusedAttention(Fused):
-    """`Gemma3nTextAttention`: norm and rotary positions in one pass and, on a sliding layer without a mask,
-    FlashAttention, which skips what lies outside of the window.
+    """`Gemma3nTextAttention`: norm and rotary positions in one pass and, on a sliding layer without a mask or with
+    the bounds of texts instead, FlashAttention, which skips what lies outside of the window and the text.
 
     No mask means that a token sees the window before it and that no token is padding: `FusedTextModel` makes none
     then. Other attention is Hugging Face's.
@@ -121,8 +122,9 @@ class FusedAttention(Fused):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         part: Any = self
-        windowed = self._is_windowed(attention_mask, hidden_states.shape[1])
-        if not (windowed or self._fuses(hidden_states)):
+        segments = attention_mask if isinstance(attention_mask, fused.Segments) else None
+        without_mask = segments is not None or self._is_windowed(attention_mask, hidden_states.shape[1])
+        if not (without_mask or self._fuses(hidden_states)):
             return super().forward(
                 hidden_states, position_embeddings, attention_mask, past_key_values, shared_kv_states, **kwargs
             )
@@ -136,10 +138,11 @@ class FusedAttention(Fused):
                 keys, values = past_key_values.update(keys, values, part.layer_idx)
             if part.store_full_length_kv:
                 shared_kv_states[self._shared_name()] = keys, values
-        if windowed:
+        if without_mask:
             keys, values = (x[:, :, : q.shape[1]].transpose(1, 2) for x in (keys, values))
-            window = self.sliding_window
-            attended = fused.window_attention(q, keys, values, window, part.scaling, self.implementation)
+            attended = fused.causal_attention(
+                q, keys, values, part.scaling, self.sliding_window, segments, self.implementation
+            )
             return part.o_proj(attended.flatten(2)), None
         attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
@@ -178,7 +181,7 @@ class FusedAttention(Fused):
 
     def _heads(self, project: Any, norm: Any, hidden_states: Tensor, positions: Any) -> Tensor:
         x, (cos, sin) = self._split(project(hidden_states)), positions
-        if is_plain_eager(x) and self._fuses(x) and is_bare_norm(norm):
+        if is_eager() and self._fuses(x) and is_bare_norm(norm):
             weight, eps, kind = norm.weight, norm.eps, self.implementation
             made = fused.norm_rotary(x, weight, eps, cos, sin, kind)
             return remake(made, lambda x: fused.norm_rotary(x, weight, eps, cos, sin, kind), x)
@@ -195,21 +198,25 @@ class FusedAltUp(Fused):
     router_norm: Any
     router_input_scale: Tensor
 
+    def obstacle(self) -> str | None:
+        """Why the kernels, which read weights, cannot take this part's, if so."""
+        for name in ("modality_router", "prediction_coefs", "correction_coefs"):
+            if reason := small_maps.obstacle(getattr(self, name)):
+                return f"{name}: {reason}"
+        if not is_bare_norm(self.router_norm):
+            return "router_norm: another module, or a hook"
+        return None if is_unhooked(self) else "a hook is registered on it"
+
     def fuses(self, state: Tensor) -> bool:
-        maps = (self.prediction_coefs, self.correction_coefs, self.modality_router)
-        return (
-            all(is_bare(linear) for linear in maps)
-            and is_bare_norm(self.router_norm)
-            and is_unhooked(self)
-            and (
-                self.implementation == "plain"
-                or fused.uses_kernels(self.implementation, self.config.altup_num_inputs, state)
-            )
-        )
+        if self.obstacle() is not None:
+            return False
+        K = self.config.altup_num_inputs
+        return self.implementation == "plain" or fused.uses_kernels(self.implementation, K, state)
 
     @property
     def router(self) -> fused.Router:
-        return fused.Router(self.modality_router.weight, self.router_norm.weight, self.router_norm.eps)
+        weight = small_maps.folded_weight(self.modality_router)
+        return fused.Router(weight, self.router_norm.weight, self.router_norm.eps)
 
     @property
     def clip(self) -> float | None:
@@ -218,17 +225,18 @@ class FusedAltUp(Fused):
 
     def predict_blocks(self, state: Tensor, stacked: bool = False) -> Any:
         """The K predicted blocks apart, so that the gradient of one is not a gradient of all."""
-        weight = self.prediction_coefs.weight
-        if self.clip is not None:
-            weight.data.clamp_(-self.clip, self.clip)  # as the original does it: the weight itself changes
+        if self.clip is not None:  # as the original does it: the weight itself changes
+            small_maps.base_weight(self.prediction_coefs).data.clamp_(-self.clip, self.clip)
+        weight = small_maps.folded_weight(self.prediction_coefs)
         active = self.config.altup_active_idx
         return fused.predict(state, self.router, weight, active, self.implementation, stacked)
 
     def correction(self, y: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Any]:
         """g and, where x̂ᵃ is given, the corrected active block times the output scale."""
-        weight = self.correction_coefs.weight
-        if self.clip is not None:
-            weight = weight.clamp(-self.clip, self.clip)
+        if self.clip is not None:  # in the original, too, the clipped weight is the one without adapters
+            weight = small_maps.base_weight(self.correction_coefs).clamp(-self.clip, self.clip)
+        else:
+            weight = small_maps.folded_weight(self.correction_coefs)
         scale = self.correct_output_scale if self.config.altup_correct_scale else None
         active = self.config.altup_active_idx
         return fused.correction(y, self.router, weight, predicted, active, scale, self.implementation)
@@ -294,8 +302,8 @@ class FusedDecoderLayer(Fused):
 
     def _gate(self, gate: Tensor, per_layer_input: Tensor) -> Tensor:
         part: Any = self
-        if self.config.hidden_activation == "gelu_pytorch_tanh" and gate.dtype == per_layer_input.dtype:
-            return fused.gated(gate, per_layer_input, implementation=self.implementation)
+        if self.config.hidden_activation == "gelu_pytorch_tanh":
+            return fused.gated(gate, per_layer_input.to(gate.dtype), implementation=self.implementation)
         return part.act_fn(gate) * per_layer_input
 
     def _compute(self, x: Tensor, given: dict[str, Any]) -> Tensor:
@@ -328,7 +336,7 @@ class FusedDecoderLayer(Fused):
             part.post_feedforward_layernorm,
         )
         alike = all(is_bare_norm(norm) and norm.eps == norms[0].eps for norm in norms)
-        return is_plain_eager(x) and is_unhooked(self.laurel) and alike
+        return is_eager() and is_unhooked(self.laurel) and alike
 
     def _laurel(self, x: Tensor, leaves: bool) -> Tensor:
         """`Gemma3nTextLaurelBlock`, or what comes before its norm and its addition."""

@@ -14,8 +14,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from altup.kernels.gemma3n import match_magnitudes, uses_kernels
+from altup.kernels.gemma3n import flash_takes, match_magnitudes, uses_kernels
 from altup.models.gemma3n.parts import Fused, FusedAttention
+from altup.models.gemma3n.rows import as_one_row
 
 # Layers write keys and values here that later ones read. No plain dict, which FSDP2 would copy. Since transformers
 # 5.23 accelerate moves them from device to device by a method of the class.
@@ -72,6 +73,20 @@ class FusedTextModel(Fused):
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         model: Any = self
+        whole = input_ids if input_ids is not None else inputs_embeds
+        asked = past_key_values is not None or use_cache or _asks_for_outputs(self.config, kwargs)
+        rows = None
+        if not asked and self.joins_rows(
+            model.embed_tokens.weight.dtype if input_ids is not None else whole.dtype
+        ):
+            rows = as_one_row(attention_mask, position_ids, whole)
+        if rows is not None:
+            if position_ids is None:
+                position_ids = torch.arange(rows.tokens, device=whole.device).unsqueeze(0)
+            position_ids, attention_mask = rows.join(position_ids), None
+            input_ids, inputs_embeds, per_layer_inputs = (
+                None if x is None else rows.join(x) for x in (input_ids, inputs_embeds, per_layer_inputs)
+            )
         if input_ids is not None:
             inputs_embeds, per_layer_inputs = model.embed_tokens(input_ids), model.get_per_layer_inputs(input_ids)
         per_layer_inputs = model.project_per_layer_inputs(inputs_embeds, per_layer_inputs)
@@ -83,7 +98,10 @@ class FusedTextModel(Fused):
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             places = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
             position_ids = (places + seen).unsqueeze(0)
-        masks = self._masks(inputs_embeds, attention_mask, past_key_values, position_ids, is_plain)
+        if rows is not None:
+            masks: Any = dict.fromkeys(("full_attention", "sliding_attention"), rows.segments)
+        else:
+            masks = self._masks(inputs_embeds, attention_mask, past_key_values, position_ids, is_plain)
 
         state = self._lift(inputs_embeds)
         rotations = {kind: model.rotary_emb(state, position_ids, kind) for kind in set(self.config.layer_types)}
@@ -102,8 +120,9 @@ class FusedTextModel(Fused):
                 past_key_values=past_key_values,
                 **kwargs,
             )
+        hidden: Any = model.norm(self._lower(state))
         return BaseModelOutputWithPast(
-            last_hidden_state=model.norm(self._lower(state)), past_key_values=past_key_values
+            last_hidden_state=hidden if rows is None else rows.split(hidden), past_key_values=past_key_values
         )
 
     def _masks(
@@ -116,7 +135,8 @@ class FusedTextModel(Fused):
         """
         if isinstance(mask, dict):
             return mask
-        if is_plain and embeddings.shape[1] > 1 and self._has_windows():
+        without = embeddings.shape[1] > 1 and self.masks_obstacle() is None
+        if is_plain and without:
             return dict.fromkeys(("full_attention", "sliding_attention"))
         given = {
             "config": self.config,
@@ -127,18 +147,35 @@ class FusedTextModel(Fused):
         }
         full = create_causal_mask(**given)
         # None says that all tokens are there, one text a row, which is all that `FusedAttention` asks for.
-        is_plain = full is None and embeddings.shape[1] > 1 and self._has_windows()
-        sliding = None if is_plain else create_sliding_window_causal_mask(**given)
-        return {"full_attention": full, "sliding_attention": sliding}
+        if full is None and without:
+            return {"full_attention": None, "sliding_attention": None}
+        return {"full_attention": full, "sliding_attention": create_sliding_window_causal_mask(**given)}
 
-    def _has_windows(self) -> bool:
-        """Whether every layer knows what no mask means; attention with dropout is the original's."""
+    def masks_obstacle(self) -> str | None:
+        """Why attention needs masks, if it does: without one every layer has to know what is meant, and attention
+        with dropout is the original's."""
         model: Any = self
-        return (
-            self.config._attn_implementation == "sdpa"
-            and not (self.training and self.config.attention_dropout)
-            and all(isinstance(layer.self_attn, FusedAttention) for layer in model.layers)
-        )
+        if self.config._attn_implementation != "sdpa":
+            return f"attn_implementation is {self.config._attn_implementation!r}, not 'sdpa'"
+        if self.training and self.config.attention_dropout:
+            return f"attention has dropout ({self.config.attention_dropout})"
+        if not all(isinstance(layer.self_attn, FusedAttention) for layer in model.layers):
+            return "attention is not altup's"
+        return None
+
+    def rows_obstacle(self, dtype: torch.dtype) -> str | None:
+        """Why padded and packed rows of numbers in `dtype` are computed with masks, if they are."""
+        if (reason := self.masks_obstacle()) or self.implementation == "plain":
+            return reason
+        device = next(self.parameters()).device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        if not flash_takes(dtype, self.config.head_dim):
+            return f"FlashAttention takes no heads of {self.config.head_dim} in {dtype}"
+        return None
+
+    def joins_rows(self, dtype: torch.dtype) -> bool:
+        return not torch.compiler.is_compiling() and self.rows_obstacle(dtype) is None
 
     def _lift(self, embeddings: Tensor) -> Tensor:
         """[batch, tokens, d] → [K, batch, tokens, d]."""
@@ -156,3 +193,9 @@ class FusedTextModel(Fused):
     def _match(self, block: Tensor, projected: list[Tensor], mean: bool) -> Tensor:
         projected = [p.to(block.device, block.dtype) for p in projected]
         return match_magnitudes(block, projected, mean, self.implementation)
+
+
+def _asks_for_outputs(config: Any, given: dict[str, Any]) -> bool:
+    """Whether someone wants what layers make, row by row."""
+    names = ("output_hidden_states", "output_attentions")
+    return any(given.get(name) or getattr(config, name, False) for name in names)
