@@ -12,6 +12,7 @@ import os
 
 import pytest
 import torch
+from torch import library
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -21,6 +22,11 @@ BACKEND = "aot_eager" if INTERPRETED else "inductor"  # of torch.compile
 CHEAP_CHECKS = ("test_schema", "test_faketensor", "test_autograd_registration")
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def check_operator(operator, *given, checks=None):
+    """Whether PyTorch finds an `Operator` to be what it takes it for."""
+    library.opcheck(operator.registered, given, **({} if checks is None else {"test_utils": checks}))
 
 
 def runs_kernel(test):

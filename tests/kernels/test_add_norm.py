@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import library
 
 from altup.core.errors import UserError
 from altup.kernels.add_norm import add_norm, add_norm_fp8, add_norm_reference, kept_in_fours
-from altup.kernels.add_norm.op import add_norm_backward_op, add_norm_op
 from altup.kernels.dropout import sequence_factors
 from altup.kernels.fp8.reference import VALUE, power_of_two, quantize_reference
 from altup.nn import RMSNorm
-from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, needs_gpu, runs_kernel
+from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, check_operator, fewer, needs_gpu, runs_kernel
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 EPS = 1e-6
@@ -123,12 +121,14 @@ def test_in_8_bits_it_is_what_fp8_makes_of_the_norm(weight_dtype, poisoned):
 
 @runs_kernel
 def test_operator_registrations():
+    from altup.kernels.add_norm.triton import add_norm_backward, add_norm_op
+
     x, update, weight = inputs(3, 8)
-    library.opcheck(add_norm_op, (x, update, weight, None, EPS, 0.0, False))
-    library.opcheck(add_norm_op, (x, update, weight, None, EPS, 0.0, True), test_utils="test_faketensor")
+    check_operator(add_norm_op, x, update, weight, None, EPS, 0.0, False)
+    check_operator(add_norm_op, x, update, weight, None, EPS, 0.0, True, checks="test_faketensor")
     total, _, rms = add_norm_op(x.detach(), update.detach(), weight.detach(), None, EPS, 0.0, False)[:3]
-    given = (torch.randn_like(total), torch.randn_like(total), total, rms, weight.detach(), None, 0.0)
-    library.opcheck(add_norm_backward_op, given, test_utils=CHEAP_CHECKS)
+    given = torch.randn_like(total), torch.randn_like(total), total, rms, weight.detach(), None, 0.0
+    check_operator(add_norm_backward, *given, checks=CHEAP_CHECKS)
 
 
 @runs_kernel

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import library
 
 from altup.core.errors import UserError
 from altup.kernels.embedding import embedding, table_gradient_reference
-from altup.kernels.embedding.op import look_up, look_up_backward
-from tests.kernels.interpreter import CHEAP_CHECKS, DEVICE, fewer, needs_gpu, runs_kernel
+from tests.kernels.interpreter import CHEAP_CHECKS, DEVICE, check_operator, fewer, needs_gpu, runs_kernel
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 6e-4}
 
@@ -88,10 +86,12 @@ def test_many_words(words, poisoned):
 
 @runs_kernel
 def test_operator_registrations():
+    from altup.kernels.embedding.triton import look_up, look_up_backward
+
     ids, table = torch.tensor([1, 1, 3], device=DEVICE), torch.randn(5, 4, device=DEVICE, requires_grad=True)
-    library.opcheck(look_up, (ids, table, torch.bfloat16))
+    check_operator(look_up, ids, table, torch.bfloat16)
     given = torch.randn(3, 4, device=DEVICE).bfloat16(), ids, 5, torch.float32
-    library.opcheck(look_up_backward, given, test_utils=CHEAP_CHECKS)
+    check_operator(look_up_backward, *given, checks=CHEAP_CHECKS)
 
 
 @needs_gpu
@@ -112,7 +112,7 @@ def test_training_sizes(d, poisoned):
 def test_rows_stay_in_registers_and_are_read_sixteen_bytes_at_a_time(hopper):
     from altup.kernels.embedding import triton as kernels
 
-    types = {"table": "*bf16", "grad": "*bf16", "in_order": "*i16", "places": "*i64", "starts": "*i32"}
+    types = {"table": "*bf16", "grad": "*bf16", "in_order": "*i16", "positions": "*i64", "starts": "*i32"}
     constants = {"D": 1536, "BLOCK": 2048, "ROWS": kernels.ROWS, "FEW": kernels.FEW}
     few = hopper.build(
         kernels.few_kernel, {k: v for k, v in (types | constants).items() if k != "in_order"}, num_warps=4

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import library
 
 from altup.core.errors import UserError
 from altup.kernels.dropout import sequence_factors
 from altup.kernels.dropout.reference import keep_mask_reference
 from altup.kernels.gated import gated, gated_reference
-from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, needs_gpu, runs_kernel
+from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, check_operator, fewer, needs_gpu, runs_kernel
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -86,9 +85,9 @@ def test_operator_registrations():
     from altup.kernels.gated.triton import gated_backward, gated_op
 
     h = torch.randn(4, 6, device=DEVICE, requires_grad=True)
-    library.opcheck(gated_op.registered, (h, None, 0.0, "silu"))
+    check_operator(gated_op, h, None, 0.0, "silu")
     given = torch.randn(4, 3, device=DEVICE), h.detach(), None, 0.0, "gelu"
-    library.opcheck(gated_backward.registered, given, test_utils=CHEAP_CHECKS)
+    check_operator(gated_backward, *given, checks=CHEAP_CHECKS)
 
 
 @runs_kernel

@@ -8,7 +8,6 @@ import importlib
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import library
 
 from altup.core.errors import UserError
 from altup.kernels import operators
@@ -26,7 +25,7 @@ from altup.kernels.gemma3n import (
     predict,
     residual,
 )
-from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, fewer, runs_kernel
+from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, check_operator, fewer, runs_kernel
 from tests.kernels.updates import SUM_TOLERANCE, TOLERANCE, distance
 from tests.models.gemma3n.tiny import accelerated, assert_same, batch, gradients, tiny_gemma
 
@@ -469,28 +468,26 @@ def test_the_operators_are_what_pytorch_takes_them_for():
         rotary_kernels,
     )
 
-    def check(operator, *given, cheap=False):
-        options = {"test_utils": CHEAP_CHECKS} if cheap else {}
-        library.opcheck(operator.registered, given, **options)
-
     blocks, y, branch, router, norm, A, C, scale, branch_norm = problem(2, (2, 5))
-    check(predict_kernels.predict, blocks, router, norm, EPS, A, 1, False)
-    check(predict_kernels.predict, [torch.stack(blocks)], router, norm, EPS, A, 1, True, cheap=True)
+    check_operator(predict_kernels.predict, blocks, router, norm, EPS, A, 1, False)
+    check_operator(
+        predict_kernels.predict, [torch.stack(blocks)], router, norm, EPS, A, 1, True, checks=CHEAP_CHECKS
+    )
     g, weight = random(2, 2), random(3, 5)
-    check(coefficients_kernels.correction, y, router, norm, EPS, C, blocks[0], scale, 0)
-    check(coefficients_kernels.correction, y, router, norm, EPS, C, None, None, 0, cheap=True)
-    check(correct_kernels.correct, blocks, y, g, branch, branch_norm, 0, EPS)
-    check(correct_kernels.correct, [torch.stack(blocks)], y, g, None, None, 1, EPS, cheap=True)
-    check(gate_kernels.gate, y, branch, 0.3)
-    check(gate_kernels.gate, y, branch, None, cheap=True)
-    check(gate_kernels.gated_linear, y, branch, weight, 0.3)
-    check(rotary_kernels.rotary, random(1, 3, 2, 4), random(4), *positions(1, 3, 4), EPS)
+    check_operator(coefficients_kernels.correction, y, router, norm, EPS, C, blocks[0], scale, 0)
+    check_operator(coefficients_kernels.correction, y, router, norm, EPS, C, None, None, 0, checks=CHEAP_CHECKS)
+    check_operator(correct_kernels.correct, blocks, y, g, branch, branch_norm, 0, EPS)
+    check_operator(correct_kernels.correct, [torch.stack(blocks)], y, g, None, None, 1, EPS, checks=CHEAP_CHECKS)
+    check_operator(gate_kernels.gate, y, branch, 0.3)
+    check_operator(gate_kernels.gate, y, branch, None, checks=CHEAP_CHECKS)
+    check_operator(gate_kernels.gated_linear, y, branch, weight, 0.3)
+    check_operator(rotary_kernels.rotary, random(1, 3, 2, 4), random(4), *positions(1, 3, 4), EPS)
     norm, other, last = (random(5) for _ in range(3))
-    check(residual_kernels.residual, y, branch, norm, blocks[0], blocks[1], other, last, EPS)
-    check(residual_kernels.residual, y, branch, norm, None, None, None, None, EPS, cheap=True)
-    check(residual_kernels.residual, y.detach(), *[None] * 5, norm.detach(), EPS, cheap=True)
-    check(ends_kernels.match, y, blocks, False, cheap=True)
-    check(ends_kernels.match, y, blocks, True, cheap=True)
+    check_operator(residual_kernels.residual, y, branch, norm, blocks[0], blocks[1], other, last, EPS)
+    check_operator(residual_kernels.residual, y, branch, norm, None, None, None, None, EPS, checks=CHEAP_CHECKS)
+    check_operator(residual_kernels.residual, y.detach(), *[None] * 5, norm.detach(), EPS, checks=CHEAP_CHECKS)
+    check_operator(ends_kernels.match, y, blocks, False, checks=CHEAP_CHECKS)
+    check_operator(ends_kernels.match, y, blocks, True, checks=CHEAP_CHECKS)
 
 
 @runs_kernel

@@ -5,12 +5,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import library
 
 from altup.core.errors import UserError
 from altup.kernels import sequence_update, sequence_update_reference
-from altup.kernels.sequence_update.op import sequence_update_backward, sequence_update_op
-from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, INTERPRETED, fewer, needs_gpu, runs_kernel
+from tests.kernels.interpreter import (
+    BACKEND,
+    CHEAP_CHECKS,
+    DEVICE,
+    INTERPRETED,
+    check_operator,
+    fewer,
+    needs_gpu,
+    runs_kernel,
+)
 from tests.kernels.updates import SUM_TOLERANCE, TOLERANCE, distance
 
 
@@ -166,10 +173,12 @@ def test_nothing_in_nothing_out():
 
 @runs_kernel
 def test_operator_registrations():
+    from altup.kernels.sequence_update.triton import sequence_update_backward, sequence_update_op
+
     inputs = problem(6, 4, 8)
-    library.opcheck(sequence_update_op, (*inputs, 4))
+    check_operator(sequence_update_op, *inputs, 4)
     plain = [t.detach() for t in inputs]
-    library.opcheck(sequence_update_backward, (torch.randn_like(plain[0]), *plain, 4), test_utils=CHEAP_CHECKS)
+    check_operator(sequence_update_backward, torch.randn_like(plain[0]), *plain, 4, checks=CHEAP_CHECKS)
 
 
 @runs_kernel

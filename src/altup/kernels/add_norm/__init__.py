@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice, check_range
-from altup.kernels.add_norm.op import add_norm_op
 from altup.kernels.add_norm.reference import add_norm_reference, kept_in_fours
 from altup.kernels.dropout import decisions, dropout
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
@@ -46,6 +45,8 @@ def add_norm(
             f"implementation='triton' needs a CUDA GPU, Triton and rows alike in 16 or 32 bits, not {x.dtype} "
             f"{list(x.shape)} and {update.dtype} {list(update.shape)} on {x.device}; use 'auto' or 'plain'"
         )
+    from altup.kernels.add_norm.triton import add_norm_op
+
     drops = training and p > 0
     seed = decisions(update, p, per_sequence) if drops else None
     given = x.contiguous(), update.contiguous(), weight, seed, eps, p if drops else 0.0
@@ -61,5 +62,7 @@ def rounds_norms(x: Tensor, update: Tensor) -> bool:
 def add_norm_fp8(x: Tensor, update: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`add_norm` for maps in fp8: the sum; a tensor that is not written and takes the norm's gradient; the norm in
     8 bits, as of `RMSNorm.bound`; and its scale."""
+    from altup.kernels.add_norm.triton import add_norm_op
+
     total, normed, _, q, scale = add_norm_op(x.contiguous(), update.contiguous(), weight, None, eps, 0.0, True)
     return total, normed, q, scale

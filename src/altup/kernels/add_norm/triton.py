@@ -1,19 +1,29 @@
 """The kernels of addition and norm. A program holds whole rows.
 
+With s the sum, r = 1 / √(mean(s²) + ε), n the gradient of the norm's result, d that of s, and z what dropout
+multiplies the update by,
+
+    d_x = d + r·(n·w − s·r²·mean(n·w·s)),   d_update = z·d_x,   d_w = Σ n·s·r.
+
 Backward, a few programs walk through all rows and keep the sums of the weight's gradient to themselves until the
 end; a second kernel adds them up. Nothing is added across programs in an order that varies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.dropout.reference import drop_below, keep_scale
 from altup.kernels.dropout.triton import of_sequences, stream_keys, stream_words, upper_halves
+from altup.kernels.fp8.reference import VALUE
 from altup.kernels.fp8.triton import VALUE_MAX, power_of_two
-from altup.kernels.launch import multiprocessors
+from altup.kernels.launch import ceil_div, flat, multiprocessors
+from altup.kernels.operators import Gradients, operator
 
 TILE = 4096  # numbers of a program's rows forward, and backward at a time, where three arrays are read
 BACKWARD_TILE = 1024
@@ -22,31 +32,55 @@ PROGRAMS_PER_SM = 8
 SUMMED = (1024, 8)  # at most so many programs, and so many columns, the second kernel reads at a time
 
 
-def forward(
-    total: Tensor, normed: Tensor, rms: Tensor, x: Tensor, update: Tensor, weight: Tensor, seed: Tensor | None,
-    eps: float, p: float, q: Tensor | None = None, scale: Tensor | None = None,
-) -> None:  # fmt: skip
-    """With q and its `scale` the norm's result is written into them, in 8 bits, and `normed` is left as it is."""
+@operator("altup::add_norm")
+def add_norm_op(
+    x: Tensor, update: Tensor, weight: Tensor, seed: Tensor | None, eps: float, p: float, fp8: bool
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+    """The sum, its norm, and 1 / √(mean(s²) + ε) of each row, float32; all given tensors are contiguous. Dropout
+    has a seed [1], int64, or in its place the factors of each sequence, [..., 1, d], float32.
+
+    With `fp8` the norm is not written: it is there for its gradient. In its place are written what fp8 makes of
+    it, and that's scale, which are else empty.
+    """
+    total, normed = torch.empty_like(x), torch.empty_like(x)
+    rms = x.new_empty(x.shape[:-1], dtype=torch.float32)
+    q = x.new_empty(x.shape if fp8 else 0, dtype=VALUE if fp8 else torch.float32)
+    scale = x.new_empty(() if fp8 else 0, dtype=torch.float32)
+    yield total, normed, rms, q, scale
     rows, d, block, tile = _sizes(x, TILE)
-    forward_kernel[(triton.cdiv(rows, tile),)](
-        total, normed, rms, q, scale, x, update, weight, seed, rows, eps, drop_below(p), keep_scale(p), d**0.5,
-        D=d, BLOCK=block, ROWS=tile, DROPOUT=seed is not None, LOW=q is not None, num_warps=WARPS,
-        **of_sequences(seed, x),
+    forward_kernel[(ceil_div(rows, tile),)](
+        total, normed, rms, *((q, scale) if fp8 else (None, None)), x, update, weight, seed, rows, eps,
+        drop_below(p), keep_scale(p), d**0.5,
+        D=d, BLOCK=block, ROWS=tile, DROPOUT=seed is not None, LOW=fp8, num_warps=WARPS, **of_sequences(seed, x),
     )  # fmt: skip
 
 
-def backward(
-    dx: Tensor, d_update: Tensor, d_weight: Tensor, d_total: Tensor, d_normed: Tensor, total: Tensor, rms: Tensor,
-    weight: Tensor, seed: Tensor | None, p: float,
-) -> None:  # fmt: skip
+@operator("altup::add_norm_backward")
+def add_norm_backward(
+    d_total: Tensor, d_normed: Tensor, total: Tensor, rms: Tensor, weight: Tensor, seed: Tensor | None, p: float
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The gradients of x, of the update (empty without dropout, where it is x's) and of the weight."""
+    dx, d_weight = torch.empty_like(total), torch.empty_like(weight)
+    d_update = total.new_empty(0 if seed is None else total.shape)
+    yield dx, d_update, d_weight
     rows, d, block, tile = _sizes(total, BACKWARD_TILE)
-    programs = min(triton.cdiv(rows, tile), PROGRAMS_PER_SM * multiprocessors(total.device))
+    programs = min(ceil_div(rows, tile), PROGRAMS_PER_SM * multiprocessors(total.device))
     sums = rms.new_empty(programs, d)
     backward_kernel[(programs,)](
-        dx, d_update, sums, d_total, d_normed, total, rms, weight, seed, rows, drop_below(p), keep_scale(p),
-        D=d, BLOCK=block, ROWS=tile, DROPOUT=seed is not None, num_warps=WARPS, **of_sequences(seed, total),
+        dx, d_update, sums, *flat((d_total, d_normed)), total, rms, weight, seed, rows, drop_below(p),
+        keep_scale(p), **of_sequences(seed, total),
+        D=d, BLOCK=block, ROWS=tile, DROPOUT=seed is not None, num_warps=WARPS,
     )  # fmt: skip
     sum_columns(d_weight, sums)
+
+
+@add_norm_op.gradient
+def _(
+    d_total: Tensor, d_normed: Tensor, _rms: None, _q: None, _scale: None, *, total: Tensor, rms: Tensor,
+    weight: Tensor, seed: Tensor | None, p: float,
+) -> Gradients:  # fmt: skip
+    dx, d_update, d_weight = add_norm_backward(d_total, d_normed, total, rms, weight, seed, p)
+    return {"x": dx, "update": dx if seed is None else d_update, "weight": d_weight}
 
 
 def sum_columns(total: Tensor, sums: Tensor) -> None:

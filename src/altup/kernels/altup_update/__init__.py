@@ -9,32 +9,25 @@ Sums run in float32 (float64 for float64 states), whatever the state's dtype.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
-from altup.kernels.altup_update.op import kernels, launch, needs_operator, update
 from altup.kernels.altup_update.reference import altup_update_reference
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
-
-if TYPE_CHECKING:
-    from altup.kernels.altup_update.relaunch import Updated
 
 __all__ = [
     "FUSED_BLOCKS",
     "State",
     "altup_update",
     "altup_update_reference",
-    "begin_chain",
     "check_triton",
 ]
 
 State = Tensor | Sequence[Tensor]
 
 FUSED_BLOCKS = 8  # the most that kernels take
-CHAINS = True  # whether chains are begun; tests compare text with and without them
 
 
 def altup_update(
@@ -63,23 +56,11 @@ def altup_update(
         check_triton(fits, parts[0], y)
     fuses = implementation == "auto" and fits and runs_triton(y.device) and not _is_fused_by_the_compiler()
     if fuses or implementation == "triton":
-        if P.dtype != torch.float32 or g.dtype != torch.float32:
-            P, g = P.float(), g.float()
-        new = (update if needs_operator(y) else launch)(list(parts), y, residual, P, g, active)
+        from altup.kernels.altup_update.triton import update
+
+        new = update(list(parts), y, residual, P.float(), g.float(), active)
         return new[0] if isinstance(x, Tensor) else tuple(new)
     return _plain(x, y, P, g, active, residual)
-
-
-def begin_chain(x: Sequence[Tensor], y: Tensor, update: Any, active: int) -> Updated | None:
-    """`altup_update` for text that is generated, which waits for the host in every layer: its result begins a
-    `Chain`, which updates it further with less work than calls of `altup_update` are.
-
-    `update` holds P and g. None unless this runs on a GPU without gradients, and `altup_update` has taken arrays
-    of this kind before.
-    """
-    if not CHAINS or not runs_triton(y.device) or needs_operator(y):
-        return None
-    return kernels().begin_chain(x, y, update, active)
 
 
 def _is_fused_by_the_compiler() -> bool:

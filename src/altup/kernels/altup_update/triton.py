@@ -17,17 +17,15 @@ each, and added up in a fixed order: results are the same bit for bit from run t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.altup_update import relaunch
-from altup.kernels.altup_update.relaunch import COMPILED, MOST_KINDS, Updated, addresses_of, kind_of, launcher
-from altup.kernels.launch import Config, flat, multiprocessors, vector_width
+from altup.kernels.launch import Config, ceil_div, flat, multiprocessors, power_of_two, vector_width
+from altup.kernels.operators import Gradients, operator
 
 # By K; the backward kernel holds K² + K sums, so a larger K leaves room for fewer programs. As many as fit at once
 # is best: a program that starts after the others have ended has the GPU nearly to itself.
@@ -172,102 +170,77 @@ def _coefficients_kernel(
     tl.store(dg + i, tl.sum(D * weights[None, :], axis=1), mask=i < K)
 
 
-def forward(
-    outs: Sequence[Tensor],
-    xs: Sequence[Tensor],
-    y: Tensor,
-    residual: Tensor | None,
-    P: Tensor,
-    g: Tensor,
-    active: int,
-) -> None:
-    """Fill `outs`, which are contiguous, with the new blocks. P and g are float32."""
+@operator("altup::update")
+def update(
+    state: Sequence[Tensor], y: Tensor, residual: Tensor | None, P: Tensor, g: Tensor, active: int
+) -> Iterator[list[Tensor]]:
+    """state: K tensors [..., d] or one [K, ..., d], and the new one, like the gradient, is of the same kind: the
+    kernels write where the result is wanted. y, residual: [..., d]; P: [K, K], g: [K], float32."""
+    new = like(state)
+    yield new
+    outs, xs = blocks(new, y.dim()), flat(blocks(state, y.dim()))
+    y, residual, P, g = flat((y, residual, P, g))
     K, n = len(xs), y.numel()
-    kind = kind_of(xs, y, residual, config := FORWARD[K])
-    if kind in COMPILED and addresses_of((*outs, *xs, y, P, g), residual):
-        launch, block = COMPILED[kind]
-        launch(tuple(outs), tuple(xs), y, residual, P, g, active, n, K, block)
-    elif n:
-        xs, (y, P, g) = flat(xs), flat((y, P, g))
-        residual = None if residual is None else residual.contiguous()
-        block = vector_width(xs[0], y) * 32 * config.warps * config.vectors
-        grid = (triton.cdiv(n, block), 1, 1)
-        with torch.cuda.device_of(y):
-            compiled = _forward_kernel[grid](
-                tuple(outs), xs, y, residual, P, g, active, n, K=K, BLOCK=block, num_warps=config.warps
-            )
-        interpreted = compiled is None
-        if not interpreted and n % 16 == 0 and addresses_of((*outs, *xs, y, P, g), residual):
-            if len(COMPILED) == MOST_KINDS:
-                COMPILED.clear()
-            COMPILED[kind] = launcher(compiled, grid), block
+    config = FORWARD[K]
+    block = vector_width(xs[0], y) * 32 * config.warps * config.vectors
+    if n:
+        _forward_kernel[(ceil_div(n, block),)](
+            tuple(outs), xs, y, residual, P, g, active, n, K=K, BLOCK=block, num_warps=config.warps
+        )
 
 
-def begin_chain(xs: Sequence[Tensor], y: Tensor, update: Any, active: int) -> Updated | None:
-    """See `relaunch.begin_chain`."""
-    return relaunch.begin_chain(xs, y, update, active, FORWARD.get(len(xs)))
-
-
-def backward(
-    dxs: Sequence[Tensor],
-    dy: Tensor,
-    dP: Tensor,
-    dg: Tensor,
-    grads: Sequence[Tensor],
-    xs: Sequence[Tensor],
-    y: Tensor,
-    residual: Tensor | None,
-    P: Tensor,
-    g: Tensor,
+@operator("altup::update_backward")
+def update_backward(
+    grads: Sequence[Tensor], state: Sequence[Tensor], y: Tensor, residual: Tensor | None, P: Tensor, g: Tensor,
     active: int,
-) -> None:
-    """Fill the gradients `dxs`, `dy` (that of `residual` too), `dP` and `dg` from the upstream `grads`."""
-    grads, xs, (y, P, g) = flat(grads), flat(xs), flat((y, P, g))
-    residual = None if residual is None else residual.contiguous()
+) -> Iterator[tuple[list[Tensor], Tensor, Tensor, Tensor]]:  # fmt: skip
+    """The gradients of the state (a list like it), of y, P and g."""
+    d_state, (dy, dP, dg) = like(state), like((y, P, g))
+    yield d_state, dy, dP, dg
+    dxs, upstream, xs = (blocks(tensors, y.dim()) for tensors in (d_state, grads, state))
+    upstream, xs, (y, residual, P, g) = flat(upstream), flat(xs), flat((y, residual, P, g))
     K, n = len(xs), y.numel()
     config = BACKWARD[K]
     width = vector_width(xs[0], y)
     block = width * 32 * config.warps * config.vectors
-    programs = max(1, min(triton.cdiv(n, block), config.programs_per_sm * multiprocessors(y.device)))
+    programs = max(1, min(ceil_div(n, block), config.programs_per_sm * multiprocessors(y.device)))
     partials = torch.empty(K, K + 1, programs, device=y.device, dtype=torch.float32)
-    with torch.cuda.device_of(y):
-        _backward_kernel[(programs,)](
-            tuple(dxs),
-            dy,
-            partials,
-            grads,
-            xs,
-            y,
-            residual,
-            P,
-            g,
-            active,
-            n,
-            K=K,
-            BLOCK=block,
-            WIDTH=width,
-            STAGES=config.stages,
-            num_warps=config.warps,
-        )
+    _backward_kernel[(programs,)](
+        tuple(dxs), dy, partials, upstream, xs, y, residual, P, g, active, n,
+        K=K, BLOCK=block, WIDTH=width, STAGES=config.stages, num_warps=config.warps,
+    )  # fmt: skip
     coefficient_gradients(dP, dg, partials, P, g, active)
+
+
+@update.gradient
+def _(
+    d_new: list[Tensor],
+    *,
+    state: list[Tensor],
+    y: Tensor,
+    residual: Tensor | None,
+    P: Tensor,
+    g: Tensor,
+    active: int,
+) -> Gradients:
+    d_state, dy, dP, dg = update_backward(d_new, state, y, residual, P, g, active)
+    return {"state": d_state, "y": dy, "residual": None if residual is None else dy, "P": dP, "g": dg}
+
+
+def like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
+
+
+def blocks(state: Sequence[Tensor], dim: int) -> Sequence[Tensor]:
+    """The K blocks of either kind of state, which have `dim` dimensions."""
+    return state[0].unbind(0) if state[0].dim() > dim else state
 
 
 def coefficient_gradients(dP: Tensor, dg: Tensor, partials: Tensor, P: Tensor, g: Tensor, active: int) -> None:
     """Fill `dP` and `dg` from the partial sums [K, K+1, programs]."""
     K, _, programs = partials.shape
-    rows, columns = triton.next_power_of_2(K), triton.next_power_of_2(K + 1)
-    with torch.cuda.device_of(partials):
-        _coefficients_kernel[(1,)](
-            dP,
-            dg,
-            partials,
-            P,
-            g,
-            active,
-            programs,
-            K=K,
-            ROWS=rows,
-            COLUMNS=columns,
-            CHUNK=COEFFICIENTS.vectors * 4 * 32 * COEFFICIENTS.warps // (rows * columns),
-            num_warps=COEFFICIENTS.warps,
-        )
+    rows, columns = power_of_two(K), power_of_two(K + 1)
+    _coefficients_kernel[(1,)](
+        dP, dg, partials, P, g, active, programs, K=K, ROWS=rows, COLUMNS=columns,
+        CHUNK=COEFFICIENTS.vectors * 4 * 32 * COEFFICIENTS.warps // (rows * columns), num_warps=COEFFICIENTS.warps,
+    )  # fmt: skip

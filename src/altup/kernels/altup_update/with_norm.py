@@ -14,7 +14,6 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.add_norm import WIDEST
-from altup.kernels.altup_update.op import like
 from altup.kernels.fp8 import Low
 from altup.kernels.fp8.reference import VALUE
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
@@ -94,6 +93,7 @@ class _UpdateAndNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
         from altup.kernels.altup_update import norm_triton as kernels
+        from altup.kernels.altup_update.triton import like
 
         *state, y, residual, P, g, weight, ctx.active, ctx.following, eps, low = given
         new = like(state)
@@ -111,6 +111,7 @@ class _UpdateAndNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         from altup.kernels.altup_update import norm_triton as kernels
+        from altup.kernels.altup_update.triton import like
 
         *grads, d_again, d_normed, _, _ = gradients
         *state, y, residual, P, g, weight, rms = ctx.saved_tensors

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.altup_update import FUSED_BLOCKS, State, check_triton
-from altup.kernels.altup_update_dynamic.op import mix
 from altup.kernels.altup_update_dynamic.reference import altup_update_dynamic_reference
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, runs_triton
 
@@ -64,6 +63,8 @@ def mix_blocks(
         check_triton(fits, parts[0], parts[0] if y is None else y)
     joined = torch.compiler.is_compiling() and x[0].shape[-1] >= COMPILED_WIDTH
     if implementation == "triton" or (implementation == "auto" and fits and not joined and runs_triton(M.device)):
+        from altup.kernels.altup_update_dynamic.triton import mix
+
         new = mix(parts, y, M.float(), None if g is None else g.float())
         return new[0] if isinstance(x, Tensor) else tuple(new)
     return _plain(x, M, y, g)

@@ -16,14 +16,15 @@ same bit for bit from run to run. Where y is None, it and g are left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from altup.kernels.altup_update.triton import blocks, like
 from altup.kernels.launch import Config, flat, vector_width
+from altup.kernels.operators import Gradients, operator
 
 # A single warp adds up a token's K² + K sums without waiting for others.
 FORWARD = Config(warps=2, vectors=1)
@@ -123,53 +124,42 @@ def _backward_kernel(
             tl.store(dg + token * K + i, tl.sum(y_sums[i]))
 
 
-def forward(outs: Sequence[Tensor], xs: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None) -> None:
-    """Fill `outs`, which are contiguous, with the new blocks. M and g are float32."""
-    xs, (y, M, g) = flat(xs), flat((y, M, g))
-    K, tokens, d = _sizes(xs, M)
+@operator("altup::mix")
+def mix(state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None) -> Iterator[list[Tensor]]:
+    """state: K tensors [..., d] or one [K, ..., d], and so is what comes back; y: [..., d]; M: [..., K, K],
+    g: [..., K], float32. y and g are given both or not at all."""
+    new = like(state)
+    yield new
+    outs, xs = blocks(new, M.dim() - 1), flat(blocks(state, M.dim() - 1))
+    y, M, g = flat((y, M, g))
+    K, d = len(xs), xs[0].shape[-1]
     block = vector_width(xs[0], y) * 32 * FORWARD.warps * FORWARD.vectors
-    if tokens:
-        with torch.cuda.device_of(M):
-            _forward_kernel[(tokens,)](tuple(outs), xs, y, M, g, d, K=K, BLOCK=block, num_warps=FORWARD.warps)
+    if M.numel():
+        _forward_kernel[(M.numel() // K**2,)](
+            tuple(outs), xs, y, M, g, d, K=K, BLOCK=block, num_warps=FORWARD.warps
+        )
 
 
-def backward(
-    dxs: Sequence[Tensor],
-    dy: Tensor | None,
-    dM: Tensor,
-    dg: Tensor | None,
-    grads: Sequence[Tensor],
-    xs: Sequence[Tensor],
-    y: Tensor | None,
-    M: Tensor,
-    g: Tensor | None,
-) -> None:
-    """Fill the gradients `dxs`, `dy`, `dM` and `dg`, which are contiguous, from the upstream `grads`."""
-    grads, xs, (y, M, g) = flat(grads), flat(xs), flat((y, M, g))
-    K, tokens, d = _sizes(xs, M)
+@operator("altup::mix_backward")
+def mix_backward(
+    grads: Sequence[Tensor], state: Sequence[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None
+) -> Iterator[tuple[list[Tensor], Tensor, Tensor, Tensor]]:
+    """The gradients of the state (a list like it), of M, y and g; what is not given has an empty one."""
+    d_state, (dM,) = like(state), like([M])
+    dy, dg = (M.new_empty(0) if t is None else like([t])[0] for t in (y, g))
+    yield d_state, dM, dy, dg
+    dxs, upstream, xs = (blocks(tensors, M.dim() - 1) for tensors in (d_state, grads, state))
+    upstream, xs, (y, M, g) = flat(upstream), flat(xs), flat((y, M, g))
+    K, d = len(xs), xs[0].shape[-1]
     width = vector_width(xs[0], y)
-    block = width * 32 * BACKWARD.warps * BACKWARD.vectors
-    if tokens:
-        with torch.cuda.device_of(M):
-            _backward_kernel[(tokens,)](
-                tuple(dxs),
-                dy,
-                dM,
-                dg,
-                grads,
-                xs,
-                y,
-                M,
-                g,
-                d,
-                K=K,
-                BLOCK=block,
-                WIDTH=width,
-                num_warps=BACKWARD.warps,
-            )
+    if M.numel():
+        _backward_kernel[(M.numel() // K**2,)](
+            tuple(dxs), dy, dM, dg, upstream, xs, y, M, g, d,
+            K=K, BLOCK=width * 32 * BACKWARD.warps * BACKWARD.vectors, WIDTH=width, num_warps=BACKWARD.warps,
+        )  # fmt: skip
 
 
-def _sizes(xs: Sequence[Tensor], M: Tensor) -> tuple[int, int, int]:
-    """Blocks, tokens, and columns of a block."""
-    K = len(xs)
-    return K, M.numel() // (K * K), xs[0].shape[-1]
+@mix.gradient
+def _(d_new: list[Tensor], *, state: list[Tensor], y: Tensor | None, M: Tensor, g: Tensor | None) -> Gradients:
+    d_state, dM, dy, dg = mix_backward(d_new, state, y, M, g)
+    return {"state": d_state, "M": dM} | ({} if y is None else {"y": dy, "g": dg})

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice, check_range
-from altup.kernels.dropout.op import keep_mask_op
 from altup.kernels.dropout.reference import draw_kept, keep_mask_reference, keep_scale
 from altup.kernels.launch import IMPLEMENTATIONS, can_launch, runs_triton
 
@@ -38,6 +37,8 @@ def dropout(
     compiles = torch.compiler.is_compiling() and runs_triton(x.device)
     if implementation == "plain" or p == 1 or not (implementation == "triton" or compiles):
         return F.dropout(x, p)
+    from altup.kernels.dropout.triton import keep_mask_op
+
     seed = torch.randint(2**62, (1,), device=x.device)
     return torch.where(keep_mask_op(seed, x.shape, p), x, 0) * keep_scale(p)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.dropout import reference
 from altup.kernels.dropout.reference import LANES, drop_below
+from altup.kernels.launch import ceil_div
+from altup.kernels.operators import operator
 
 ROUNDS = tl.constexpr(reference.ROUNDS)
 KEY_ROUNDS = tl.constexpr(reference.KEY_ROUNDS)
@@ -55,10 +59,14 @@ def of_sequences(seed: Tensor | None, x: Tensor) -> dict[str, Any]:
     return {"tokens": x.shape[-2] if shared else 1, "SHARED": shared}
 
 
-def keep_mask(mask: Tensor, seed: Tensor, p: float) -> None:
-    """Fill a contiguous bool tensor."""
+@operator("altup::keep_mask")
+def keep_mask_op(seed: Tensor, shape: Sequence[int], p: float) -> Iterator[Tensor]:
+    """Which elements of a tensor are kept under `seed` [1], int64: bool, contiguous. It is given a shape and not
+    what is dropped, so that compiled code need not write that out."""
+    mask = torch.empty(shape, dtype=torch.bool, device=seed.device)
+    yield mask
     if mask.numel():
-        keep_mask_kernel[(triton.cdiv(mask.numel(), 4 * LANES),)](
+        keep_mask_kernel[(ceil_div(mask.numel(), 4 * LANES),)](
             mask, seed, mask.numel(), drop_below(p), LANES=LANES, num_warps=4
         )
 

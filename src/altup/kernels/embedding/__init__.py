@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
-from altup.kernels.embedding.op import look_up
 from altup.kernels.embedding.reference import table_gradient_reference
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
 
@@ -37,4 +36,6 @@ def embedding(
             f"implementation='triton' needs a CUDA GPU, Triton and a table in 16 or 32 bits, not {table.dtype} "
             f"{list(table.shape)} on {table.device}; use 'auto' or 'plain'"
         )
+    from altup.kernels.embedding.triton import look_up
+
     return look_up(ids.contiguous(), table, dtype or table.dtype)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from altup.kernels.dropout.reference import keep_scale
 
-ACTIVATIONS = {"gelu": functools.partial(F.gelu, approximate="tanh"), "silu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
 
 
 def gated_reference(h: Tensor, activation: str, keep: Tensor | None = None, p: float = 0.0) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from altup.core.errors import UserError, check_choice
 from altup.kernels.launch import FUSED_DTYPES, IMPLEMENTATIONS, can_launch, runs_triton
-from altup.kernels.sequence_update.op import sequence_update_op
 from altup.kernels.sequence_update.reference import sequence_update_reference
 
 __all__ = ["sequence_update", "sequence_update_reference"]
@@ -41,6 +40,8 @@ def sequence_update(
             f"GPUs, not stride={stride} with {x.dtype} and {computed.dtype} on {x.device}; use 'auto' or 'plain'"
         )
     if implementation == "triton" or (implementation == "auto" and fits and runs_triton(x.device)):
+        from altup.kernels.sequence_update.triton import sequence_update_op
+
         return sequence_update_op(x, computed, a.float(), b.float(), stride)
     return _plain(x, computed, a, b, stride)
 

@@ -16,12 +16,15 @@ in registers, written once by each program and added up in a fixed order.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from altup.kernels.launch import Config, multiprocessors
+from altup.kernels.launch import Config, ceil_div, flat, multiprocessors
+from altup.kernels.operators import Gradients, operator
 
 FORWARD = Config(warps=4, vectors=1)
 # By the longest stride it is for: a thread holds a window, so longer ones leave room for fewer programs.
@@ -156,65 +159,45 @@ def _coefficients_kernel(da, db, partials, a, b, programs, CHUNK: tl.constexpr):
     tl.store(db, of_computed - (tl.load(a) + tl.load(a + 1)) * of_anchors)
 
 
-def forward(out: Tensor, x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride: int) -> None:
-    """Fill `out`, which is contiguous. a and b are float32."""
-    x, computed, a, b = (tensor.contiguous() for tensor in (x, computed, a, b))
+@operator("altup::sequence_update")
+def sequence_update_op(x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride: int) -> Iterator[Tensor]:
+    """x: [batch, T, d], computed: [batch, ⌈T/stride⌉, d], a: [2] and b: [1] in float32."""
+    out = x.new_empty(x.shape)
+    yield out
+    x, computed, a, b = flat((x, computed, a, b))
     width, sizes = _sizes(x, computed)
     vectors = 32 * FORWARD.warps * FORWARD.vectors
     if sizes[0]:
-        with torch.cuda.device_of(x):
-            _forward_kernel[(triton.cdiv(sizes[0], vectors),)](
-                out,
-                x,
-                computed,
-                a,
-                b,
-                *sizes,
-                STRIDE=stride,
-                VECTORS=vectors,
-                WIDTH=width,
-                num_warps=FORWARD.warps,
-            )
+        _forward_kernel[(ceil_div(sizes[0], vectors),)](
+            out, x, computed, a, b, *sizes, STRIDE=stride, VECTORS=vectors, WIDTH=width, num_warps=FORWARD.warps
+        )
 
 
-def backward(
-    dx: Tensor,
-    d_computed: Tensor,
-    da: Tensor,
-    db: Tensor,
-    grad: Tensor,
-    x: Tensor,
-    computed: Tensor,
-    a: Tensor,
-    b: Tensor,
-    stride: int,
-) -> None:
-    """Fill the gradients `dx`, `d_computed`, `da` and `db`, which are contiguous, from the upstream `grad`."""
-    grad, x, computed, a, b = (tensor.contiguous() for tensor in (grad, x, computed, a, b))
+@operator("altup::sequence_update_backward")
+def sequence_update_backward(
+    grad: Tensor, x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """The gradients of x, computed, a and b."""
+    dx, d_computed, da, db = (t.new_empty(t.shape) for t in (x, computed, a, b))
+    yield dx, d_computed, da, db
+    grad, x, computed, a, b = flat((grad, x, computed, a, b))
     width, sizes = _sizes(x, computed)
     config = next(config for longest, config in BACKWARD.items() if stride <= longest)
     vectors = 32 * config.warps * config.vectors
-    programs = max(1, min(triton.cdiv(sizes[0], vectors), config.programs_per_sm * multiprocessors(x.device)))
+    programs = max(1, min(ceil_div(sizes[0], vectors), config.programs_per_sm * multiprocessors(x.device)))
     partials = torch.empty(3, programs, device=x.device, dtype=torch.float32)
-    with torch.cuda.device_of(x):
-        _backward_kernel[(programs,)](
-            dx,
-            d_computed,
-            partials,
-            grad,
-            x,
-            computed,
-            a,
-            b,
-            *sizes,
-            STRIDE=stride,
-            VECTORS=vectors,
-            WIDTH=width,
-            STAGES=config.stages,
-            num_warps=config.warps,
-        )
-        chunk = COEFFICIENTS.vectors * 32 * COEFFICIENTS.warps
-        _coefficients_kernel[(1,)](da, db, partials, a, b, programs, CHUNK=chunk, num_warps=COEFFICIENTS.warps)
+    _backward_kernel[(programs,)](
+        dx, d_computed, partials, grad, x, computed, a, b, *sizes,
+        STRIDE=stride, VECTORS=vectors, WIDTH=width, STAGES=config.stages, num_warps=config.warps,
+    )  # fmt: skip
+    chunk = COEFFICIENTS.vectors * 32 * COEFFICIENTS.warps
+    _coefficients_kernel[(1,)](da, db, partials, a, b, programs, CHUNK=chunk, num_warps=COEFFICIENTS.warps)
+
+
+@sequence_update_op.gradient
+def _(d_out: Tensor, *, x: Tensor, computed: Tensor, a: Tensor, b: Tensor, stride: int) -> Gradients:
+    gradients = sequence_update_backward(d_out, x, computed, a, b, stride)
+    return dict(zip(("x", "computed", "a", "b"), gradients, strict=True))
 
 
 def _sizes(x: Tensor, computed: Tensor) -> tuple[int, tuple[int, int, int, int]]:

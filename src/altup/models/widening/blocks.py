@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from altup.core.errors import UserError
-
-if TYPE_CHECKING:
-    from altup.kernels.altup_update.relaunch import Link
 
 
 class UnfitError(UserError):
@@ -27,18 +24,17 @@ class Blocks:
     list or tuple: a model that takes tuples apart leaves it whole.
     """
 
-    __slots__ = ("blocks", "link")
+    __slots__ = ("blocks",)
 
-    def __init__(self, blocks: Iterable[Tensor], link: Link | None = None) -> None:
+    def __init__(self, blocks: Iterable[Tensor]) -> None:
         self.blocks = list(blocks)
-        self.link = link  # where text is generated: the chain of updates that has made them, and their addresses
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return _each(func, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("blocks", "link"):
+        if name.startswith("__") or name == "blocks":
             raise AttributeError(name)
         own = getattr(self.blocks[0], name)
         if not callable(own):
