@@ -77,7 +77,7 @@ def describe(record: dict[str, Any]) -> Row:
         "text": str(record.get("data", "")),
         "steps": str(record["step"]),
         "tokens": str(tokens or ""),
-        "other": json.dumps(others, sort_keys=True),
+        "other": "; ".join(f"{name}={json.dumps(value)}" for name, value in sorted(others.items())),
         "collapsed": "1" if record.get("diverged") else "",
         "hardware": record["hardware"],
         "date": record["date"][:10],
