@@ -49,7 +49,7 @@ class PretendedGraphs:
         self.fail: dict[int, RuntimeError] = {}
         self.begun = 0  # recordings
         self.stream = self.main = self
-        monkeypatch.setattr(errors, "TOLD", set())
+        monkeypatch.setattr(errors, "WARNED", set())
         for module in (cuda_graph, *modules):
             monkeypatch.setattr(module, "can_record", lambda device: True)
         monkeypatch.setattr(cuda_graph, "_beside", lambda device: self)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name p
     from altup.models.accelerate import accelerate as accelerate
     from altup.models.accelerate import decelerate as decelerate
     from altup.models.accounting import account as account
+    from altup.models.explain import explain as explain
     from altup.models.widening import Structure as Structure
     from altup.models.widening import WideTrainerMixin as WideTrainerMixin
     from altup.models.widening import parameter_groups as parameter_groups
@@ -79,6 +80,7 @@ _HOMES = {
     "decelerate": "altup.models.accelerate",
     "describe": "altup.models.widening.description",
     "evaluate": "altup.evaluation.evaluate",
+    "explain": "altup.models.explain",
     "finetune": "altup.finetuning.finetune",
     "load_widened": "altup.models.widening.loading",
     "narrow": "altup.models.widening.widen",

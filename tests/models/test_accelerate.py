@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import altup
-from altup.core.errors import TOLD, UserError
+from altup.core.errors import WARNED, UserError
 from altup.models import accelerate as module
 from tests.models.helpers import VOCABULARY, batch, tiny, tiny_t5
 
@@ -29,7 +29,7 @@ def compiled_parts(model):
 @pytest.mark.parametrize("build", [widened, lambda: tiny_t5("altup"), lambda: tiny("decoder", "altup")])
 def test_on_a_cpu_nothing_changes_and_it_says_so_once(build):
     model = build()
-    TOLD.clear()
+    WARNED.clear()
     with pytest.warns(UserWarning, match="not on cpu, so the plain code runs"):
         assert altup.accelerate(model) is model
     assert not compiled_parts(model)

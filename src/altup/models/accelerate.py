@@ -93,6 +93,11 @@ def accelerate(
         compile_layers(model, ends=False, dynamic=None)
         setattr(model, COMPILED, True)
     _record_calls(model, record, head)
+    if _has_gemma3n(model):
+        from altup.models.gemma3n.explanation import fallen_back
+
+        if line := fallen_back(model):
+            warn_once(f"altup.accelerate: {line}; altup.explain(model) says more")
     return model
 
 

@@ -122,18 +122,25 @@ class RecordedCalls:
             self._decodings.clear()
             self._pool, self._weights = None, weights
 
-    def _key(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
-        """The kind of a call; None where it cannot be recorded."""
-        if torch.is_grad_enabled() and not self.with_gradients:
-            return None
+    def obstacle(self, model: nn.Module) -> str | None:
+        """Why no call of the model is recorded, whatever it is given, if so."""
         self._look_at_weights(model)
         device = self._parameters[0].device
-        kind = device.type
         if any(p.device != device or isinstance(p, DTensor) for p in self._parameters):
+            return "weights are sharded, or lie on several devices"
+        if any(_is_hooked(module) for module, _ in self._parts):
+            return "a module has hooks"
+        if any(_recomputes(module) for module, _ in self._parts):
+            return "layers are recomputed (gradient checkpointing)"
+        return None
+
+    def _key(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The kind of a call; None where it cannot be recorded."""
+        if (torch.is_grad_enabled() and not self.with_gradients) or self.obstacle(model):
             return None
+        device = self._parameters[0].device
+        kind = device.type
         if kind == "cuda" and torch.cuda.is_current_stream_capturing():
-            return None
-        if any(_is_hooked(module) or _recomputes(module) for module, _ in self._parts):
             return None
         leaves, structure = pytree.tree_flatten((args, kwargs))
         described: list[Any] = []

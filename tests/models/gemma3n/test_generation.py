@@ -133,7 +133,7 @@ def test_the_loop_is_hugging_faces(options):
 @pytest.fixture
 def strict():
     """What falls back says so, and here nothing may."""
-    errors.TOLD.clear()
+    errors.WARNED.clear()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="altup.accelerate")
         yield
@@ -189,7 +189,7 @@ def test_what_is_not_recorded_says_so_and_is_right():
     model = tiny_gemma().eval().cuda()
     ours = accelerated(model, "auto")
     inputs = prompts(2, 6, device="cuda")
-    errors.TOLD.clear()
+    errors.WARNED.clear()
     for options, reason in (
         ({"num_beams": 2}, "beam search"),
         ({"use_cache": False}, "use_cache=False"),

@@ -24,6 +24,7 @@ from altup.kernels.fp8 import reference as fp8_reference
 from altup.kernels.gated import gated
 from altup.kernels.gemma3n import (
     Router,
+    causal_attention,
     correct,
     correction,
     gated_linear,
@@ -32,7 +33,6 @@ from altup.kernels.gemma3n import (
     norm_rotary,
     predict,
     residual,
-    window_attention,
 )
 from altup.kernels.gemma3n import gated as gemma_gated
 
@@ -213,7 +213,7 @@ def gemma_rotary(rows: Sequence[int], heads: int, d: int, draw: Draw) -> Made:
 
 def gemma_window(rows: Sequence[int], heads: int, shared: int, d: int, window: int, draw: Draw) -> Made:
     def run(kind: str, q: Tensor, k: Tensor, v: Tensor) -> Results:
-        return window_attention(q, k, v, window, d**-0.5, kind)
+        return causal_attention(q, k, v, d**-0.5, window, implementation=kind)
 
     return Made(run, [draw.x(*rows, heads, d), draw.x(*rows, shared, d), draw.x(*rows, shared, d)])
 

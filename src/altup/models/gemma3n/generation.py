@@ -49,6 +49,12 @@ class RecordedGeneration:
             made.past_key_values = cache.as_dynamic()
         return made
 
+    def replay_obstacle(self) -> str | None:
+        """Why no call of `generate` is replayed, if so."""
+        if self.config.get_text_config()._attn_implementation != "sdpa":
+            return "its attention is not SDPA"
+        return "a module has a hook, which a replayed step does not call" if is_hooked(self) else None
+
     def _beam_search(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         return self._unrecorded("_beam_search", "beam search moves its cache about", input_ids, *args, **kwargs)
 
@@ -76,12 +82,12 @@ def _reason_against(model: Any, cache: FixedCache, rows: int, config: Any, kwarg
     given: Any = kwargs.get("past_key_values")
     is_own = type(given) is DynamicCache and not getattr(given, "_is_user_defined", False)
     device = model.device
+    if reason := model.replay_obstacle():
+        return reason
     reasons = {
         "use_cache=False": not config.use_cache,
         "it was given a cache": config.use_cache and not (is_own and given.get_seq_length() == 0),
         "no length ends it": not cache.limit,
-        "its attention is not SDPA": cache.config._attn_implementation != "sdpa",
-        "a module has a hook, which a replayed step does not call": is_hooked(model),
         "attentions or hidden states are asked for": config.output_attentions or config.output_hidden_states,
         "the prompt comes in chunks": config.prefill_chunk_size is not None,
         "it assists another model": getattr(config, "is_assistant", False),

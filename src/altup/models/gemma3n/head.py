@@ -52,20 +52,25 @@ class FusedHead(RecordedGeneration, Fused):
     def _output(self, body: Any, loss: Any) -> Any:
         raise NotImplementedError
 
-    def _skips_logits(self, given: dict[str, Any]) -> bool:
+    def obstacle(self) -> str | None:
         model: Any = self
+        if not self.fuses_head:
+            return "head=False was asked for"
+        if not is_bare(self.lm_head):
+            return "lm_head: an adapter, a hook or a bias"
+        return None if model.loss_function is ForCausalLMLoss else "the model has another loss_function"
+
+    def _skips_logits(self, given: dict[str, Any]) -> bool:
         keep, as_dict = given.get("logits_to_keep", 0), given.get("return_dict")
         return (
-            self.fuses_head
-            and self.training
+            self.training
             and torch.is_grad_enabled()
             and given.get("labels") is not None
             and isinstance(keep, int)
             and keep == 0
             and (self.config.return_dict if as_dict is None else as_dict)
             and given.get("ignore_index", IGNORED) == IGNORED
-            and is_bare(self.lm_head)
-            and model.loss_function is ForCausalLMLoss
+            and self.obstacle() is None
             and (self.implementation == "plain" or uses_kernels(self.implementation, 2, self.lm_head.weight))
         )
 

@@ -51,6 +51,14 @@ class Fused(nn.Module):
     remakes: bool = False
     config: Any
 
+    def obstacle(self) -> str | None:
+        """Why this part computes as the original whatever it is given, if so."""
+        return None
+
+    def runs(self, x: Tensor) -> bool:
+        """Whether altup's formulas take x at all: in plain PyTorch, or as kernels."""
+        return self.implementation == "plain" or fused.uses_kernels(self.implementation, 2, x)
+
 
 class FusedNorm(Fused):
     """`Gemma3nRMSNorm`, one kernel of PyTorch's instead of eight."""
@@ -68,6 +76,11 @@ class FusedNorm(Fused):
         return normed.to(hidden_states.dtype)  # which autocast may have made float32
 
 
+def _other_activation(config: Any) -> str | None:
+    kind = config.hidden_activation
+    return None if kind == "gelu_pytorch_tanh" else f"hidden_activation is {kind!r}, not 'gelu_pytorch_tanh'"
+
+
 class FusedMLP(Fused):
     """`Gemma3nTextMLP`: between its matrices one pass, which waits for nothing. Its own code waits for the GPU to
     look whether the share of zeros is a probability."""
@@ -75,10 +88,12 @@ class FusedMLP(Fused):
     activation_sparsity: float
     down_proj: Any
 
+    def obstacle(self) -> str | None:
+        return _other_activation(self.config)
+
     def forward(self, hidden_states: Tensor) -> Tensor:
         part: Any = self
-        fits = self.implementation == "plain" or fused.uses_kernels(self.implementation, 2, hidden_states)
-        if not (fits and self.config.hidden_activation == "gelu_pytorch_tanh"):
+        if self.obstacle() or not self.runs(hidden_states):
             return super().forward(hidden_states)
         gate, up = part.gate_proj(hidden_states), part.up_proj(hidden_states)
         if self._trains_bare_map(gate):
@@ -124,7 +139,7 @@ class FusedAttention(Fused):
         part: Any = self
         segments = attention_mask if isinstance(attention_mask, fused.Segments) else None
         without_mask = segments is not None or self._is_windowed(attention_mask, hidden_states.shape[1])
-        if not (without_mask or self._fuses(hidden_states)):
+        if not (without_mask or self.runs(hidden_states)):
             return super().forward(
                 hidden_states, position_embeddings, attention_mask, past_key_values, shared_kv_states, **kwargs
             )
@@ -172,8 +187,11 @@ class FusedAttention(Fused):
         is_causal = mask is None and self.config._attn_implementation == "sdpa"
         return self.is_sliding and is_causal and tokens > self.sliding_window
 
-    def _fuses(self, hidden_states: Tensor) -> bool:
-        return self.implementation == "plain" or fused.uses_kernels(self.implementation, 2, hidden_states)
+    def obstacle(self) -> str | None:
+        part: Any = self
+        if not all(is_bare_norm(norm) for norm in (part.q_norm, getattr(part, "k_norm", part.q_norm))):
+            return "q_norm or k_norm: another module, or a hook"
+        return None if is_eager() else "the model is compiled"
 
     def _split(self, x: Tensor) -> Tensor:
         """[batch, tokens, heads · D] → [batch, tokens, heads, D]."""
@@ -181,7 +199,7 @@ class FusedAttention(Fused):
 
     def _heads(self, project: Any, norm: Any, hidden_states: Tensor, positions: Any) -> Tensor:
         x, (cos, sin) = self._split(project(hidden_states)), positions
-        if is_eager() and self._fuses(x) and is_bare_norm(norm):
+        if is_eager() and self.runs(x) and is_bare_norm(norm):
             weight, eps, kind = norm.weight, norm.eps, self.implementation
             made = fused.norm_rotary(x, weight, eps, cos, sin, kind)
             return remake(made, lambda x: fused.norm_rotary(x, weight, eps, cos, sin, kind), x)
@@ -283,14 +301,18 @@ class FusedDecoderLayer(Fused):
             "past_key_values": past_key_values,
             **kwargs,
         }
+        if not self.runs(hidden_states):
+            return super().forward(hidden_states, per_layer_input=per_layer_input, **given)
         part: Any = self
         altup, norm = self.altup, part.post_per_layer_input_norm
-        if not (isinstance(altup, FusedAltUp) and altup.fuses(hidden_states) and is_bare_norm(norm)):
-            return super().forward(hidden_states, per_layer_input=per_layer_input, **given)
+        active = self.config.altup_active_idx
+        if self.obstacle() or not altup.fuses(hidden_states):
+            predicted = part.altup.predict(hidden_states)
+            corrected = part.altup.correct(predicted, self._compute(predicted[active], given))
+            return self._add_branch(corrected, per_layer_input)
         remakes = self.remakes and can_remake(hidden_states.device)
         with Remaking() if remakes else nullcontext():
             blocks = altup.predict_blocks(hidden_states)
-            active = self.config.altup_active_idx
             y = self._compute(blocks[active], given)
             g, corrected = altup.correction(y, blocks[active])
             remake(corrected, lambda y, x: altup.correction(y, x)[1], y, blocks[active])
@@ -300,16 +322,35 @@ class FusedDecoderLayer(Fused):
                 remake(branch, part.per_layer_projection, gated)
             return fused.correct(blocks, y, g, active, branch, norm.weight, norm.eps, self.implementation)
 
+    def obstacle(self) -> str | None:
+        """Of the correction with the per-layer input's branch; additions have reasons of their own."""
+        part: Any = self
+        if not isinstance(part.altup, FusedAltUp):
+            return "AltUp is the original's"
+        if not is_bare_norm(part.post_per_layer_input_norm):
+            return "post_per_layer_input_norm: another module, or a hook"
+        return part.altup.obstacle()
+
+    def _add_branch(self, corrected: Tensor, per_layer_input: Tensor) -> Tensor:
+        """The branch of the per-layer input, as the original adds it to all blocks but the first."""
+        part: Any = self
+        first = corrected[self.config.altup_active_idx].clone()
+        if self.config.altup_correct_scale:
+            first = part.altup.scale_corrected_output(first)
+        gated = self._gate(part.per_layer_input_gate(first), per_layer_input)
+        corrected[1:] += part.post_per_layer_input_norm(part.per_layer_projection(gated))
+        return corrected
+
     def _gate(self, gate: Tensor, per_layer_input: Tensor) -> Tensor:
         part: Any = self
-        if self.config.hidden_activation == "gelu_pytorch_tanh":
+        if _other_activation(self.config) is None:
             return fused.gated(gate, per_layer_input.to(gate.dtype), implementation=self.implementation)
         return part.act_fn(gate) * per_layer_input
 
     def _compute(self, x: Tensor, given: dict[str, Any]) -> Tensor:
         """The layer proper on the active block: attention beside Laurel, then the feed-forward network."""
         part: Any = self
-        fuses, norm = self._fuses_additions(x), part.input_layernorm
+        fuses, norm = self.additions_obstacle() is None, part.input_layernorm
         if fuses and is_bare_norm(norm):
             x, normed = fused.norm_beside(x, norm.weight, norm.eps, self.implementation)
             remake(normed, norm, x)
@@ -327,16 +368,20 @@ class FusedDecoderLayer(Fused):
 
         return remake(add(x, made), add, x, made) if is_bare_norm(norm) else add(x, made)
 
-    def _fuses_additions(self, x: Tensor) -> bool:
+    def additions_obstacle(self) -> str | None:
         part: Any = self
-        norms = (
-            part.post_attention_layernorm,
-            part.laurel.post_laurel_norm,
-            part.pre_feedforward_layernorm,
-            part.post_feedforward_layernorm,
-        )
-        alike = all(is_bare_norm(norm) and norm.eps == norms[0].eps for norm in norms)
-        return is_eager() and is_unhooked(self.laurel) and alike
+        norms = {
+            "post_attention_layernorm": part.post_attention_layernorm,
+            "post_laurel_norm": part.laurel.post_laurel_norm,
+            "pre_feedforward_layernorm": part.pre_feedforward_layernorm,
+            "post_feedforward_layernorm": part.post_feedforward_layernorm,
+        }
+        for name, norm in norms.items():
+            if not is_bare_norm(norm) or norm.eps != part.post_attention_layernorm.eps:
+                return f"{name}: another module, or a hook"
+        if not is_unhooked(self.laurel):
+            return "laurel: a hook"
+        return None if is_eager() else "the model is compiled"
 
     def _laurel(self, x: Tensor, leaves: bool) -> Tensor:
         """`Gemma3nTextLaurelBlock`, or what comes before its norm and its addition."""

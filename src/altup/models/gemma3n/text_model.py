@@ -121,9 +121,9 @@ class FusedTextModel(Fused):
                 **kwargs,
             )
         hidden: Any = model.norm(self._lower(state))
-        return BaseModelOutputWithPast(
-            last_hidden_state=hidden if rows is None else rows.split(hidden), past_key_values=past_key_values
-        )
+        if rows is not None:
+            hidden = rows.split(hidden)
+        return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=past_key_values)
 
     def _masks(
         self, embeddings: Tensor, mask: Any, cache: Any, position_ids: Tensor, is_plain: bool = False
