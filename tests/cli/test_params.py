@@ -228,3 +228,39 @@ def test_the_paper_s_bert_and_what_is_asked_of_it() -> None:
     assert "77 of them masked" in run("--model", "bert", "--size", "light")
     with pytest.raises(UserError, match="a decoder answers for all of its inputs"):
         run("--model", "decoder", "--targets", "5")
+
+
+def test_a_step_on_a_gpu() -> None:
+    names = ("--size", "base", "--method", "altup", "--batch-size", "64")
+    for gpu, fits in (("80GB", True), ("8GB", False)):
+        found = count(*names, "--gpu", gpu)
+        assert found["fits"] is fits
+        assert bool(found["settings"]) is not fits
+        assert found["step_total"] == sum(found["step_bytes"].values())
+    text = run(*names, "--gpu", "8GB")
+    assert "It does not fit a GPU of 8GB" in text
+    assert "--micro-batch" in text
+    less = count(*names, "--activation-checkpointing", "--optimizer", "adafactor")
+    assert less["step_total"] < found["step_total"] / 2
+    assert "fits" not in less
+
+
+def test_the_vocabulary_is_set() -> None:
+    assert count("--size", "tiny", "--vocab-size", "1000")["config"]["vocab_size"] == 1000
+
+
+def test_a_model_of_transformers(tmp_path: Path) -> None:
+    from transformers import LlamaConfig
+
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaConfig(vocab_size=100, **shape).save_pretrained(tmp_path)
+    found = count("--model", str(tmp_path), "--length", "64", "--batch", "2")
+    assert found["embedding"] == 2 * 100 * 32
+    assert "llama of transformers" in run("--model", str(tmp_path), "--length", "64")
+    with pytest.raises(UserError, match=r"--k: the model of .* is described by its own config"):
+        run("--model", str(tmp_path), "--k", "2")
+
+
+def test_a_saved_model_of_altup(tmp_path: Path) -> None:
+    AltUpBertConfig.from_preset("tiny", "altup").save_pretrained(tmp_path)
+    assert count("--model", str(tmp_path)) == count("--config", str(tmp_path))

@@ -1,13 +1,16 @@
 """What a configuration costs, from the configuration alone: parameters, FLOPs and activation memory.
 
-Nothing is built: every number is a closed form over the layers, so XL takes as long as tiny. The parts are
-kept apart, because where a cost comes from matters as much as its sum. docs/accounting.md explains each item.
+Of altup's models nothing is built: every number is a closed form over the layers, so XL takes as long as tiny. The
+parts are kept apart, because where a cost comes from matters as much as its sum. docs/accounting.md explains each
+item.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+from transformers import PreTrainedConfig
 
 from altup.core.errors import UserError, check_whole
 from altup.core.hardware import host_memory
@@ -59,8 +62,8 @@ class Accounting:
     parameters: dict[str, int]
     flops: dict[str, int]
     activations: dict[str, int]
-    activation_bytes_paper: int
-    config: AltUpConfig = field(repr=False)
+    activation_bytes_paper: int | None  # of altup's models
+    config: PreTrainedConfig = field(repr=False)
 
     @property
     def embedding(self) -> int:
@@ -82,7 +85,7 @@ class Accounting:
     @property
     def flops_matrix(self) -> int:
         """The forward pass without the element-wise update rules: matrix products alone."""
-        return self.flops_forward - self.flops[RULE]
+        return self.flops_forward - self.flops.get(RULE, 0)
 
     @property
     def flops_train(self) -> int:
@@ -114,14 +117,16 @@ class Layer:
     strided: bool
 
 
-def account(config: AltUpConfig, inputs: int = INPUTS, targets: int | None = None) -> Accounting:
+def account(config: PreTrainedConfig, inputs: int = INPUTS, targets: int | None = None) -> Accounting:
     """Everything about `config`, for sequences of `inputs` tokens.
 
     `targets` are T5's decoder tokens (114 unless given), or the tokens that BERT's head answers for (15 %
     unless given). A decoder answers for all of its inputs, whatever `targets` says.
 
+    A language model of transformers is run with fake tensors, which hold no numbers: without AltUp's parts.
+
     Args:
-        config: Of any of our models.
+        config: Of any of altup's models, or of a language model of transformers.
         inputs: Input tokens of a sequence.
         targets: Target tokens of a sequence.
 
@@ -136,6 +141,8 @@ def account(config: AltUpConfig, inputs: int = INPUTS, targets: int | None = Non
         '1.142 times the FLOPs'
     """
     check_whole("inputs", inputs, 1)
+    if not isinstance(config, AltUpConfig):
+        return _account_foreign(config, inputs, targets)
     if isinstance(config, AltUpDecoderConfig):
         targets = inputs
     elif targets is None:
@@ -156,6 +163,18 @@ def account(config: AltUpConfig, inputs: int = INPUTS, targets: int | None = Non
         activation_formula(config, layers),
         config,
     )
+
+
+def _account_foreign(config: PreTrainedConfig, inputs: int, targets: int | None) -> Accounting:
+    from altup.models.foreign_accounting import count_foreign
+
+    if not config.is_encoder_decoder:
+        targets = inputs
+    elif targets is None:
+        targets = TARGETS
+    check_whole("targets", targets, 1)
+    costs = count_foreign(config, inputs, targets)
+    return Accounting(inputs, targets, costs.parameters, costs.flops, costs.activations, None, config)
 
 
 def refuse_too_large(config: AltUpConfig, shards: int = 1) -> None:

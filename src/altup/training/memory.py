@@ -14,16 +14,16 @@ import torch
 from altup.core.errors import UserError, is_out_of_memory
 from altup.core.hardware import free_memory
 from altup.core.text import shorten
-from altup.models.accounting import account, list_layers
+from altup.models.accounting import account
 from altup.models.config import AltUpConfig
 from altup.training.config import TrainConfig
 from altup.training.parallel import ProcessGroup
 from altup.training.prefetch import StepBatch, label_name
+from altup.training.step_memory import GIB, Plan, kept_bytes
 
 if TYPE_CHECKING:
     from altup.training.engine import Engine
 
-GIB = 2**30
 LONG = 300  # characters of an error that are shown
 
 
@@ -111,14 +111,9 @@ def activation_bytes(config: AltUpConfig, batch: dict[str, torch.Tensor], traini
     and the inside of one."""
     rows, inputs = batch["input_ids"].shape
     cost = account(config, inputs, batch[label_name(batch)].shape[1])
-    head = cost.activations["logits"]
-    layers = cost.activation_bytes - head
-    if training.activation_checkpointing:
-        shapes = list_layers(config, cost.inputs, cost.targets)
-        width = config.layer_width * (config.num_blocks if config.mixes_blocks else 1)
-        layers = layers // len(shapes) + sum(2 * width * layer.state_tokens for layer in shapes)
-    wide = 1 if training.low_precision else 2  # the count is for bfloat16
-    return rows * (wide * layers + head)
+    precision = "bf16" if training.low_precision else "fp32"
+    plan = Plan(rows, precision=precision, activation_checkpointing=training.activation_checkpointing)
+    return kept_bytes(cost, plan)
 
 
 def local_bytes(tensor: torch.Tensor) -> int:
