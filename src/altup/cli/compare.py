@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from altup.core.terminal import Console
     from altup.studies.run_comparison import RunComparison
 
 
@@ -27,8 +26,7 @@ def command(
     Any runs will do: pretraining, fine-tuning, those of studies, finished or still going on. Differences are to
     the first one.
     """
-    from rich.console import Console
-
+    from altup.core.terminal import Console
     from altup.studies.run_comparison import RunComparison
 
     found = RunComparison.of(runs)

@@ -94,9 +94,9 @@ def _train_here(demo: Demo) -> bool:
 
 def _train_side_by_side(demo: Demo, seeds: list[int]) -> bool:
     """The seeds at once, with a bar for each in a terminal, and a line an evaluation elsewhere."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from altup.core.terminal import Console
     from altup.studies.demo import MODELS
     from altup.studies.demo_processes import train_seeds
 
@@ -120,9 +120,8 @@ def _train_side_by_side(demo: Demo, seeds: list[int]) -> bool:
 
 
 def _show(demo: Demo, begun: float) -> None:
-    from rich.console import Console
-
     from altup.core.tables import print_table
+    from altup.core.terminal import Console
     from altup.core.text import duration
     from altup.studies.demo import MODELS
     from altup.studies.demo_report import comparison, next_steps, verdict, write_report

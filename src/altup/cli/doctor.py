@@ -78,7 +78,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what this machine can do and what is missing; exit code 1 if something essential is broken."""
-    from rich.console import Console
+    from altup.core.terminal import Console
 
     with Console(stderr=True).status("looking at this machine"):
         checks = examine(quick)
@@ -293,9 +293,10 @@ def _extras() -> dict[str, str]:
 
 
 def _print(checks: list[Check], healthy: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from altup.core.terminal import Console
 
     marks = {"ok": ("✓", "green"), "missing": ("✗", "yellow"), "broken": ("✗", "bold red")}
     view = Table(box=None, show_header=False, pad_edge=False)

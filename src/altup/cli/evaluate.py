@@ -46,10 +46,10 @@ def command(
     Scores of other tasks that the same model has in the folder are kept. With --predict-only nothing is scored, so
     a test set's records, which have no labels, can be answered.
     """
-    from rich.console import Console
     from rich.progress import Progress
 
     from altup.core.errors import UserError
+    from altup.core.terminal import Console
     from altup.evaluation.evaluate import Evaluation, evaluate
     from altup.evaluation.predict import Predictions, predict_model
 

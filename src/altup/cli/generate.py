@@ -62,9 +62,9 @@ def command(
     if not prompts:
         raise UserError("no prompt; give --prompt TEXT or lines on stdin")
 
-    from rich.console import Console
     from rich.text import Text
 
+    from altup.core.terminal import Console
     from altup.evaluation.generate import answer_prompts
 
     console = Console(highlight=False, soft_wrap=True)

@@ -13,10 +13,10 @@ import typer
 
 import altup
 from altup.cli.verb import Verb
-from altup.core.console import outlive_stderr, outlive_stdout
-from altup.core.errors import UserError, is_out_of_memory
+from altup.core.console import guard_stdout, outlive_stderr, outlive_stdout
+from altup.core.errors import UserError, disk_remedy, is_out_of_memory
 from altup.core.interrupts import end_on_interrupt
-from altup.core.text import is_unicode, shorten
+from altup.core.text import is_unicode, printable, shorten
 from altup.training.preemption import STOPPED
 
 # In the order of a model's life. Each module has a function `command`, or an `app` of several; heavy imports
@@ -80,6 +80,7 @@ for _verb in VERBS:
 def main() -> None:
     end_on_interrupt()
     outlive_stderr()
+    guard_stdout()
     faulthandler.enable()  # a crash inside a library says where it happened
     code = _run()
     if code == STOPPED:
@@ -100,27 +101,29 @@ def _run() -> int:
             if not is_unicode(word):  # libraries that write files take no such name
                 raise UserError(f"{word!r} is not UTF-8; give another name, or type it as such")
         app()
-    except UserError as error:
-        if os.environ.get("ALTUP_TRACEBACK"):
-            raise
-        typer.secho(f"altup: {error}", err=True, fg="red")
-        return 2
-    except (MemoryError, RuntimeError) as error:
-        if os.environ.get("ALTUP_TRACEBACK") or not is_out_of_memory(error):
-            raise
-        told = shorten(str(error) or type(error).__name__, 300)
-        typer.secho(
-            f"altup: out of memory: {told}; give a smaller batch, shorter sequences or a smaller model",
-            err=True, fg="red",
-        )  # fmt: skip
-        return 2
-    except OSError as error:  # a folder where a file should be, a full disk, what may not be written
-        if os.environ.get("ALTUP_TRACEBACK") or (error.filename is None and error.errno not in NO_ROOM):
-            raise
-        where = error.filename or "what it writes or prints was not taken"
-        typer.secho(f"altup: {where}: {error.strerror}", err=True, fg="red")
-        outlive_stdout()  # or Python would try once more on its way out, and take another exit code
-        return 2
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        told = _explain(error)
+        if os.environ.get("ALTUP_TRACEBACK") or not told:
+            raise
+        typer.secho(f"altup: {printable(told)}", err=True, fg="red")
+        if isinstance(error, OSError):
+            outlive_stdout()  # or Python would try once more on its way out, and take another exit code
+        return 2
     return 0
+
+
+def _explain(error: BaseException) -> str:
+    """What to say of an error instead of a traceback; empty where only that helps."""
+    if isinstance(error, UserError):
+        return str(error)
+    if is_out_of_memory(error):
+        told = shorten(str(error) or type(error).__name__, 300)
+        return f"out of memory: {told}; give a smaller batch, shorter sequences or a smaller model"
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in NO_ROOM):
+        where = error.filename or "what it writes or prints was not taken"
+        return f"{where}: {error.strerror}; {disk_remedy(error)}"
+    if type(error).__name__ == "PanicException":  # of a library in Rust; no Exception
+        return f"a library gave up on a file or a text: {shorten(str(error), 300)}; check the tokenizer"
+    return ""

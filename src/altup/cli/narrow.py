@@ -17,11 +17,11 @@ def command(
     Training the layers alone keeps them equal. Once coefficients or wide tables have moved, no narrow model
     computes the same, and this refuses.
     """
-    from rich.console import Console
     from transformers.utils import logging
 
     from altup.cli.widen import report
     from altup.core.runs import find_model
+    from altup.core.terminal import Console
     from altup.models.widening.folders import narrow_folder
 
     logging.disable_progress_bar()

@@ -173,8 +173,9 @@ def paper_rows(inputs: int, targets: int | None = None) -> list[dict[str, Any]]:
 
 def _print_paper(rows: list[dict[str, Any]], inputs: int) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    from altup.core.terminal import Console
 
     title = "The paper's parameter tables and our counts"
     view = Table(title=title, title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -241,8 +242,9 @@ def _digits(number: float, places: int) -> str:
 
 
 def _print_one(result: Accounting) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from altup.core.terminal import Console
 
     config = result.config
     if result.activation_bytes_paper is None:

@@ -205,7 +205,6 @@ def _fitting_length(manifest: Manifest) -> int | None:
 @contextmanager
 def _display() -> Iterator[Watch]:
     """A progress bar with the time left in a terminal; a plain line now and then in a log."""
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         Progress,
@@ -214,6 +213,8 @@ def _display() -> Iterator[Watch]:
         TextColumn,
         TimeRemainingColumn,
     )
+
+    from altup.core.terminal import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -264,9 +265,9 @@ def _log_lines() -> Watch:
 
 
 def _report(manifest: Manifest, recipe: Recipe | None) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from altup.core.terminal import Console
     from altup.data.held_out import FRACTION
     from altup.data.shards import SPLITS
     from altup.data.tokenizer import PIECES, SENTINELS

@@ -66,9 +66,9 @@ Jobs = Annotated[
 @app.command("list")
 def list_studies() -> None:
     """Show the studies: what each asks, and what it runs."""
-    from rich.console import Console
     from rich.table import Table
 
+    from altup.core.terminal import Console
     from altup.studies.scale import SCALES, count_runs, find_scale
     from altup.studies.study import shipped
 
@@ -203,9 +203,9 @@ def _tell(studies: StudyRun, outcome: StudyOutcome) -> None:
 
 def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> None:
     """Every job with its state, steps and estimated time, and the sum."""
-    from rich.console import Console
     from rich.table import Table
 
+    from altup.core.terminal import Console
     from altup.core.text import duration
     from altup.studies.forecast import forecast
     from altup.studies.jobs import NOT_PREPARED

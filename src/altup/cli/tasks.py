@@ -55,9 +55,10 @@ def list_tasks(
         return
 
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from altup.core.terminal import Console
 
     table = Table("task", "metrics", "lengths", "train", "held out", box=SIMPLE_HEAD)
     for column in table.columns[:3]:
@@ -92,10 +93,10 @@ def show(
     count: Annotated[int, typer.Option("--count", "-n", help="Examples to show.")] = 3,
 ) -> None:
     """Show a task: its declaration and, with --data or --hub, real examples as the model sees them."""
-    from rich.console import Console
     from rich.text import Text
 
     from altup.core.errors import check_whole
+    from altup.core.terminal import Console
     from altup.data.bad_input import BadInput
     from altup.data.tasks import find_task
     from altup.data.tasks.examples import load_examples, open_tasks

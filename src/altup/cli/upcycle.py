@@ -26,10 +26,10 @@ def command(
     The result loads with the Auto classes after `import altup.models`. `altup widen` takes any model of Hugging
     Face and keeps its class.
     """
-    from rich.console import Console
     from transformers.utils import logging
 
     from altup.core.runs import find_model
+    from altup.core.terminal import Console
     from altup.models.upcycling import upcycle_to_folder
 
     logging.disable_progress_bar()

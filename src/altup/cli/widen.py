@@ -30,10 +30,10 @@ def command(
     `altup.load_widened` loads the result and `altup narrow` undoes it. `altup upcycle` converts a T5, BERT or
     Llama to altup's own model instead, which trains faster.
     """
-    from rich.console import Console
     from transformers.utils import logging
 
     from altup.core.runs import find_model
+    from altup.core.terminal import Console
     from altup.models.widening.folders import widen_folder
 
     logging.disable_progress_bar()

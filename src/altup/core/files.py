@@ -44,7 +44,7 @@ def atomic_write(path: Path, content: str | bytes | memoryview | Callable[[Path]
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()  # a file that did not fit must not fill the disk
-        if isinstance(error, OSError) and error.filename == str(temporary):
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
             error.filename = str(path)  # the name that the user knows
         raise
     flush(path.parent)

@@ -20,6 +20,7 @@ from altup.core.files import check_file_name, check_regular, read_json, read_map
 from altup.core.hardware import host_memory
 from altup.core.packages import require
 from altup.core.text import shorten
+from altup.core.tokenizer_trial import check_added, try_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -50,11 +51,14 @@ def load_config(place: str | Path, config_class: Any = None, **where: Any) -> Pr
 
 
 def load_tokenizer(place: str | Path) -> Any:
-    """The tokenizer in a folder or on the hub. It is tried: some damage shows when it is used."""
+    """The tokenizer in a folder or on the hub. It is tried, first in a child process: some damage shows in use."""
     from transformers import AutoTokenizer
 
     _refuse_pipes(place)
     try:
+        if file := _find(str(place), "tokenizer.json", {}):
+            try_tokenizer(file)
+        _refuse_many_added(place)
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         tokenizer.decode(tokenizer("a b").input_ids)
         return tokenizer
@@ -64,6 +68,13 @@ def load_tokenizer(place: str | Path) -> Any:
         if "tiktoken" in str(error) or "sentencepiece" in str(error).lower():  # the first is tried without this
             require("sentencepiece", f"the tokenizer of {str(place)!r}")
         raise UserError(f"{str(place)!r} holds no tokenizer that can be read: {_reason(error, place)}") from error
+
+
+def _refuse_many_added(place: str | Path) -> None:
+    """What the trial of a tokenizer.json does not see: tokens that the config beside it adds."""
+    path = _find(str(place), "tokenizer_config.json", {})
+    with contextlib.suppress(OSError, KeyError, TypeError, json.JSONDecodeError):  # loading says it
+        check_added(len(read_mapping(path)["added_tokens_decoder"]) if path else 0)
 
 
 def lacks_tokenizer(place: str) -> bool:

@@ -8,8 +8,10 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console, JustifyMethod
+    from rich.console import JustifyMethod
     from rich.table import Table
+
+    from altup.core.terminal import Console
 
 PIPED = 160  # columns where nobody says how many there are
 GAP = 2  # columns behind every column
@@ -19,7 +21,7 @@ LEAST_NAME = 12  # columns that they keep, however wide a number is
 
 def table_console(**options: Any) -> Console:
     """A console as wide as the terminal, or as COLUMNS says; a pipe takes wide tables."""
-    from rich.console import Console
+    from altup.core.terminal import Console
 
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(highlight=False, width=None if known else PIPED, **options)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterable
 
+# What a terminal obeys instead of showing it: all control characters but line ends and tabs, and those that turn
+# the direction of text.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+BACKTICKS = re.compile("`{3,}")
 MINUS = "−"  # as wide as a plus, unlike the hyphen
 
 
@@ -45,3 +51,20 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def printable(text: str) -> str:
+    """Text that no terminal obeys: control characters are written out, as `\\x1b`."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def markdown(text: str) -> str:
+    """A text from anyone as one line of a Markdown page: none of it is a tag, a link or a heading."""
+    return re.sub(r"([\\`\[\]|#!])", r"\\\1", html.escape(" ".join(printable(text).split()), quote=False))
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A block of code in a Markdown page, whatever stands in it."""
+    longest = max(map(len, BACKTICKS.findall(text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}\n"

@@ -22,6 +22,7 @@ from altup.core.errors import UserError, check_whole, named
 from altup.core.files import read_json, sha256_of
 from altup.core.hub import find_tokenizer
 from altup.core.pretrained import load_tokenizer
+from altup.core.tokenizer_trial import try_tokenizer
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 SENTINELS = [f"<extra_id_{i}>" for i in range(100)]
@@ -188,6 +189,7 @@ def take(name: str, folder: Path) -> None:
     found: Any
     try:
         if path.is_file():
+            try_tokenizer(path)
             found = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **_guess_special(path))
         else:
             name = str(_tokenizer_folder(path)) if path.is_dir() else name

@@ -15,7 +15,7 @@ from altup.studies.sweep_figures import introduce_sweeps, sweep_lines
 from altup.studies.tables import tell_claims, text_speedups
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from altup.core.terminal import Console
 
 HEAD = 14  # columns of a measure's name, which may take several lines
 STYLES = {REPRODUCED: "bold green", CONTRADICTED: "bold red"}

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from altup.core.terminal import Console
 
 BAR = 10  # columns
 SPARE = 3  # columns that stay free: `^C`, which a terminal writes behind the line, must not begin a new one

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import shlex
 import shutil
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 from altup.core.errors import UserError
 from altup.core.files import atomic_write
 from altup.core.hardware import versions
+from altup.core.text import fenced, markdown, printable
 from altup.models.families import family
 from altup.training.config import TrainConfig
 from altup.training.metrics import read_records
@@ -38,23 +41,24 @@ def write_card(
     if not widened:
         imports = f"import altup.models\nfrom transformers import {auto_class}, AutoTokenizer"
         load = f"{auto_class}.from_pretrained"
+    place = json.dumps(str(folder.final))
     records = read_records(folder.metrics)
     plotted = draw_curves(records, folder.path / CURVES)
     held_out = [r for r in records if r["split"] == "validation"]
     parts = [
         f"---\nlibrary_name: transformers\ntags: [altup, {model}]\n---\n",
-        f"# {title}\n",
-        data + "\n",
+        f"# {markdown(title)}\n",
+        html.escape(" ".join(printable(data).split()), quote=False) + "\n",
         _results([r for r in held_out if None not in (r.get("loss"), r.get("accuracy"))]),
         _scores([r for r in held_out if r.get("score") is not None], folder),
         f"![Loss and accuracy]({CURVES})\n" if plotted else "",
         "## Use\n",
-        f"```python\n{imports}\n\n"
-        f'model = {load}("{folder.final}")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("{folder.final}")\n```\n',
-        f"```sh\n{example}\n{resume_command(verb, folder.path)}  # go on, if it was stopped\n```\n",
+        fenced(
+            f"{imports}\n\nmodel = {load}({place})\ntokenizer = AutoTokenizer.from_pretrained({place})", "python"
+        ),
+        fenced(f"{example}\n{resume_command(verb, folder.path)}  # go on, if it was stopped", "sh"),
         "## Config\n",
-        f"```yaml\n{config.to_yaml()}```\n",
+        fenced(config.to_yaml(), "yaml"),
         "## Versions\n",
         "".join(f"- {name} {version}\n" for name, version in versions().items()),
     ]
@@ -84,7 +88,9 @@ def _scores(held_out: list[dict[str, Any]], folder: RunFolder) -> str:
     for name in (n for n, value in held_out[-1].items() if n not in ("step", "split") and value is not None):
         best = max((r for r in held_out if r.get(name) is not None), key=lambda r: r[name])
         kept = f"step-{best['step']}" if (folder.checkpoints / f"step-{best['step']}").is_dir() else "not kept"
-        lines.append(f"| {name} | {held_out[-1][name]:.2f} | {best[name]:.2f} | {best['step']:,} | {kept} |")
+        lines.append(
+            f"| {markdown(name)} | {held_out[-1][name]:.2f} | {best[name]:.2f} | {best['step']:,} | {kept} |"
+        )
     return "\n".join(lines) + "\n"
 
 
