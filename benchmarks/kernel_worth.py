@@ -7,49 +7,32 @@ The cases are those of `altup bench kernels`. A kernel whose ratio stays below 1
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from collections.abc import Sequence
 
-from altup.bench.cases import BenchConfig
-from altup.bench.rows import OK, Machine, Sheet
-from altup.bench.runner import measure
+from altup.bench.cases.kernels import problems
+from altup.bench.rows import OK, BenchRow
+from altup.bench.script import run_script
 from altup.bench.show import by_problem, find
 from altup.core.tables import print_table, table_console
 
 WORTH = 1.05
+PAIR = ("triton", "plain compiled")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=170, help="stop then, with what was measured")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="toy sizes, which time nothing on a CPU")
-    parser.add_argument("--out", type=Path, help="a CSV file of the rows")
-    given = parser.parse_args()
-    config = BenchConfig(cases=["kernels"], quick=given.quick, time_limit=given.seconds, repeat=given.rounds)
-
-    def sheets(machine: Machine) -> list[Sheet]:
-        return [Sheet(given.out, machine)] if given.out else []
-
-    rows = measure(config, sheets, lambda text: None)
-    lines = []
-    for mine in by_problem(rows).values():
-        cells, ratios = [], []
-        for mode in ("forward", "backward", "both"):
-            kernel, compiled = (
-                find([row for row in mine if row.provider == provider], "ms", [mode])
-                for provider in ("triton", "plain compiled")
-            )
-            if kernel and compiled and kernel.p50 and compiled.p50:
-                cells.append(f"{kernel.p50:.3f} / {compiled.p50:.3f}")
-                ratios.append(compiled.p50 / kernel.p50)
-            else:
-                cells.append("")
-        wrong = "; ".join(f"{row.provider} {row.status}: {row.note}" for row in mine if row.status != OK)
-        verdict = wrong[:60] if wrong else "" if not ratios or ratios[-1] >= WORTH else "below 1.05"
-        lines.append([mine[0].method or "", *cells, f"{ratios[-1]:.2f}" if ratios else "", verdict])
-    print_table(table_console(), ["triton / compiled, ms", "forward", "backward", "both", "×", ""], lines)
+def line(mine: Sequence[BenchRow]) -> list[str]:
+    """Milliseconds of both in each mode, the ratio of the last, and what went wrong."""
+    cells, ratio = [], 0.0
+    for mode in ("forward", "backward", "both"):
+        pair = [find([row for row in mine if row.provider == name], "ms", [mode]) for name in PAIR]
+        times = [row.p50 for row in pair if row is not None and row.p50]
+        cells.append(" / ".join(f"{ms:.3f}" for ms in times))
+        ratio = times[1] / times[0] if len(times) == 2 else ratio
+    wrong = "; ".join(f"{row.provider} {row.status}: {row.note}"[:80] for row in mine if row.status != OK)
+    verdict = wrong or ("below 1.05" if 0 < ratio < WORTH else "")
+    return [mine[0].method or "", *cells, f"{ratio:.2f}" if ratio else "", verdict]
 
 
 if __name__ == "__main__":
-    main()
+    rows = run_script(__doc__, problems, seconds=170)
+    lines = [line(mine) for mine in by_problem(rows).values()]
+    print_table(table_console(), ["triton / compiled, ms", "forward", "backward", "both", "×", ""], lines)

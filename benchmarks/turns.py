@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-from altup.bench.rows import Machine, Sheet
 from altup.bench.runner import TimeIsUp
 
 
@@ -46,16 +40,6 @@ def in_words(error: BaseException) -> str:
     """The ends of a message: the compiler's are long, and begin and end with what matters."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text if len(text) < 300 else f'{text[:140]} … {text[-140:]}'}"
-
-
-@cache
-def this_machine(device: Any, dtype: Any) -> Machine:
-    """Takes a second, the first time."""
-    return replace(Machine.here(device, dtype), command=shlex.join(["python", *sys.argv]))
-
-
-def open_sheet(path: Path, device: Any, dtype: Any) -> Sheet:
-    return Sheet(path, this_machine(device, dtype))
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:

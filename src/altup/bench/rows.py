@@ -58,8 +58,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """`metric` says what p20, p50 and p80 are: ms, s (to start), GiB (at the peak), a rate such as seq/s, speedup
-    (over what `note` names), or a fraction. Where there is no number, `status` and `note` say why."""
+    """`metric` says what p20, p50 and p80 are: ms, s (to start), GiB (at the peak), a rate such as seq/s, MHz and
+    W of the GPU, a fraction, or speedup over what `note` names, where p20 and p80 bound its 95 % interval. Where
+    there is no number, `status` and `note` say why."""
 
     case: str
     provider: str

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 
 from altup.bench.cases import BenchConfig, problems
-from altup.bench.problem import Problem, Provider, Setup, Timings, Work
+from altup.bench.problem import Problem, Provider, Setup, Timings
+from altup.bench.profile import print_profile
 from altup.bench.rows import DISAGREES, FAILED, OK, SKIPPED, BenchRow, Machine, Sheet
-from altup.bench.timing import Spread, Stopwatch, take_turns
+from altup.bench.timing import Ratio, Spread, Stopwatch, take_turns
 from altup.core.errors import UserError
 
 GIB = 2**30
+WHOLE_STEPS = ("step", "gemma3n", "inference")  # cases long enough for the GPU's clock and power to be read
 # The share of the time limit for building and checking; the rest is for timing.
 BUILDING = 0.8
 SLOW = 1.0  # seconds of a first repetition that need no further ones to warm up
@@ -39,10 +41,10 @@ class Runner:
     """`emit` receives every row as soon as it is known; `say` reports progress.
 
     `only` are patterns of provider names, all if empty, `where` sizes (`Problem.is_where`). `unchecked` compares
-    nothing with its reference. A provider that fails, disagrees or comes too late is
-    reported and does not stop the others. `cold` measures the start of compiled providers alone, each compiled
-    anew; otherwise one uses what others compiled before it. Of the time limit each of `cases`, in this order, has
-    an equal share and what those before it left.
+    nothing with its reference. `by_host` times whole bursts by the host's clock, `profile` reports what runs on
+    the device. A provider that fails, disagrees or comes too late is reported and does not stop the others. `cold`
+    measures the start of compiled providers alone, each compiled anew; otherwise one uses what others compiled
+    before it. Of the time limit each of `cases`, in this order, has an equal share and what those before it left.
     """
 
     setup: Setup
@@ -55,6 +57,8 @@ class Runner:
     cases: Sequence[str] = ()
     where: Sequence[str] = ()
     unchecked: bool = False
+    by_host: bool = False
+    profile: bool = False
     _begun: float = field(default_factory=lambda: time.monotonic())
 
     def run(self, problems: Iterable[Problem]) -> None:
@@ -86,10 +90,12 @@ class Runner:
                         self._burst(problem, provider, ready)
                 self._free()
             self._take_turns(problem, chosen, ready)
+            for name, stopwatch in ready.items():
+                self._watch(problem, chosen[name], stopwatch)
         finally:
             timings = {name: stopwatch.spreads() for name, stopwatch in ready.items() if stopwatch.samples}
             for name in timings:
-                for row in _timing_rows(problem, chosen[name], ready[name].work, timings):
+                for row in _timing_rows(problem, chosen[name], ready, timings):
                     self.emit(row)
             for fact in problem.derive(timings):
                 self.emit(
@@ -109,7 +115,7 @@ class Runner:
             torch._dynamo.reset()
         try:
             work = provider.build()
-            stopwatch = Stopwatch(work, self.setup.device)
+            stopwatch = Stopwatch(work, self.setup.device, together=self.by_host)
             seconds = stopwatch.start_up()
             errors = work.errors() if work.errors and not self.unchecked else {}
             worst = max(errors.values(), key=lambda e: float("inf") if e != e else e, default=None)
@@ -145,8 +151,18 @@ class Runner:
             if not number and ready[name].is_long:
                 continue
             if not number:
-                ready[name].samples = {}
+                ready[name].forget()
             self._burst(problem, chosen[name], ready)
+
+    def _watch(self, problem: Problem, provider: Provider, stopwatch: Stopwatch) -> None:
+        """The GPU's clock and power during a step of some milliseconds, and where its time goes."""
+        if provider.kind == "floor" or self._is_late(self._share(problem)):
+            return
+        if problem.case in WHOLE_STEPS:
+            for metric, value in stopwatch.clock_and_power().items():
+                self.emit(_number(problem, provider, stopwatch.work.whole, metric, value))
+        if self.profile:
+            print_profile(f"{problem}: {provider.name}", stopwatch.refill, self.setup.device)
 
     def _burst(self, problem: Problem, provider: Provider, ready: dict[str, Stopwatch]) -> None:
         try:
@@ -211,9 +227,13 @@ def _spread(problem: Problem, provider: Provider, mode: str, metric: str, spread
 
 
 def measure(
-    config: BenchConfig, open_sheets: Callable[[Machine], list[Sheet]], say: Callable[[str], None]
+    config: BenchConfig,
+    open_sheets: Callable[[Machine], list[Sheet]],
+    say: Callable[[str], None],
+    make: Callable[[Sequence[str], Setup], Iterable[Problem]] = problems,
 ) -> list[BenchRow]:
-    """The rows of some cases on this machine, which are added to the sheets as they come; Ctrl-C keeps them."""
+    """The rows of some cases on this machine, which are added to the sheets as they come; Ctrl-C keeps them.
+    `make` makes the problems, by default those of the cases in the config."""
     on_gpu = torch.cuda.is_available()
     if not on_gpu and not config.quick and config.cases != ["data"]:
         raise UserError("the full sizes need a CUDA GPU, and there is none here; add --quick")
@@ -230,11 +250,11 @@ def measure(
     limit = config.time_limit or float("inf")
     runner = Runner(
         setup, emit, say, config.only, config.repeat or 1, limit, config.cold, config.cases,
-        config.where, config.unchecked,
+        config.where, config.unchecked, config.clock == "host", config.profile,
     )  # fmt: skip
     try:
         with fast_math(), _stopped_by_sigterm(), stopped_after(limit):
-            runner.run(problems(config.cases, setup))
+            runner.run(make(config.cases, setup))
     except TimeIsUp:
         say("time limit: what was measured is kept")
     except KeyboardInterrupt:
@@ -298,9 +318,11 @@ def fast_math() -> Iterator[None]:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(reduces)
 
 
-def _timing_rows(problem: Problem, provider: Provider, work: Work, timings: Timings) -> Iterator[BenchRow]:
-    """Milliseconds in every mode; of the whole, also the rate and the ratio to the baseline."""
-    name = provider.name
+def _timing_rows(
+    problem: Problem, provider: Provider, ready: dict[str, Stopwatch], timings: Timings
+) -> Iterator[BenchRow]:
+    """Milliseconds in every mode; of the whole, also the rate and the ratio to the baseline with its interval."""
+    name, work = provider.name, ready[provider.name].work
     for mode, spread in timings[name].items():
         yield _spread(problem, provider, mode, "ms", spread)
     whole = timings[name][work.whole]
@@ -309,6 +331,9 @@ def _timing_rows(problem: Problem, provider: Provider, work: Work, timings: Timi
         yield _spread(problem, provider, work.whole, work.unit, Spread(slow, middle, fast, whole.samples))
     baseline = problem.find_baseline(timings, work.whole)
     if baseline is not None and name != baseline and provider.kind != "floor":
-        ratio = timings[baseline][work.whole].p50 / whole.p50
-        told = "" if problem.baseline else ", the fastest peer"
-        yield _number(problem, provider, work.whole, "speedup", ratio, note=f"over {baseline}{told}")
+        above, below = (ready[n].rounds[work.whole] for n in (baseline, name))
+        alike = min(len(above), len(below))  # one that failed has fewer rounds
+        ratio = Ratio.of(above[:alike], below[:alike])
+        whose = "" if problem.baseline else ", the fastest peer"
+        bounds = {"p20": ratio.low, "p50": ratio.p50, "p80": ratio.high, "samples": alike}
+        yield _row(problem, provider, work.whole, "speedup", **bounds, note=f"over {baseline}{whose}")

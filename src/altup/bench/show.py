@@ -143,6 +143,8 @@ def _time(row: BenchRow | None) -> str:
 def _number(row: BenchRow | None) -> str:
     if row is None or row.p50 is None:
         return ""
+    if row.metric == "speedup" and row.p20 is not None and row.samples > 1:
+        return f"{row.p50:.2f} ({row.p20:.2f} to {row.p80:.2f})"
     if row.metric.endswith("/s"):
         return f"{row.p50:,.0f}" if row.p50 >= 100 else f"{row.p50:.3g}"
     return SHARES.get(row.metric, "{:.2f}").format(row.p50)

@@ -7,7 +7,9 @@ for a while slows all of them down.
 from __future__ import annotations
 
 import gc
+import math
 import statistics
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,26 @@ class Spread:
         return cls(fifths[0], statistics.median(values), fifths[3], len(values))
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """The median of the ratios in each round, and bounds of its 95 % interval: by order statistics, whatever the
+    distribution. Fewer than six rounds cannot say as much; their bounds are the extremes."""
+
+    p50: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, above: Sequence[float], below: Sequence[float]) -> Ratio:
+        """`above` and `below` are times in the same rounds."""
+        each = sorted(a / b for a, b in zip(above, below, strict=True))
+        n, outside = len(each), 0
+        while sum(math.comb(n, k) for k in range(outside + 1)) <= 0.025 * 2**n:
+            outside += 1
+        outside = max(0, outside - 1)
+        return cls(statistics.median(each), each[outside], each[n - 1 - outside])
+
+
 def take_turns(rivals: Mapping[str, object], rounds: int) -> Iterator[tuple[int, str]]:
     """(round, name) of whose turn it is: everyone once a round, and another one begins each.
 
@@ -58,10 +80,11 @@ def time_in_turns(
     stopwatches = {name: Stopwatch(work, device, burst_size=1) for name, work in works.items()}
     for stopwatch in stopwatches.values():
         stopwatch.burst()
-        stopwatch.samples, stopwatch.burst_size = {}, burst
+        stopwatch.forget()
+        stopwatch.burst_size = burst
     for _, name in take_turns(stopwatches, rounds):
         stopwatches[name].burst()
-    return {name: stopwatch.samples[works[name].whole] for name, stopwatch in stopwatches.items()}
+    return {name: stopwatch.rounds[works[name].whole] for name, stopwatch in stopwatches.items()}
 
 
 class PeakMemory:
@@ -83,18 +106,25 @@ class PeakMemory:
 
 
 class Stopwatch:
-    """Milliseconds of each repetition of a work: in `forward`, `backward` and `both`, or in its only mode.
+    """Milliseconds of each repetition of a work (`samples`), and the middle one of each burst (`rounds`): in
+    `forward`, `backward` and `both`, or in its only mode. `together`: a burst is timed as one, by the host.
 
     `warm_up` sets the number of repetitions of a burst, unless it is given.
     """
 
-    def __init__(self, work: Work, device: torch.device, burst_size: int = 1) -> None:
+    def __init__(self, work: Work, device: torch.device, burst_size: int = 1, together: bool = False) -> None:
         self.work, self.device, self.burst_size, self.head_start = work, device, burst_size, 0
-        self.samples: dict[str, list[float]] = {}
+        self.together = together or work.together
+        self.forget()
         self._count = 0
         self._peak: int | None = None
         self._reserved = 0
         self.is_long = False  # whether the last repetition of the warm-up is the first burst
+
+    def forget(self) -> None:
+        """What was timed."""
+        self.samples: dict[str, list[float]] = {}
+        self.rounds: dict[str, list[float]] = {}
 
     def start_up(self) -> float:
         """Seconds of the first repetition: what compiling and loading cost."""
@@ -123,7 +153,7 @@ class Stopwatch:
         self._peak = None if peak is None else peak + recorded
         self.is_long = once > LONG_MS and self.work.on_host and self.work.backward is None
         if self.is_long:
-            self.samples[self.work.mode] = [once]
+            self._keep({self.work.mode: [once]})
 
     def refill(self) -> None:
         """A repetition that does not count, after memory was freed."""
@@ -132,19 +162,21 @@ class Stopwatch:
 
     def burst(self) -> None:
         """Several repetitions, one after the other."""
+        if self.together:
+            self._keep({self.work.whole: [self._burst_as_one()]})
+            return
         by_events = self.device.type == "cuda" and not self.work.on_host
-        if self.work.together:
-            times = [(self._burst_as_one(), 0.0)]
+        forward, backward = zip(*(self._burst_by_events() if by_events else self._burst_by_clock()), strict=True)
+        if self.work.backward is None:
+            self._keep({self.work.mode: forward})
         else:
-            times = self._burst_by_events() if by_events else self._burst_by_clock()
-        for forward, backward in times:
-            if self.work.backward is None:
-                self.samples.setdefault(self.work.mode, []).append(forward)
-            else:
-                for mode, value in zip(
-                    ("forward", "backward", "both"), (forward, backward, forward + backward), strict=True
-                ):
-                    self.samples.setdefault(mode, []).append(value)
+            both = [a + b for a, b in zip(forward, backward, strict=True)]
+            self._keep({"forward": forward, "backward": backward, "both": both})
+
+    def _keep(self, times: Mapping[str, Sequence[float]]) -> None:
+        for mode, values in times.items():
+            self.samples.setdefault(mode, []).extend(values)
+            self.rounds.setdefault(mode, []).append(statistics.median(values))
 
     def spreads(self) -> dict[str, Spread]:
         return {mode: Spread.of(values) for mode, values in self.samples.items()}
@@ -158,6 +190,25 @@ class Stopwatch:
             self.work.unrecorded()
             self._peak = memory.read()
         return (self._peak or 0) + self.work.held
+
+    def clock_and_power(self) -> dict[str, float]:
+        """The GPU's clock in MHz and its power in W while it repeats the work; nothing where it does not tell."""
+        if self.device.type != "cuda":
+            return {}
+        torch.cuda._sleep(self.head_start)
+        for _ in range(self.burst_size):
+            self._repeat()
+        asked = "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"
+        index = str(self.device.index or torch.cuda.current_device())
+        try:
+            told = subprocess.run(
+                ["nvidia-smi", *asked, f"--id={index}"], capture_output=True, text=True, timeout=10, check=True
+            ).stdout
+            return dict(zip(("MHz", "W"), map(float, told.split(",")), strict=True))
+        except (OSError, ValueError, subprocess.SubprocessError):
+            return {}
+        finally:
+            synchronize(self.device)
 
     def _repeat(self) -> None:
         out = self.work.forward(self._count)

@@ -63,6 +63,13 @@ class BenchConfig(Settings):
     time_limit: float | None = setting(
         None, "Seconds after which it stops, with what was measured.", shown="none", panel="Options", above=0
     )
+    clock: str = setting(
+        "device", "device: events on a GPU. host: whole bursts by the clock, as a training loop sees them.",
+        panel="Options", choices=("device", "host"),
+    )  # fmt: skip
+    profile: bool = setting(
+        False, "Print what runs on the device in one repetition, by kind.", panel="Options", flag="--profile"
+    )
     cold: bool = setting(
         False, "Measure the start of compiled providers alone, without any cache.", panel="Options", flag="--cold"
     )

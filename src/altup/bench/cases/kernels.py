@@ -218,6 +218,18 @@ def gemma_window(rows: Sequence[int], heads: int, shared: int, d: int, window: i
     return Made(run, [draw.x(*rows, heads, d), draw.x(*rows, shared, d), draw.x(*rows, shared, d)])
 
 
+def fp8_product(m: int, k: int, n: int, draw: Draw) -> Made:
+    """Beside the same product in bf16."""
+    x, w = draw.x(m, k), draw.x(n, k, scale=k**-0.5)
+    one = torch.ones((), device=x.device)
+    low = [t.to(fp8_reference.VALUE) for t in (x, w)]
+
+    def run(kind: str) -> Results:
+        return fp8.product_op(*low, one, one, x.dtype, True) if kind == "triton" else x @ w.t()
+
+    return Made(run, [], exact=False)
+
+
 def fp8_cast(m: int, n: int, draw: Draw) -> Made:
     x = draw.x(m, n)
     most = x.abs().amax().float().reshape(1)
@@ -285,6 +297,8 @@ KERNELS: tuple[tuple[str, partial[Made]], ...] = (
     ("head with softcap", partial(head, 4 * 2048, 2048, 262_144, 30.0)),
     ("attention", partial(biased_attention, ENCODER, 12, 64, False)),
     ("attention", partial(biased_attention, DECODER, 12, 64, True)),
+    ("fp8 product", partial(fp8_product, 64 * 512, 768, 4096)),
+    ("fp8 product", partial(fp8_product, 64 * 512, 2048, 768)),
     ("fp8 cast", partial(fp8_cast, 64 * 512, 768)),
     ("fp8 transpose", partial(fp8_transpose, 64 * 512, 768)),
     ("fp8 geglu", partial(fp8_geglu, 64 * 512, 2048, False)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -41,6 +41,8 @@ WIDE_OUTPUT = ("altup k2", "altup k4")  # of these, those whose head and cross-a
 FEW = ("dense", "altup k2", "recycled k2")  # of the sizes above base
 EAGER = ("dense", "altup k2")  # also timed without the compiler
 IN_FP8 = ("dense", "altup k2", "recycled k2", "sequence-altup")  # also timed with the layers' products in fp8
+DROPOUT = 0.1
+BY_SEQUENCE = {"dropout": False, "dropout by sequence": True}  # whether all tokens of a sequence lose the same
 FP8 = " fp8"  # behind the name of such a provider
 PRODUCTS = "products of dense"
 # The reference works on this many sequences at a time: float64 takes four times the room of bf16.
@@ -83,6 +85,10 @@ def problem(setup: Setup, models: Models) -> Problem:
         providers.append(Provider(name, partial(models.ours, name), compiled=True))
         if name in IN_FP8 and multiplies_fp8(setup.device):
             providers.append(Provider(name + FP8, partial(models.ours, name, fp8=True), compiled=True))
+    if not few:
+        for how, per_sequence in BY_SEQUENCE.items():
+            build = partial(models.ours, "dense", dropout=DROPOUT, per_sequence=per_sequence)
+            providers.append(Provider(f"dense {how}", build, compiled=True))
     providers.append(Provider("copy", partial(copy_work, setup.device, setup.quick), "floor"))
     providers.append(Provider(PRODUCTS, models.products, "floor"))
     for name in methods:
@@ -198,17 +204,22 @@ class Models:
         self.master = cache(self._master)
         self.reference = lru_cache(maxsize=2)(self._reference)  # of the methods that run eagerly and compiled
 
-    def ours(self, name: str, compiled: bool = True, fp8: bool = False) -> Work:
-        """As training runs it: eager, or with compiled layers as a graph."""
-        model = share_weights(self.master(name))
+    def ours(
+        self, name: str, compiled: bool = True, fp8: bool = False, dropout: float = 0.0, per_sequence: bool = False
+    ) -> Work:
+        """As training runs it: eager, or with compiled layers as a graph. With dropout nothing is compared."""
+        drops = {"dropout_rate": dropout, "sequence_dropout": per_sequence} if dropout else {}
+        model = share_weights(self.master(name, **drops))
         if fp8:
             use_fp8(model)
         if compiled:
             compile_layers(model)
         run = partial(model, return_logits=False)
         if compiled and self.setup.device.type == "cuda":
-            return self._recorded(model, run, name, "fp8 " if fp8 else "")
-        return self._work(model, run, lambda parameter: parameter, name)
+            work = self._recorded(model, run, name, "fp8 " if fp8 else "")
+        else:
+            work = self._work(model, run, lambda parameter: parameter, name)
+        return replace(work, errors=None) if dropout else work
 
     def _recorded(self, model: nn.Module, run: Run, name: str, mark: str) -> Work:
         """Forward and backward as a graph, whose parts cannot be told apart any more; `mark` stands before the
@@ -264,11 +275,13 @@ class Models:
         block = self.batch.rows * tokens * config.d_model * self.setup.dtype.itemsize
         return (5 * config.num_blocks + 3) * block
 
-    def _master(self, name: str) -> AltUpT5ForConditionalGeneration:
+    def _master(self, name: str, **settings: Any) -> AltUpT5ForConditionalGeneration:
         """Weights as they start, but for the coefficients of the rules, which have left their special values."""
         torch.manual_seed(1)
         with self.setup.device:
-            model: Any = AltUpT5ForConditionalGeneration(self.configs[name])
+            model: Any = AltUpT5ForConditionalGeneration(
+                AltUpT5Config.from_dict({**self.configs[name].to_dict(), **settings})
+            )
         coefficients = coefficient_names(model)
         for parameter_name, parameter in model.named_parameters():
             if parameter_name in coefficients:

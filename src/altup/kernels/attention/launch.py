@@ -25,7 +25,7 @@ class TileConfig(NamedTuple):
     engine: bool = False
 
 
-# By the width of a head, so that registers suffice. benchmarks/tune_attention.py times these and others.
+# By the width of a head, so that registers suffice: see benchmarks/tune_attention.py of commit 575338fc.
 FORWARD = {
     16: TileConfig(128, 64, 4, 3),
     32: TileConfig(128, 64, 4, 3, 128, engine=True),

@@ -23,7 +23,7 @@ GRADIENT_MAX = tl.constexpr(torch.finfo(reference.GRADIENT).max)
 GELU_SLOPE, SLACK = tl.constexpr(reference.GELU_SLOPE), tl.constexpr(reference.SLACK)
 # The GPU's own instructions, which the interpreter does not know: it computes the same in other words.
 NATIVE = tl.constexpr(not interprets_triton())
-# Rows and columns of a tile, and its warps; benchmarks/fp8.py times others.
+# Rows and columns of a tile, and its warps; benchmarks/fp8.py of commit 575338fc timed others.
 CAST = (128, 64, 8)
 TRANSPOSE = (64, 64, 4)
 GEGLU = (128, 64, 8)
