@@ -56,6 +56,13 @@ class LayerInputs(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class Site(NamedTuple):
+    """A layer by its number, or one of its sublayers."""
+
+    layer: int
+    only: int | None = None
+
+
 class LayerStack:
     """Lift, update with one layer after the other, lower: what every model does with its `layers` and `rule`.
 
@@ -71,6 +78,7 @@ class LayerStack:
     shared_blocks: int = 1  # that dropout outside of the layers treats as one
     stride: int = 1
     strided: frozenset[int] = frozenset()
+    by_sublayer: bool = False  # whether the rule stands around each sublayer, and not around whole layers
 
     def stride_layers(self, config: AltUpConfig) -> None:
         """Wrap the layers that see every `stride`-th token only."""
@@ -117,34 +125,49 @@ class LayerStack:
             return False
         return any(isinstance(part, Fp8Maps) and part.fp8 for part in self.layers[0].modules())
 
+    def list_sites(self) -> list[Site]:
+        """Where the rule reads and writes: around each layer, or around each of their sublayers."""
+        if not self.by_sublayer:
+            return [Site(index) for index in range(len(self.layers))]
+        return [
+            Site(index, only)
+            for index, layer in enumerate(self.layers)
+            for only in range(len(layer.sublayers()))  # type: ignore[operator]
+        ]
+
     def _run_layers(
         self, state: Blocks, inputs: Sequence[LayerInputs], output_hidden_states: bool | None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        rule, hidden = self.rule, []
+        rule, hidden, sites = self.rule, [], self.list_sites()
         reading: Reading | None = None
-        for site, (layer, (args, kwargs)) in enumerate(zip(self.layers, inputs, strict=True)):
-            if output_hidden_states:
+        for number, site in enumerate(sites):
+            if output_hidden_states and not site.only:
                 hidden.append(rule.lower(state))
             if reading is None:
-                reading = rule.read(state, site)
-            known = {name: value for name in ("update", "normed") if (value := getattr(reading, name)) is not None}
-            residual, update = residual_and_update(layer(reading.x, *args, **kwargs, **known))
-            kept, entry = reading.kept, None if output_hidden_states else self._next_entry(site, residual)
+                reading = rule.read(state, number)
+            args, kwargs = inputs[site.layer]
+            known = {"only": site.only, "update": reading.update, "normed": reading.normed}
+            known = {name: value for name, value in known.items() if value is not None}
+            computed = self.layers[site.layer](reading.x, *args, **kwargs, **known)
+            (residual, update), kept = residual_and_update(computed), reading.kept
+            entry = None
+            if number + 1 < len(sites) and residual is not None and not output_hidden_states:
+                entry = self._entry(sites[number + 1], residual)
             if entry is None or residual is None:
-                state, reading = rule.write(state, site, residual, update, kept), None
+                state, reading = rule.write(state, number, residual, update, kept), None
             else:
-                state, reading = rule.advance(state, site, residual, update, kept, entry)
+                state, reading = rule.advance(state, number, residual, update, kept, entry)
         output = self.lower(state)
         return output, (*hidden, output) if output_hidden_states else None
 
-    def _next_entry(self, site: int, residual: Tensor | None) -> Sublayer | None:
-        """The sublayer that the next layer begins with, where the addition before it may be joined with its norm:
-        in training, unless the layer is computed again in the backward pass or watched by hooks."""
-        if site + 1 == len(self.layers) or residual is None or not self.training or not fuses(residual):
+    def _entry(self, site: Site, residual: Tensor) -> Sublayer | None:
+        """The sublayer that a site begins with, where the addition before it may be joined with its norm: in
+        training, unless the layer is computed again in the backward pass or watched by hooks."""
+        layer = self.layers[site.layer]
+        if not (self.training and isinstance(layer, PreNormLayer) and fuses(residual)):
             return None
-        layer = self.layers[site + 1]
-        joins = isinstance(layer, PreNormLayer) and is_unhooked(layer) and not layer.gradient_checkpointing
-        return layer.sublayers()[0] if joins else None  # type: ignore[operator]
+        joins = is_unhooked(layer) and not layer.gradient_checkpointing
+        return layer.sublayers()[site.only or 0] if joins else None
 
     def lower(self, state: Blocks) -> Tensor:
         """The last state → [batch, tokens, output_width]."""

@@ -60,11 +60,11 @@ class Engine:
         if config.precision == "fp8":
             enable_fp8(model, process_group.device)
         sharded = shards_weights(config.parallel, process_group)
+        join_maps(model, not sharded)
         self.compiles = config.compile and process_group.device.type == "cuda"
         if self.compiles:
             # Code for any size is made once two have been seen, so what a step runs depends on the steps before.
             dynamic = None if config.SHAPES_VARY and not config.deterministic else False
-            join_maps(model, not sharded)
             compile_layers(model, dynamic=dynamic)
         self.plain = distribute(model, config.parallel, config.low_precision, process_group)
         if fill:
