@@ -62,6 +62,7 @@ def _page(command: Any, parent: Any, name: str, level: int = 1) -> str:
             lines += [_page(command.get_command(context, sub), context, f"{name} {sub}", level + 1), ""]
         return "\n".join(lines)
     lines += ["```text", _usage(command, context, name), "```", ""]
+    command.complete_help()
     panels: dict[str, list[Any]] = {}
     for parameter in command.params:
         if parameter.name == "help" or getattr(parameter, "hidden", False):
@@ -96,7 +97,7 @@ def settings(name: str) -> str:
     module, _, cls = name.rpartition(".")
     lines = ["| setting | takes | default | what it is |", "|---|---|---|---|"]
     for field in schema.describe_settings(getattr(importlib.import_module(module), cls)).values():
-        words = field.help.replace("{choices}", ", ".join(map(str, field.choices or ())))
+        words = field.description(", ".join(map(str, field.allowed)))
         default = field.shown or ("none" if field.default is None else f"`{field.default!r}`")
         kind = schema.describe_kind(field.kind)
         lines.append(f"| `{field.name}` | {_escape(kind)} | {_escape(default)} | {_escape(words)} |")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from altup.models.config import METHODS
 from altup.models.families import FAMILIES
+from altup.models.methods import list_presets
 from tests.golden.record import NOT_FOR, Case, cases, differences, digest_of_data, fingerprint, prepare, run
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "losses.json").read_text())
@@ -44,7 +44,7 @@ def test_every_family_and_method_has_a_case() -> None:
     assert {case.family for case in cases()} == set(FAMILIES)
     for family in FAMILIES:
         methods = {case.method for case in cases() if case.family == family}
-        assert methods == set(METHODS) - set(NOT_FOR.get(family, ()))
+        assert methods == set(list_presets()) - set(NOT_FOR.get(family, ()))
 
 
 def test_every_case_is_recorded() -> None:

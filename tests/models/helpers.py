@@ -15,13 +15,13 @@ from transformers import (
 )
 
 from altup import AltUpT5Config, AltUpT5ForConditionalGeneration, decelerate
-from altup.models.config import METHODS
 from altup.models.families import FAMILIES
+from altup.models.methods import list_presets
 from altup.nn import coefficient_names
 
 VOCABULARY = 120
 SHAPE = {"vocab_size": VOCABULARY, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_heads": 3, "num_layers": 4}
-ALL_METHODS = [*METHODS, "altup+sequence-altup+moe", "recycled+stride-and-skip", "altup+average-pooling"]
+ALL_METHODS = [*list_presets(), "altup+sequence-altup+moe", "recycled+stride-and-skip", "altup+average-pooling"]
 DECODER_SHAPE = {**SHAPE, "num_heads": 6, "num_kv_heads": 2}
 WIDENINGS = ["dense", "altup", "sameup", "recycled", "sum", "dense-wide", "moe", "altup+moe"]
 STRIDED = ["sequence-altup", "stride-and-skip", "altup+sequence-altup+moe", "recycled+stride-and-skip"]

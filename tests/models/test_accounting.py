@@ -15,13 +15,14 @@ from altup.core.errors import UserError
 from altup.models import AltUpBertConfig, AltUpT5Config, AltUpT5ForConditionalGeneration
 from altup.models.accounting import account, refuse_too_large
 from altup.models.base import ALIGNED
-from altup.models.config import METHODS, AltUpConfig
+from altup.models.config import AltUpConfig
 from altup.models.families import family as family_of
+from altup.models.methods import list_presets
 from altup.studies.paper import table
 from tests.models.helpers import STACKS
 
 SHAPES: list[dict[str, Any]] = [
-    *({"size": size, "method": method} for size in ("tiny", "small") for method in METHODS),
+    *({"size": size, "method": method} for size in ("tiny", "small") for method in list_presets()),
     {"size": "tiny", "method": "altup", "k": 1},
     {"size": "tiny", "method": "altup", "k": 5},
     {"size": "tiny", "method": "recycled+sequence-altup+moe", "k": 3, "stride": 3, "experts": 6},

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from altup import AltUpT5Config
-from altup.models.config import METHODS
+from altup.models.methods import list_presets
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_presets_refuse_nonsense(arguments, says):
         AltUpT5Config.from_preset(**arguments)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", list_presets())
 def test_round_trip_through_disk(method, tmp_path):
     config = AltUpT5Config.from_preset("base", method)
     config.save_pretrained(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from altup.core.errors import UserError
 from altup.models import AltUpT5Config
-from altup.models.config import METHODS
+from altup.models.methods import list_presets
 from altup.studies import paper
 from altup.studies.comparison import paper_numbers, size_of
 from altup.studies.scale import SCALES, find_scale, read_seeds, with_settings
@@ -26,7 +26,9 @@ def test_every_row_of_every_table_of_the_paper_belongs_to_one_study() -> None:
         assert sorted(map(str, covered)) == sorted(map(str, rows)), name
 
 
-@pytest.mark.parametrize("method", [*METHODS, "recycled+moe", "altup+sequence-altup", "sum+stride-and-skip"])
+@pytest.mark.parametrize(
+    "method", [*list_presets(), "recycled+moe", "altup+sequence-altup", "sum+stride-and-skip"]
+)
 def test_a_row_says_which_model_it_is_as_the_model_does(method: str) -> None:
     found, model = Row("R", {"method": method}).identity, AltUpT5Config.from_preset("small", method)
     assert (found["k"], found["stride"]) == (model.num_blocks, model.stride)

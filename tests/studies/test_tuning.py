@@ -713,12 +713,12 @@ def test_what_a_row_or_the_user_sets_is_not_swept(tuned: Scale, data: Path) -> N
 
 def test_models_with_coefficients_are_those_that_have_them() -> None:
     from altup.models import AltUpT5Config, AltUpT5ForConditionalGeneration
-    from altup.models.config import METHODS
+    from altup.models.methods import list_presets
     from altup.nn import coefficient_names
 
     fixed, dynamic = {"coefficients": "fixed"}, {"coefficients": "dynamic"}
     cases: list[tuple[str, dict[str, Any], int | None]] = [
-        *((method, {}, None) for method in METHODS),
+        *((method, {}, None) for method in list_presets()),
         *((method, fixed, None) for method in ("altup", "sameup+moe", "altup+sequence-altup")),
         *((method, dynamic, None) for method in ("recycled", "altup+sequence-altup")),
         ("dense", {"widening": "altup", "num_blocks": 2}, None),

@@ -12,9 +12,9 @@ from torch import nn
 
 from altup.models.bert.config import AltUpBertConfig
 from altup.models.bert.model import AltUpBertForMaskedLM
-from altup.models.config import PRESETS
 from altup.models.decoder.config import AltUpDecoderConfig
 from altup.models.decoder.model import AltUpDecoderForCausalLM
+from altup.models.methods import PRESETS
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.model import AltUpT5ForConditionalGeneration
 from altup.training.deferred import NotDeferredError, defer_weights

@@ -59,6 +59,7 @@ def with_settings(config: type[Settings], only: Collection[str] = ()) -> Callabl
         parameters = _ordered([one.replace(kind=one.KEYWORD_ONLY) for one in own], list(made.values()))
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in parameters}
+        run.late = {name: one for name, one in made.items() if one.is_late}  # type: ignore[attr-defined]
         return run
 
     return decorate
@@ -79,7 +80,8 @@ def _parameter(one: Setting) -> inspect.Parameter:
     name = one.name.replace("_", "-")
     flag = one.flag or (f"--{name}/--no-{name}" if one.kind is bool else f"--{name}")
     kind = list[str] if typing.get_origin(one.kind) in (list, dict) else one.kind
-    annotation = Annotated[kind | None, option(flag, one.help_text(), one.panel or "")]  # type: ignore[valid-type]
+    text = "" if one.is_late else one.help_text()  # `Verb.complete_help` fills it in
+    annotation = Annotated[kind | None, option(flag, text, one.panel or "")]  # type: ignore[valid-type]
     return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -280,7 +280,7 @@ def _print_one(result: Accounting) -> None:
 
 
 def _title(config: Any) -> str:
-    rule = f"{config.widening}, K = {config.num_blocks}" if config.widening != "none" else "not widened"
+    rule = f"{config.widening}, K = {config.num_blocks}" if config.widening_method.has_blocks else "not widened"
     layers = " + ".join(
         str(getattr(config, name)) for name in ("num_layers", "num_decoder_layers") if hasattr(config, name)
     )

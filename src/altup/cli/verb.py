@@ -44,6 +44,17 @@ class Verb(TyperCommand):
         with settings_typed(typed):
             return super().invoke(ctx)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.complete_help()
+        super().format_help(ctx, formatter)
+
+    def complete_help(self) -> None:
+        """Fill in help that names what is registered: it needs imports that take seconds."""
+        late = getattr(self.callback, "late", {})
+        for parameter in self.params:
+            if parameter.name in late:
+                parameter.help = late[parameter.name].help_text()  # type: ignore[attr-defined]
+
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]

@@ -16,7 +16,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -43,7 +43,7 @@ KINDS = {
 }
 
 
-def setting(default: Any, help: str | None = None, **about: Any) -> Any:
+def setting(default: Any, help: str | Callable[[], str] | None = None, **about: Any) -> Any:
     """A field of a `Settings` class. `about` holds fields of `Setting`; those not given come from a base class."""
     metadata = {METADATA: about if help is None else {"help": help, **about}}
     if isinstance(default, list | dict):
@@ -60,14 +60,16 @@ class Setting:
     - `flag`: the option's name where it is not the field's. `after`: the option that it follows in the help.
     - `shown`: the default in words, where its value is None.
     - `at_least`, `above`, `at_most`, `below`: the range of a number, or of the numbers in a mapping.
-    - `choices`: the values it may have, the elements of a list, or the keys of a mapping.
+    - `choices`: the values it may have, the elements of a list, or the keys of a mapping. A function that returns
+      them is called when they are needed, as `help` may be one: what other modules register need not be imported
+      before.
     - `may_change`: whether a run may go on with another value.
     """
 
     name: str
     kind: Any  # the field's type hint
     default: Any
-    help: str = ""
+    help: str | Callable[[], str] = ""
     panel: str | None = None
     flag: str | None = None
     after: str | None = None
@@ -76,7 +78,7 @@ class Setting:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
-    choices: Collection[str] | None = None
+    choices: Collection[str] | Callable[[], Collection[str]] | None = None
     may_change: bool = False
 
     def read(self, value: Any) -> Any:
@@ -87,7 +89,7 @@ class Setting:
             raise UserError(f"{shown} is of the wrong kind; give {describe_kind(self.kind)}")
         if self.choices is not None and value is not None:
             for one in value if isinstance(value, list | dict) else [value]:
-                check_choice(self.name, one, self.choices)
+                check_choice(self.name, one, self.allowed)
         for name, one in value.items() if isinstance(value, dict) else [("", value)]:
             if isinstance(one, int | float) and not isinstance(one, bool):
                 self._check_range(f"{self.name}.{name}" if name else self.name, one)
@@ -107,10 +109,24 @@ class Setting:
             kind = KINDS[type(value)]
             raise UserError(f"{named(name, value)} makes no sense; give {kind} {limits}".rstrip())
 
+    @property
+    def allowed(self) -> Collection[str]:
+        """The choices."""
+        return (self.choices() if callable(self.choices) else self.choices) or ()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its help is made when it is asked for."""
+        return callable(self.help) or callable(self.choices)
+
+    def description(self, choices: str) -> str:
+        """What it does, with these words for its choices."""
+        return (self.help() if callable(self.help) else self.help).replace("{choices}", choices)
+
     def help_text(self) -> str:
         """What it does, and its default in words."""
-        choices = any_of(self.choices, mark=self.default) if self.choices else ""
-        text = self.help.replace("{choices}", choices)
+        allowed = self.allowed
+        text = self.description(any_of(allowed, mark=self.default) if allowed else "")
         one_way = self.flag and self.default is False  # an option such as --quick, which can only turn it on
         shown = self.shown if self.default is None or one_way else _in_words(self.default)
         return f"{text} Default: {shown}." if shown and "(default)" not in text else text

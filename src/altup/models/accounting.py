@@ -17,6 +17,7 @@ from altup.core.hardware import host_memory
 from altup.models.bert.config import AltUpBertConfig
 from altup.models.config import AltUpConfig
 from altup.models.decoder.config import AltUpDecoderConfig
+from altup.models.methods import Method
 from altup.models.t5.config import AltUpT5Config
 
 __all__ = ["INPUTS", "TARGETS", "Accounting", "account", "list_layers"]
@@ -26,7 +27,7 @@ INPUTS, TARGETS, MASKED = 512, 114, 0.15
 
 Counts = dict[str, int]
 EMBEDDING_PARTS = ("input_table", "output_head")
-RULE = "update_rule"
+RULE = Method.cost_part
 TOTALS = (
     *("embedding", "non_embedding", "total", "flops_forward", "flops_matrix", "flops_train"),
     *("activation_bytes", "activation_bytes_paper", "inputs", "targets"),
@@ -115,6 +116,7 @@ class Layer:
     state_tokens: int  # what the rule around it updates; more than `tokens` where the layer is strided
     memory: int  # encoder positions that cross-attention reads; 0 in the encoder
     strided: bool
+    keeps_output: bool = False  # whether the layer's last norm keeps what it gives, as BERT's
 
 
 def account(config: PreTrainedConfig, inputs: int = INPUTS, targets: int | None = None) -> Accounting:
@@ -191,9 +193,9 @@ def refuse_too_large(config: AltUpConfig, shards: int = 1) -> None:
 def list_layers(config: AltUpConfig, inputs: int, targets: int) -> list[Layer]:
     """Every layer of all stacks with its lengths; a stride keeps ⌈length / stride⌉ tokens."""
     kept = -(-inputs // config.stride)
-    state = kept if config.sequence == "pool" else inputs
+    state = kept if config.sequence_method.shortens else inputs
     layers = [
-        Layer(False, kept if strided else state, state, 0, strided)
+        Layer(False, kept if strided else state, state, 0, strided, isinstance(config, AltUpBertConfig))
         for strided in (i in config.strided_layers for i in range(config.num_layers))
     ]
     if isinstance(config, AltUpT5Config):
@@ -233,8 +235,8 @@ def count_parameters(config: AltUpConfig, layers: list[Layer]) -> Counts:
         if layer.decoder:
             parts["cross_attention"] += 2 * d * queries + 2 * out * keys
             parts["norms"] += d
-        parts["experts"] += config.experts * (d + 2 * d * config.expert_hidden)
-        parts["coefficients"] += count_coefficients(config, layer)
+        for method in config.methods:
+            parts[method.parameter_part] += method.parameters(config, layer)
     return parts
 
 
@@ -268,9 +270,8 @@ def count_flops(config: AltUpConfig, layers: list[Layer], targets: int) -> Count
         if layer.decoder:
             parts["cross_attention_projections"] += 2 * (n * 2 * d * queries + memory * 2 * out * keys)
             parts["cross_attention_scores"] += 2 * n * memory * 2 * queries
-        if config.experts:
-            parts["experts"] += 2 * n * d * (config.experts + 2 * config.expert_top_k * config.expert_hidden)
-        parts[RULE] += 2 * layer.state_tokens * (d * rule_scalars(config, layer) + 2 * router_weights(config))
+        for method in config.methods:
+            parts[method.cost_part] += method.flops(config, layer)
     return parts
 
 
@@ -283,7 +284,7 @@ def count_activations(config: AltUpConfig, layers: list[Layer], targets: int) ->
     and gives); for an update rule the state and the layer's output. No dropout, no recomputation. What a whole
     batch shares, the relative bias, is left out.
     """
-    d, out, k, heads = config.layer_width, config.output_width, config.num_blocks, config.num_heads
+    d, out, heads = config.layer_width, config.output_width, config.num_heads
     queries, keys = attention_widths(config)
     bert = isinstance(config, AltUpBertConfig)
     inputs = layers[0].state_tokens
@@ -301,7 +302,7 @@ def count_activations(config: AltUpConfig, layers: list[Layer], targets: int) ->
         "logits": 4 * targets * config.vocab_size,  # float32, as the loss reads them
     }
     for layer in layers:
-        n, state = layer.tokens, layer.state_tokens
+        n = layer.tokens
         norms = 3 if layer.decoder else 2
         parts["norm_inputs"] += 2 * norms * n * d
         parts["norm_outputs"] += 2 * norms * n * d
@@ -309,13 +310,8 @@ def count_activations(config: AltUpConfig, layers: list[Layer], targets: int) ->
         if layer.decoder:
             parts["cross_attention"] += 2 * (n * 2 * queries + layer.memory * 2 * keys) + 4 * n * heads
         parts["feed_forward"] += 2 * n * (2 if bert else 4) * config.d_ff
-        parts["experts"] += expert_bytes(config, n)
-        if config.mixes_blocks:
-            # The wide state and the layer's output, one of which is counted above: the block that the layer's
-            # first norm reads, or what BERT's last norm gives. A strided layer's spread-out output comes on top.
-            parts[RULE] += 2 * d * state * (k + 1 if layer.strided else k)
-        if mixes_tokens(config, layer):
-            parts[RULE] += 2 * d * ((0 if bert else n) + (0 if config.mixes_blocks else state))
+        for method in config.methods:
+            parts[method.cost_part] += method.activation_bytes(config, layer)
     return parts
 
 
@@ -337,36 +333,3 @@ def activation_formula(config: AltUpConfig, layers: list[Layer]) -> int:
 def attention_widths(config: Any) -> tuple[int, int]:
     """Of all queries, and of all keys (or values)."""
     return config.num_heads * config.d_kv, getattr(config, "num_kv_heads", config.num_heads) * config.d_kv
-
-
-def mixes_tokens(config: AltUpConfig, layer: Layer) -> bool:
-    return layer.strided and config.sequence == "altup"
-
-
-def router_weights(config: AltUpConfig) -> int:
-    """Weights of the router that makes dynamic coefficients, which runs on the state and on the layer's output."""
-    return config.num_blocks * config.d_model if config.coefficients == "dynamic" else 0
-
-
-def count_coefficients(config: AltUpConfig, layer: Layer) -> int:
-    """Parameters of the rules around one layer; dynamic ones: K for each coefficient, the router and its norm."""
-    scalars = rule_scalars(config, layer)
-    if config.coefficients != "dynamic":
-        return scalars
-    k = config.num_blocks
-    return scalars + (k - 1) * (k * k + k) + router_weights(config) + config.d_model
-
-
-def rule_scalars(config: AltUpConfig, layer: Layer) -> int:
-    """Learned scalars of the rules around one layer: P and g of AltUp; a1, a2 and b of Sequence-AltUp."""
-    k = config.num_blocks
-    return (k * k + k if config.mixes_blocks else 0) + (3 if mixes_tokens(config, layer) else 0)
-
-
-def expert_bytes(config: AltUpConfig, tokens: int) -> int:
-    """What one layer's experts keep: router input and probabilities in float32, and of the experts chosen input,
-    hidden layer and output."""
-    if not config.experts:
-        return 0
-    width, chosen = config.layer_width, tokens * config.expert_top_k
-    return 4 * tokens * (width + config.experts) + 2 * chosen * (2 * width + config.expert_hidden)

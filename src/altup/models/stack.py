@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from altup.kernels.dropout import block_dropout
 from altup.models.config import AltUpConfig
 from altup.models.layers import PreNormLayer
-from altup.nn import AltUp, AveragePooling, DynamicAltUp, FixedAltUp, RMSNorm, SequenceAltUp, StrideAndSkip, Sum
+from altup.nn import AveragePooling, RMSNorm
 from altup.nn.dynamic import DynamicUpdate
 from altup.nn.linear import Fp8Maps, fuses, is_unhooked, weights_rounded_together
-from altup.nn.rule import Reading, Sublayer, residual_and_update
+from altup.nn.rule import Reading, Rule, Sublayer, residual_and_update
 from altup.nn.sequence import SequenceUpdate
 
 Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, tokens, d]
@@ -27,22 +27,9 @@ RECOMPILE_LIMIT = 64
 COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
 
 
-def build_rule(config: AltUpConfig, num_layers: int, lowering: str | None = None) -> AltUp | Sum:
+def build_rule(config: AltUpConfig, num_layers: int, lowering: str | None = None) -> Rule:
     """The rule that updates a stack's state; `lowering` is how Recycled-AltUp joins its blocks."""
-    if config.widening == "sum":
-        return Sum(config.num_blocks)
-    if config.selects_blocks:
-        recycled = config.widening == "recycled"
-        selection = config.selection or "alternating"
-        if config.coefficients == "fixed":
-            return FixedAltUp(config.num_blocks, num_layers, selection)
-        options: dict[str, Any] = {"recycled": recycled, "lowering": lowering if recycled else None}
-        if config.coefficients == "dynamic":
-            return DynamicAltUp(config.num_blocks, num_layers, config.d_model, selection, **options)
-        return AltUp(config.num_blocks, num_layers, selection, **options)
-    if config.widening in ("none", "wide"):
-        return AltUp(1, num_layers)
-    raise ValueError(f"widening={config.widening!r} has no rule yet")
+    return config.widening_method.build_rule(config, num_layers, lowering)
 
 
 class LayerInputs(NamedTuple):
@@ -84,9 +71,8 @@ class LayerStack:
         """Wrap the layers that see every `stride`-th token only."""
         self.stride = config.stride
         self.strided = frozenset(config.strided_layers)
-        wrappers = {"altup": SequenceAltUp, "skip": StrideAndSkip}
         for index in config.strided_layers:
-            self.layers[index] = wrappers[config.sequence](self.layers[index], config.stride)
+            self.layers[index] = config.sequence_method.wrap(self.layers[index], config.stride)
 
     def lift(self, embeddings: Tensor) -> Blocks:
         """[batch, tokens, embedding_width] → the first state, in the dtype that the layers compute in."""

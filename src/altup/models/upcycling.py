@@ -24,9 +24,11 @@ from altup.core.sealed_folders import new_sealed_folder
 from altup.models.accounting import refuse_too_large
 from altup.models.base import empty_like
 from altup.models.bert import convert as bert
-from altup.models.config import COEFFICIENTS, MOST, AltUpConfig, preset_fields
+from altup.models.config import AltUpConfig
 from altup.models.decoder import convert as decoder
 from altup.models.families import FAMILIES
+from altup.models.methods import MOST, PRESETS, preset_fields
+from altup.models.methods.altup import COEFFICIENTS
 from altup.models.t5 import convert as t5
 from altup.models.widening.parameters import spread
 from altup.models.widening.probe import difference, refuse_not_finite, run, tolerance
@@ -40,7 +42,7 @@ CONVERTERS: dict[Any, Callable[..., PreTrainedModel]] = {
 }
 T5S = (T5ForConditionalGeneration, FAMILIES["t5"].model_class)
 OURS = tuple(one.model_class for one in FAMILIES.values())
-UPCYCLE_METHODS = ("recycled", "altup", "sameup", "dense")
+UPCYCLE_METHODS = tuple(name for name, preset in PRESETS.items() if preset.upcycles)
 
 
 def upcycle(

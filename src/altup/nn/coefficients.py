@@ -13,6 +13,7 @@ class CoefficientModule(nn.Module):
     """A module whose own parameters `.to(torch.bfloat16)` and `.half()` leave in float32."""
 
     of_a_rule = True  # False for what must stay float32 without being a coefficient of an update rule
+    from_data = False  # True where coefficients are made from the data, with weights that begin with zeros
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def keep_wide(tensor: Tensor) -> Tensor:
@@ -29,10 +30,15 @@ def coefficient(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(shape, dtype=torch.float32))
 
 
-def coefficient_names(model: nn.Module) -> set[str]:
+def coefficient_names(model: nn.Module, scalars_alone: bool = False) -> set[str]:
     """The names of all parameters of `model` that are coefficients of an update rule.
 
-    They have no weight decay and a learning rate of their own.
+    They have no weight decay and a learning rate of their own. With `scalars_alone` only those that are numbers
+    of their own, and not made from the data.
     """
-    rules = [(name, m) for name, m in model.named_modules() if isinstance(m, CoefficientModule) and m.of_a_rule]
+    rules = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, CoefficientModule) and module.of_a_rule and not (scalars_alone and module.from_data)
+    ]
     return {f"{name}.{own}" if name else own for name, module in rules for own, _ in module.named_parameters()}

@@ -28,6 +28,8 @@ class DynamicUpdate(CoefficientModule):
     g are there.
     """
 
+    from_data = True
+
     def __init__(
         self,
         num_blocks: int,

@@ -110,9 +110,6 @@ SHIPPED = (*SCALES, *SUPERSEDED)
 IDENTITY = {"method": "dense", "k": 1, "stride": 1, "extra_layers": 0}
 # How P and g of AltUp may start other than as the identity and ones: `coefficients.py`.
 STARTS = {"P": ("average", "noisy"), "g": ("active",)}
-# Methods whose K is 2, or whose stride is 4, where a row does not say it.
-WIDENING = {"altup", "sameup", "recycled", "sum", "dense-wide"}
-STRIDED = {"sequence-altup", "stride-and-skip", "average-pooling"}
 
 
 @dataclass(frozen=True)
@@ -141,12 +138,14 @@ class Row:
     @property
     def identity(self) -> dict[str, Any]:
         """Method, K, stride and extra layers, as the paper's tables name them."""
+        from altup.models.methods import preset_fields
+
         found = {name: self.settings.get(name, usual) for name, usual in IDENTITY.items()}
-        parts = set(found["method"].split("+"))
-        if parts & WIDENING:
-            found["k"] = self.settings.get("k", 2)
-        if parts & STRIDED:
-            found["stride"] = self.settings.get("stride", 4)
+        usual = preset_fields(found["method"])
+        if "num_blocks" in usual:
+            found["k"] = self.settings.get("k", usual["num_blocks"])
+        if "stride" in usual:
+            found["stride"] = self.settings.get("stride", usual["stride"])
         return found
 
 

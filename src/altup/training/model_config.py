@@ -9,13 +9,14 @@ from altup.core.errors import UserError, check_choice, named
 from altup.core.files import read_json
 from altup.core.runs import newest_model
 from altup.core.schema import describe_settings, read_yaml, refuse_unknown
-from altup.models.config import preset_fields
 from altup.models.families import family, family_name
+from altup.models.methods import all_methods, preset_fields
 from altup.training.pretraining import MODEL_NAMES, PretrainConfig
 
 if TYPE_CHECKING:
     from altup.models.config import AltUpConfig
 
+# What `method` replaces, beside the settings of methods.
 CHOICE_FIELDS = ("widening", "num_blocks", "selection", "coefficients", "sequence", "stride", "experts")
 
 
@@ -85,7 +86,8 @@ def _with_flags(config_class: Any, values: dict[str, Any], flags: dict[str, Any]
             values["num_decoder_layers"] = 0
     if "method" in flags:
         chosen = preset_fields(*(flags.pop(name, None) for name in ("method", "k", "stride", "experts")))
-        values = {name: value for name, value in values.items() if name not in CHOICE_FIELDS} | chosen
+        replaced = {*CHOICE_FIELDS, *(name for method in all_methods() for name in method.settings)}
+        values = {name: value for name, value in values.items() if name not in replaced} | chosen
     if "k" in flags:
         values["num_blocks"] = flags.pop("k")
     config: AltUpConfig = config_class(**{**values, **flags})

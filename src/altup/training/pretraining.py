@@ -44,6 +44,14 @@ OF_RECIPE = {"recipe", *describe_settings(OptimizerConfig)} - {"steps"}
 MODEL_NAMES = ("size", "method", "k", "stride", "experts", "extra_layers")
 
 
+def _describe_methods() -> str:
+    """The help of `--method`. It is made when it is asked for: what registers methods imports torch."""
+    from altup.models.methods import PRESETS
+
+    names = ", ".join(f"{name} ({preset.help})" for name, preset in PRESETS.items())
+    return f"{names}; join several with '+'. Default: dense."
+
+
 @dataclass(kw_only=True)
 class PretrainConfig(TrainConfig):
     """A pretraining run: the model by its names, the data, the model's objective, and how to train.
@@ -79,10 +87,7 @@ class PretrainConfig(TrainConfig):
     from_seal: str | None = setting(None)
     model: str | None = setting(None, "Family: {choices}.", panel="Model", choices=OBJECTIVE_OF, shown="t5")
     size: str | None = setting(None, "Shape: tiny, small (bert: light), base, large or xl.", panel="Model")
-    method: str | None = setting(
-        None, "dense (default), altup, sameup, recycled, sum, dense-wide, sequence-altup, stride-and-skip, "
-        "average-pooling, moe; join several with '+'.", panel="Model",
-    )  # fmt: skip
+    method: str | None = setting(None, _describe_methods, panel="Model")
     k: int | None = setting(None, "Blocks of a widened representation.", panel="Model")
     stride: int | None = setting(None, "Stride of a sequence method.", panel="Model")
     experts: int | None = setting(None, "Partial experts beside each layer.", panel="Model")
@@ -184,13 +189,9 @@ class PretrainConfig(TrainConfig):
 
     def _check_model(self) -> None:
         """Refuse an impossible model before data is read."""
-        from altup.models.config import AltUpConfig
+        from transformers import PreTrainedConfig
 
-        config_class = _family(self.kind).config_class
-        known = {f.name for f in fields(config_class)} - FROM_THE_DATA
-        ours = {
-            name for cls in config_class.__mro__ if issubclass(cls, AltUpConfig) for name in cls.__annotations__
-        }
+        known = _family(self.kind).config_class.field_names() - FROM_THE_DATA
         for name, value in self.model_overrides.items():
             if name in MODEL_NAMES:
                 raise UserError(
@@ -198,7 +199,7 @@ class PretrainConfig(TrainConfig):
                     "override"
                 )
             if name not in known:  # of Transformers' own fields few concern a model's shape: they are not listed
-                check_choice("model_overrides", name, sorted(known & ours))
+                check_choice("model_overrides", name, sorted(known - {f.name for f in fields(PreTrainedConfig)}))
         self._from_preset()
 
     def _from_preset(self, **of_the_data: int) -> AltUpConfig:

@@ -44,7 +44,7 @@ def describe(model: nn.Module) -> str:
             f"  {name}: {_shape(model, name)}, shared out" for name in plan.shared if name not in plan.repeated
         ]
         lines += [f"  {name}: untied from {table}" for name, table in plan.untied.items()]
-    elif isinstance(config, AltUpConfig) and config.widening != "none":
+    elif isinstance(config, AltUpConfig) and config.widening_method.has_blocks:
         lines[0] += f", {config.widening} built in, K = {config.num_blocks}"
     else:
         lines[0] += ", not widened"

@@ -14,7 +14,8 @@ from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole
 from altup.core.files import check_regular
 from altup.core.pretrained import copy_tokenizer, load_config, load_model
 from altup.core.sealed_folders import new_sealed_folder
-from altup.models.config import MOST, AltUpConfig
+from altup.models.config import AltUpConfig
+from altup.models.methods import MOST
 from altup.models.widening.description import describe
 from altup.models.widening.loading import load_widened, named_class
 from altup.models.widening.parameters import METHODS

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from altup.core.errors import UserError, check_whole
 from altup.core.pretrained import WHERE, load_config, load_model
-from altup.models.config import MOST
+from altup.models.methods import MOST
 from altup.models.widening.parameters import WideningPlan, shares
 from altup.models.widening.widen import apply, widen
 

@@ -16,9 +16,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from altup.core.errors import UserError, check_choice, check_whole, named
+from altup.models.methods import PRESETS
 from altup.nn import AltUp
 
-METHODS = {"recycled": "alternating", "altup": "alternating", "sameup": "same"}
+# Methods of `widen` with the blocks that their layers work on.
+METHODS = {
+    name: one.fields["selection"] for name, one in PRESETS.items() if one.upcycles and "selection" in one.fields
+}
 Layers = slice | Sequence[int]
 LATER = ("layers", "dropouts")  # fields that folders of older versions lack
 

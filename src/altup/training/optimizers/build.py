@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from altup.core.errors import UserError, check_choice, named
 from altup.kernels.muon.reference import Block
 from altup.nn import Attention, GroupedAttention, RelativeBias, coefficient_names
-from altup.nn.altup import AltUpUpdate
-from altup.nn.sequence import SequenceUpdate
 from altup.training.optimizers.adafactor import Adafactor
 from altup.training.optimizers.adamw import AdamW, RelativeAdamW
 from altup.training.optimizers.config import COEFFICIENT_GROWTH, MUON_BY, OptimizerConfig
@@ -97,12 +95,10 @@ def build_optimizer(
     parameters' device, is true; the host never waits for it. `set_rate` sets the learning rate of a step, which is
     `lr` before. Shard the model (`fully_shard`) before this call.
     """
-    lr = config.lr if lr is None else lr
+    lr = (config.lr or 0.0) if lr is None else lr
     groups: dict[tuple, dict[str, Any]] = {}
     parts, blocks = parts_of(model), blocks_of(model, config.muon_by)
-    # Other rules make their coefficients from the data, with weights that begin with zeros.
-    rules = (module for module in model.modules() if isinstance(module, AltUpUpdate | SequenceUpdate))
-    scalars = {p for rule in rules for p in rule.parameters()}
+    scalars = coefficient_names(model, scalars_alone=True)
     factors = dict(config.lr_factors)
     if factors.get("coefficients", 1.0) != 1:
         _require("coefficients", "coefficients of AltUp", factors, parts, model)
@@ -119,7 +115,7 @@ def build_optimizer(
             own |= {"weight_decay": (config.weight_decay or 0.0) * decays, "sharding": kind(p).sharding}
         if config.optimizer == "muon":
             growth = COEFFICIENT_GROWTH if config.coefficient_growth is None else config.coefficient_growth
-            growth, pull = (growth, config.coefficient_decay) if p in scalars else (config.muon_growth, 0.0)
+            growth, pull = (growth, config.coefficient_decay) if n in scalars else (config.muon_growth, 0.0)
             own |= {"orthogonal": parts[n] == "matrix", "block": blocks.get(p), "growth": growth, "pull": pull}
             own["unit"] = UNIT_OF_SCORES if parts[n] == "positions" and in_scores else None
         groups.setdefault(tuple(own.values()), {**own, "params": []})["params"].append(p)
