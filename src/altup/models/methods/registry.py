@@ -148,10 +148,15 @@ COMBINED = ("altup+moe",)  # beside the presets, where all are listed
 M = TypeVar("M", bound=Method)
 
 
+def _table(kind: str) -> dict[str, Any]:
+    tables: dict[str, dict[str, Any]] = {"widening": WIDENINGS, "sequence": SEQUENCES}
+    return tables.get(kind, OTHERS)
+
+
 def register(cls: type[M]) -> type[M]:
     """Add a method; a class decorator."""
     method = cls()
-    table: dict[str, Any] = {"widening": WIDENINGS, "sequence": SEQUENCES}.get(cls.kind, OTHERS)
+    table = _table(cls.kind)
     taken = [name for name in cls.presets if name in PRESETS]
     if cls.name in table or taken:
         raise ValueError(f"there is a method {cls.kind}={cls.name!r} already, or one with the preset {taken}")
@@ -162,7 +167,7 @@ def register(cls: type[M]) -> type[M]:
 
 def unregister(cls: type[Method]) -> None:
     """Take a method back."""
-    {"widening": WIDENINGS, "sequence": SEQUENCES}.get(cls.kind, OTHERS).pop(cls.name)
+    _table(cls.kind).pop(cls.name)
     for name in cls.presets:
         PRESETS.pop(name)
 
