@@ -10,6 +10,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from altup.cli.main import app
+from altup.cli.verb import FIRST
 from altup.core.errors import UserError
 
 ALTUP: Any = get_command(app)
@@ -46,6 +47,21 @@ def test_every_verb_explains_itself_with_one_letter() -> None:
         shown = CliRunner().invoke(app, [*names, "-h"])
         assert shown.exit_code == 0, names
         assert "Usage:" in shown.stdout
+
+
+def test_what_matters_comes_first() -> None:
+    """At most eleven options, in a panel of their own; nothing is lost, and all others are advanced."""
+    for names, one in commands(ALTUP):
+        options = [option for option in one.params if option.param_type_name == "option"]
+        first = [option for option in options if option.rich_help_panel in (None, "Options")]
+        assert 0 < len(first) <= 11 or not options, names
+        assert options[: len(first)] == first, names
+        assert all(option.rich_help_panel.startswith("Advanced: ") for option in options[len(first) :]), names
+        assert {option.name for option in options} >= set(FIRST.get(names[-1], ())), names
+    shown = CliRunner().invoke(app, ["pretrain", "--help"], env={"COLUMNS": "100"}).stdout
+    assert (
+        shown.index("--data") < shown.index("--steps") < shown.index("Advanced: training") < shown.index("--beta1")
+    )
 
 
 def test_an_empty_path_is_refused_by_every_verb() -> None:

@@ -259,6 +259,23 @@ def test_checkpoints_that_a_kill_left_are_pruned(
     assert seen == [{"step-4"}]  # the newest, and the best
 
 
+def test_a_finished_run_may_be_extended(tmp_path: Path) -> None:
+    """By more steps of a rate that follows their new number; killed on the way, it ends with the same bits."""
+    falling = {"schedule": "cosine"}
+    for name in ("whole", "killed"):
+        run(tmp_path / name, steps=4, **falling)
+    with pytest.raises(UserError, match="already holds this run"):
+        run(tmp_path / "whole", steps=8, **falling)
+    assert run(tmp_path / "whole", steps=8, resume=True, **falling).step == 8
+    assert not run(tmp_path / "killed", steps=8, resume=True, stop_after=2, **falling).finished
+    with pytest.raises(UserError, match="steps: 8 there, 9 now"):
+        run(tmp_path / "killed", steps=9, resume=True, **falling)
+    assert run(tmp_path / "killed", steps=8, resume=True, **falling).finished
+    assert_same_run(tmp_path / "whole", tmp_path / "killed", 8)
+    with pytest.raises(UserError, match="steps=5 is less than the 8"):
+        run(tmp_path / "whole", steps=5, resume=True, **falling)
+
+
 def test_fewer_steps_than_were_done_are_refused(tmp_path: Path) -> None:
     open_end = {"schedule": "constant", "decay_fraction": 0.0}
     run(tmp_path, steps=6, **open_end)

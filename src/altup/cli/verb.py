@@ -19,8 +19,41 @@ from altup.core.schema import parse_pairs
 ALSO_CALLED = {"k": ("num_blocks",), "dropout": ("dropout_rate", "attention_dropout")}
 
 
+ADVANCED = [f"Advanced: {panel}" for panel in ("run", "model", "training", "speed", "watching", "other")]
+# Of verbs with many options those that come first in the help, by their names in Python; the rest is advanced.
+FIRST = {
+    "params": ("model", "size", "method", "k", "vocab_size", "inputs", "batch_size", "gpu", "config", "as_json"),
+    "prepare": (
+        "out",
+        "embedded",
+        "field",
+        "validation",
+        "validation_fraction",
+        "vocab_size",
+        "tokenizer",
+        "workers",
+    ),
+    "pretrain": (
+        *("data", "out", "resume", "from_model", "model", "size", "method", "k"),
+        *("steps", "batch_size", "inputs_length"),
+    ),
+    "finetune": (
+        *("tasks", "suite", "data", "out", "resume", "steps", "batch_size", "lr"),
+        *("inputs_length", "targets_length"),
+    ),
+    "evaluate": ("task", "suite", "data", "out", "limit", "batch_size", "split", "predict_only", "as_json"),
+    "bench": ("quick", "sizes", "only", "out", "plot", "show", "time_limit", "repeat"),
+    "run": ("everything", "scale", "data", "tasks", "results", "out", "seeds", "only", "minutes", "dry_run"),
+}
+
+
 class Verb(TyperCommand):
     """The class of every command."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if first := FIRST.get(str(self.name)):
+            self.params = _advanced_last(self.params, first)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         typed, _, given = self.make_parser(ctx).parse_args(args=list(args))
@@ -54,6 +87,21 @@ class Verb(TyperCommand):
         for parameter in self.params:
             if parameter.name in late:
                 parameter.help = late[parameter.name].help_text()  # type: ignore[attr-defined]
+
+
+def _advanced_last(parameters: list[Any], first: tuple[str, ...]) -> list[Any]:
+    """Arguments, the first options in their order, and the others by panel, as far as they have one."""
+    options = {one.name: one for one in parameters if one.param_type_name == "option"}
+    found = [options[name] for name in first if name in options]
+    for one in found:
+        one.rich_help_panel = None
+    others = [one for name, one in options.items() if name not in first]
+    for one in others:
+        panel = f"Advanced: {(one.rich_help_panel or '').lower()}"
+        one.rich_help_panel = panel if panel in ADVANCED else ADVANCED[-1]
+    others.sort(key=lambda one: ADVANCED.index(one.rich_help_panel))
+    arguments = [one for one in parameters if one.param_type_name == "argument"]
+    return [*arguments, *found, *others]
 
 
 def _listed(value: Any) -> list[Any]:

@@ -117,13 +117,15 @@ class TrainConfig(OptimizerConfig):
             merged["lr_factors"] = {**both[0], **both[1]}
         return merged
 
-    def difference(self, other: Self) -> dict[str, tuple[Any, Any]]:
-        """The fields in which a run with `other` could not go on as this one: name -> (ours, theirs).
+    def difference(self, other: Self, done: int = 0) -> dict[str, tuple[Any, Any]]:
+        """The fields in which a run with `other` could not continue this one: name -> (before, now).
 
-        `steps` may change only while the learning rate does not depend on it. `on_spike` decides what is computed,
-        but from now on: a run that a spike has spoiled may go on with another.
+        `steps` may change while the learning rate does not depend on it, and once the run has `done` them all.
+        `on_spike` decides what is computed, but from now on: you may set it when resuming after a spike.
         """
         free = {*self.may_change(), "on_spike"}
+        if done >= self.steps:
+            free.add("steps")
         if self.schedule in ("rsqrt", "constant") and self.decay_fraction == 0 == other.decay_fraction:
             free.add("steps")
         mine, theirs = asdict(self), asdict(other)

@@ -135,7 +135,8 @@ class RunFolder(RunPaths):
         return checkpoint
 
     def _check_same(self, before: TrainConfig, now: TrainConfig) -> None:
-        if lines := _show_difference(before, now):
+        done = max(map(step_of, list_checkpoints(self.checkpoints)), default=0)
+        if lines := _show_difference(before, now, done):
             raise UserError(
                 f"{self.path} holds a run with another config:\n{lines}\n"
                 "choose another folder, or resume it with the settings it has"
@@ -147,7 +148,7 @@ class RunFolder(RunPaths):
         if not state.config and state.step == 0:  # no setting has decided anything
             return
         before = type(now).from_dict(state.config, f"{checkpoint / STATE_FILE}: config")
-        if lines := _show_difference(before, now):
+        if lines := _show_difference(before, now, state.step):
             raise UserError(
                 f"{checkpoint} was trained with other settings or data than those of now:\n{lines}\n"
                 f"put them back ({self.config}, the command line, the data) to go on with this run, or choose "
@@ -187,9 +188,9 @@ class FolderLock:
         )
 
 
-def _show_difference(before: TrainConfig, now: TrainConfig) -> str:
-    """A line for each setting in which a run cannot go on; empty if it can."""
-    difference = before.difference(now)
+def _show_difference(before: TrainConfig, now: TrainConfig, done: int) -> str:
+    """A line for each setting in which a run that has `done` so many steps cannot continue; empty if it can."""
+    difference = before.difference(now, done)
     leaves = (leaf for name, (old, new) in difference.items() for leaf in differences(old, new, name))
     return "\n".join(f"  {name}: {old!r} there, {new!r} now" for name, old, new in leaves)
 

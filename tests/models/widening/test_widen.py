@@ -262,6 +262,10 @@ def test_layers_stay_whole_on_a_device_map():
     assert not any(".altup" in name or ".self_attn" in name for name in places)
 
 
+def test_k_is_the_number_of_blocks():
+    assert widen(build("llama"), k=3).config.altup["num_blocks"] == 3
+
+
 def test_resized_vocabulary():
     wide = widen(build("gpt2"), "altup")
     wide.resize_token_embeddings(111)

@@ -64,6 +64,7 @@ def widen(
     num_blocks: int = 2,
     selection: str | list[int] | None = None,
     *,
+    k: int | None = None,
     example: dict[str, Any] | None = None,
     stacks: list[str] | None = None,
     layers: Layers | Mapping[str, Layers] | None = None,
@@ -85,7 +86,7 @@ def widen(
     Args:
         model: Any transformer of Hugging Face: causal, masked, sequence-to-sequence, vision or speech.
         method: `recycled`, `altup` or `sameup`.
-        num_blocks: K, how many times as wide the state between the layers becomes.
+        num_blocks: K, how many times as wide the state between the layers becomes; `k` is the same.
         selection: Which block each layer works on; by default that of the method.
         example: Arguments to run the model with, where `input_ids` alone do not fit it.
         stacks: Names of the lists of layers to widen, `["model.encoder.layers"]` say; by default all.
@@ -104,7 +105,7 @@ def widen(
         >>> sum(p.numel() for p in model.parameters()) - before  # K² + K a layer
         12
     """
-    plan = WideningPlan.choose(method, num_blocks, selection, seed)
+    plan = WideningPlan.choose(method, num_blocks if k is None else k, selection, seed)
     if isinstance(model, PreTrainedModel):
         refuse_not_finite(model)
     if isinstance(model, PreTrainedModel) and is_wide(model):
