@@ -32,7 +32,7 @@ def atomic_write(path: Path, content: str | bytes | memoryview | Callable[[Path]
 
     `content` is text (UTF-8), bytes, or a function that writes a file, given its path.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_durable(path.parent)
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         if callable(content):
@@ -58,10 +58,18 @@ def rename_folder(temporary: Path, folder: Path) -> None:
     flush(folder.parent)
 
 
+def make_durable(folder: Path) -> None:
+    """Make a folder and those above it, each with its entry on the disk."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in reversed(missing):
+        flush(one.parent)
+
+
 def make_folder(folder: Path, option: str = "--out") -> None:
     """Make a folder to write to, unless it is there."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_durable(folder)
     except OSError as error:
         reason = "it is a file" if folder.is_file() else error.strerror
         raise UserError(f"{option} {folder} cannot be made: {reason}; give a new folder") from None
@@ -177,7 +185,7 @@ class Lock:
         if self.held:
             return True
         if not self.path.is_dir():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_durable(self.path.parent)
         flags = os.O_RDONLY if self.path.is_dir() else os.O_RDWR | os.O_CREAT
         descriptor = os.open(self.path, flags, 0o666)
         try:

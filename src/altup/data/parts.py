@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from altup.core.errors import UserError
-from altup.core.files import Lock
+from altup.core.files import Lock, make_durable
 from altup.core.schema import differences
 from altup.core.sealed_folders import read_sealed_json, write_sealed_json
 from altup.data.bad_input import BadInput
@@ -110,7 +110,7 @@ def _agree(out: Path, settings: dict[str, Any], part: Part) -> None:
                 f"{out} is being prepared in {planned} parts, not {part.count}; give --part N/{planned}"
             )
         _refuse_others(out / PARTS, known, settings)
-        folder_of(out, part).mkdir(exist_ok=True)
+        make_durable(folder_of(out, part))
 
 
 @contextmanager

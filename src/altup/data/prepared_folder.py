@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from altup.core.errors import UserError, disk_remedy, is_system_error
-from altup.core.files import TEMPORARY, locked
+from altup.core.files import TEMPORARY, locked, make_durable
 from altup.core.schema import differences
 from altup.core.text import number_of, shorten
 from altup.data import tokenizer as tokenizers
@@ -43,7 +43,7 @@ def locked_folder(out: Path) -> Iterator[bool]:
     if out.is_file():
         raise UserError(f"--out {out} is a file; give a new or empty folder")
     fresh = not out.exists()
-    out.mkdir(parents=True, exist_ok=True)
+    make_durable(out)
     with locked(out, f"another `altup prepare` is writing to {out}; wait for it or stop it"):
         yield fresh
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from altup.core.errors import UserError, disk_remedy, named
-from altup.core.files import Lock, atomic_write, is_locked, locked
+from altup.core.files import Lock, atomic_write, is_locked, locked, make_durable
 from altup.core.runs import RunPaths, list_checkpoints, newest_whole, step_of
 from altup.core.schema import differences, read_settings
 from altup.core.sealed_folders import remove_leftovers
@@ -115,7 +115,7 @@ class RunFolder(RunPaths):
                 else f"{self.path} holds checkpoints of a run whose {self.config.name} is missing; add --resume "
                 "to go on with it, if these are its settings, or choose another folder"
             )
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        make_durable(self.checkpoints)
         for folder in (self.path, self.checkpoints):
             remove_leftovers(folder)
         checkpoint = newest_whole(self.checkpoints)
