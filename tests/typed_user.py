@@ -82,6 +82,7 @@ altup.accelerate(model, heads=True)  # type: ignore[call-arg]
 run = altup.PretrainConfig(data="data", steps=100, method="altup", k=2)
 altup.PretrainConfig(step=100)  # type: ignore[call-arg]
 assert_type(altup.pretrain(run, Path("runs/altup")), TrainOutcome)
+altup.Loop(steps=3)  # type: ignore[call-arg]
 tuning = altup.FinetuneConfig(model="runs/altup", tasks=["squad"])
 assert_type(altup.finetune(tuning, "runs/squad", resume=True), TrainOutcome)
 assert_type(altup.evaluate("runs/squad", ["squad"], config=altup.EvaluateConfig(limit=100)), Evaluation)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name p
     from altup.nn import PartialExperts as PartialExperts
     from altup.nn import SequenceAltUp as SequenceAltUp
     from altup.nn import StrideAndSkip as StrideAndSkip
+    from altup.training.loop import Loop as Loop
     from altup.training.pretraining import PretrainConfig as PretrainConfig
     from altup.training.pretraining import pretrain as pretrain
 
@@ -68,6 +69,7 @@ _HOMES = {
     "EvaluateConfig": "altup.evaluation.config",
     "FinetuneConfig": "altup.finetuning.config",
     "FixedAltUp": "altup.nn",
+    "Loop": "altup.training.loop",
     "PartialExperts": "altup.nn",
     "PretrainConfig": "altup.training.pretraining",
     "SequenceAltUp": "altup.nn",

@@ -15,11 +15,13 @@ from tests.docs.pages import DOCS, blocks, run_page
 
 # What a page says it needs, by the pages that make it.
 NEEDS = {f"tutorials/{name}.md": ("tutorials/pretrain.md",) for name in ("task", "study", "many-gpus")}
+NEEDS["extend.md"] = ("tutorials/pretrain.md",)
 SLOW = {"tutorials/many-gpus.md"}  # starts processes that import everything anew
 PAGES = [
     "index.md",
     "start.md",
     "rule.md",
+    "extend.md",
     *(f"tutorials/{path.name}" for path in sorted((DOCS / "tutorials").glob("[!i]*.md"))),
 ]
 
@@ -44,6 +46,10 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow if p in SLOW else ()) for p in PAGES])
 def test_page_runs(page, run):
     assert run(page).strip()
+
+
+def test_all_three_extensions_train(run):
+    assert run("extend.md").count("finished=True") == 3
 
 
 @pytest.mark.parametrize("page", PAGES)
