@@ -10,7 +10,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from torch import library
 from torch.utils.checkpoint import checkpoint
 
 from altup.core.errors import UserError
@@ -23,17 +22,19 @@ from altup.kernels.attention import (
     keep_mask,
     launch,
 )
-from altup.kernels.attention.op import (
-    attend,
-    attend_backward,
-    attend_joined,
-    attend_joined_backward,
-    keep_bits_op,
-)
 from altup.kernels.attention.reference import keep_bits_reference, unpack_bits
 from altup.kernels.cuda_graph import record, warm_up
 from altup.kernels.dropout.reference import draw_kept
-from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, INTERPRETED, fewer, needs_gpu, runs_kernel
+from tests.kernels.interpreter import (
+    BACKEND,
+    CHEAP_CHECKS,
+    DEVICE,
+    INTERPRETED,
+    check_operator,
+    fewer,
+    needs_gpu,
+    runs_kernel,
+)
 
 B, H, Q, K, D = 2, 3, 5, 7, 4
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -523,6 +524,8 @@ def test_bits_of_several_squares(queries, keys, poisoned, tiles, monkeypatch):
 @runs_kernel
 @pytest.mark.parametrize("dropout", [0.1, 0.5])
 def test_bits_that_are_drawn(dropout):
+    from altup.kernels.attention.kept import keep_bits_op
+
     seed = torch.tensor([2**61 + 12345], device=DEVICE)
     drawn = keep_bits_op(seed, 3, 70, 150, dropout)
     assert torch.equal(drawn.cpu(), keep_bits_reference(2**61 + 12345, 3, 70, 150, dropout))
@@ -591,16 +594,18 @@ def test_dropout_follows_the_seed_and_checkpointing_replays_it(small, keeps_bits
 
 @runs_kernel
 def test_operator_registrations(small):
+    from altup.kernels.attention.op import attend, attend_backward
+
     small(16, 16)
-    q, k, v, by_distance = problem(H=1, Q=16, K=20)
-    settings = (None, None, None, True, 0.0, 1.0, None)
-    library.opcheck(attend, (q, k, v, by_distance, *settings))
-    library.opcheck(attend, (q, k, v, None, *settings), test_utils=CHEAP_CHECKS)
-    tensors = [x.detach() for x in (q, k, v, by_distance)]
-    out, lse = attend(*tensors, *settings)
+    *qkv, by_distance = problem(H=1, Q=16, K=20)
+    masks, settings = (None, None, None), (True, 0.0, 1.0, None)
+    check_operator(attend, qkv, by_distance, *masks, torch.zeros(3, device=DEVICE, requires_grad=True), *settings)
+    check_operator(attend, qkv, None, *masks, None, *settings, checks=CHEAP_CHECKS)
+    parts, by_distance = [x.detach() for x in qkv], by_distance.detach()
+    out, lse = attend(parts, by_distance, *masks, None, *settings)
     for bias_grad in (False, True):
-        given = (torch.randn_like(out), out, lse, *tensors, *settings, bias_grad)
-        library.opcheck(attend_backward, given, test_utils=CHEAP_CHECKS)
+        given = torch.randn_like(out), out, lse, parts, by_distance, *masks, *settings, bias_grad, 3
+        check_operator(attend_backward, *given, checks=CHEAP_CHECKS)
 
 
 def whole(q, k, v, by_distance, **options):
@@ -683,15 +688,17 @@ def test_gradients_of_many_layers_are_one_tensor(small):
 
 @runs_kernel
 def test_joined_operator_registrations(small):
+    from altup.kernels.attention.op import attend, attend_backward
+
     small(16, 16)
     rows = torch.randn(1, 16, 3, 1, 16, device=DEVICE)
     by_distance = torch.randn(1, 31, device=DEVICE, requires_grad=True)
-    settings = (None, None, None, True, 0.0, 1.0, None)
-    library.opcheck(attend_joined, ([rows.clone().requires_grad_()], by_distance, *settings))
-    parts = [rows[:, :, :1], rows[:, :, 1:]]
-    out, lse = attend_joined(parts, by_distance.detach(), *settings)
-    given = (torch.randn_like(out), out, lse, parts, by_distance.detach(), *settings, True)
-    library.opcheck(attend_joined_backward, given, test_utils=CHEAP_CHECKS)
+    masks, settings = (None, None, None), (True, 0.0, 1.0, None)
+    check_operator(attend, [rows.clone().requires_grad_()], by_distance, *masks, None, *settings)
+    parts, by_distance = [rows[:, :, :1], rows[:, :, 1:]], by_distance.detach()
+    out, lse = attend(parts, by_distance, *masks, None, *settings)
+    given = torch.randn_like(out), out, lse, parts, by_distance, *masks, *settings, True, 0
+    check_operator(attend_backward, *given, checks=CHEAP_CHECKS)
 
 
 @runs_kernel

@@ -8,13 +8,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import library
 from torch.utils.checkpoint import checkpoint
 
 from altup.core.errors import UserError
 from altup.kernels import head_sums, token_sums
 from altup.kernels.cross_entropy import op
-from tests.kernels.interpreter import BACKEND, DEVICE, fewer, needs_gpu, runs_kernel
+from tests.kernels.interpreter import BACKEND, DEVICE, check_operator, fewer, needs_gpu, runs_kernel
 from tests.kernels.updates import distance
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -348,7 +347,7 @@ def test_twice_through_one_graph():
 def test_operator_registrations():
     hidden, weight, labels = problem(tokens=(5,))
     for flags in [(True, True), (False, True), (False, False)]:
-        library.opcheck(op.fused_head, (hidden, weight, labels, 0.1, 0.0, *flags))
+        check_operator(op.fused_head, hidden, weight, labels, 0.1, 0.0, *flags)
 
 
 @runs_kernel

@@ -23,7 +23,15 @@ from altup.kernels.fp8.reference import (
     product_reference,
     quantize_reference,
 )
-from tests.kernels.interpreter import BACKEND, CHEAP_CHECKS, DEVICE, INTERPRETED, needs_gpu, runs_kernel
+from tests.kernels.interpreter import (
+    BACKEND,
+    CHEAP_CHECKS,
+    DEVICE,
+    INTERPRETED,
+    check_operator,
+    needs_gpu,
+    runs_kernel,
+)
 
 # Half of the last bit of the mantissa, relative to the smallest number of a binade.
 ROUNDING = {VALUE: 2.0**-4, GRADIENT: 2.0**-3}
@@ -296,12 +304,10 @@ def test_operators_are_well_behaved():
     one = torch.ones((), device=DEVICE)
     low = op.cast_op([x], None, x.dtype, False)[0]
     library.opcheck(op.product_op, (low, low, one, one, torch.bfloat16, True), test_utils="test_faketensor")
-    library.opcheck(op.cast_op, ([x, x], None, x.dtype, False, True), test_utils=CHEAP_CHECKS)
-    library.opcheck(
-        op.cast_op, ([x, x], x.abs().amax().float().reshape(1), x.dtype, True), test_utils=CHEAP_CHECKS
-    )
-    library.opcheck(op.geglu_op, (x,), test_utils=CHEAP_CHECKS)
-    library.opcheck(op.geglu_backward_op, (x[:, :16].contiguous(), x, one, one), test_utils=CHEAP_CHECKS)
+    check_operator(op.cast_op, [x, x], None, x.dtype, False, True, checks=CHEAP_CHECKS)
+    check_operator(op.cast_op, [x, x], x.abs().amax().float().reshape(1), x.dtype, True, checks=CHEAP_CHECKS)
+    check_operator(op.geglu_op, x, checks=CHEAP_CHECKS)
+    check_operator(op.geglu_backward_op, x[:, :16].contiguous(), x, one, one, checks=CHEAP_CHECKS)
 
 
 @runs_kernel

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-Operator = TypeVar("Operator", bound=Callable[..., Any])
 IMPLEMENTATIONS = ("auto", "plain", "triton")  # values of the argument `implementation`
 FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # of the tensors that kernels read
 
@@ -97,16 +95,3 @@ def without_autocast(device_type: str) -> AbstractContextManager[Any]:
     """Entering a context costs the host, so only where there is something to leave."""
     is_on = torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if is_on else nullcontext()
-
-
-def on_its_device(operator: Operator) -> Operator:
-    """Make the device of the operator's first tensor current, because Triton launches on the current device."""
-
-    @functools.wraps(operator)
-    def run(*given: Any) -> Any:
-        first = given[0] if isinstance(given[0], Tensor) else given[0][0]
-        with torch.cuda.device_of(first):
-            return operator(*given)
-
-    run.__signature__ = inspect.signature(operator, eval_str=True)  # type: ignore[attr-defined]  # for a schema
-    return run  # type: ignore[return-value]

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from altup.core.errors import UserError, check_choice, check_range
-from altup.kernels.attention.launch import PEAKS, WIDTHS, draws_once
-from altup.kernels.attention.op import apart, attend, attend_joined, attend_peaks, keep_bits_op
+from altup.kernels.attention.launch import PEAKS, WIDTHS, apart, draws_once
 from altup.kernels.attention.reference import attention_reference, hidden_keys, keep_mask, lay_out
 from altup.kernels.attention.slots import joined
 from altup.kernels.dropout.reference import draw_kept, keep_scale
@@ -88,11 +87,10 @@ def attention(
         return _plain(q, k, v, bias, by_distance, causal, query_segments, key_segments, dropout, kept, scale)
     _check_kernels(q, k, v, bias, scale, constant_beyond)
     tensors = _for_kernels(q, k, by_distance, query_segments, key_segments, dropout, kept)
-    rows = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    if peaks is not None:
-        return attend_peaks(*rows, *tensors, causal, dropout, scale, constant_beyond, peaks)[0]
-    out, _ = attend(*rows, *tensors, causal, dropout, scale, constant_beyond)
-    return out
+    from altup.kernels.attention.op import attend
+
+    rows = [x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)]
+    return attend(rows, *tensors, peaks, causal, dropout, scale, constant_beyond)[0]
 
 
 def joined_attention(
@@ -125,8 +123,9 @@ def joined_attention(
         return _plain(q, k, v, None, by_distance, causal, query_segments, key_segments, dropout, kept, scale)
     _check_kernels(q, k, v, None, scale, constant_beyond)
     tensors = _for_kernels(q, k, by_distance, query_segments, key_segments, dropout, kept)
-    out, _ = attend_joined(list(parts), *tensors, causal, dropout, scale, constant_beyond)
-    return out
+    from altup.kernels.attention.op import attend
+
+    return attend(list(parts), *tensors, None, causal, dropout, scale, constant_beyond)[0]
 
 
 def _for_kernels(
@@ -141,6 +140,8 @@ def _for_kernels(
     """Bias, segments and the seed of dropout, or its decisions, as the kernels read them."""
     seed = torch.randint(2**62, (1,), device=q.device) if dropout and kept is None else kept
     if seed is not None and kept is None and draws_once(q.device, k.shape[2]):
+        from altup.kernels.attention.kept import keep_bits_op
+
         seed = keep_bits_op(seed, q.shape[0] * q.shape[1], q.shape[2], k.shape[2], dropout)
     return (
         None if by_distance is None else by_distance.float().contiguous(),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from altup.kernels.attention.kept import keep, kept_bits, kept_words, words_of
-from altup.kernels.attention.launch import FORWARD, AttentionCall, descriptors, empty_heads, strides
+from altup.kernels.attention.launch import FORWARD, AttentionCall, descriptors, strides
 from altup.kernels.attention.tiles import (
     LOG2E,
     bias_row,
@@ -25,12 +24,11 @@ from altup.kernels.attention.tiles import (
 from altup.kernels.dropout.triton import stream_keys
 
 
-def forward(problem: AttentionCall) -> tuple[Tensor, Tensor]:
-    """The result, and the base-2 logarithm of each row's sum of exponents [B, H, Q]: ∞ where no key is seen."""
+def forward(problem: AttentionCall, out: Tensor, lse: Tensor) -> None:
+    """Writes the result, and the base-2 logarithm of each row's sum of exponents [B, H, Q]: ∞ where no key is
+    seen."""
     q = problem.q
     config = problem.cut(FORWARD)
-    out = empty_heads(q)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     forward_kernel[(triton.cdiv(q.shape[2], config.queries) * problem.sequences,)](
         *descriptors(config, config.keys, problem.k, problem.v),
         *problem.tensors(),
@@ -41,7 +39,6 @@ def forward(problem: AttentionCall) -> tuple[Tensor, Tensor]:
         *problem.numbers(),
         **problem.constants(config),
     )
-    return out, lse
 
 
 @triton.jit(do_not_specialize=["heads", "drop_below"])

@@ -5,6 +5,9 @@ A word holds the decisions of 32 pairs of a query and a key, those that a thread
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,6 +17,7 @@ from altup.kernels.attention.tiles import side_by_side
 from altup.kernels.dropout.reference import dropped
 from altup.kernels.dropout.triton import stream_keys, stream_words
 from altup.kernels.launch import interprets_triton
+from altup.kernels.operators import operator
 
 SQUARE = tl.constexpr(reference.SQUARE)
 WORDS = tl.constexpr(reference.WORDS)
@@ -23,8 +27,12 @@ BLOCK = 1024  # words of a program
 NATIVE = tl.constexpr(not interprets_triton())
 
 
-def keep_bits(kept: Tensor, seed: Tensor, keys: int, dropout: float) -> None:
-    """Fill kept, int32 [streams, squares, WORDS]."""
+@operator("altup::attention_keep_bits")
+def keep_bits_op(seed: Tensor, streams: int, queries: int, keys: int, dropout: float) -> Iterator[Tensor]:
+    """Which weights dropout keeps under `seed` [1], int64, as bits (`keep_bits_reference`)."""
+    squares = -(-queries // reference.SQUARE) * -(-keys // reference.SQUARE)
+    kept = seed.new_empty(streams, squares, reference.WORDS, dtype=torch.int32)
+    yield kept
     words = kept[0].numel()
     keep_bits_kernel[(triton.cdiv(words, BLOCK) * kept.shape[0],)](
         kept, seed, words, triton.cdiv(keys, reference.SQUARE), dropped(dropout), BLOCK=BLOCK, num_warps=4

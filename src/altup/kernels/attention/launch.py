@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -200,6 +201,15 @@ def descriptors(config: TileConfig, rows: int, *tensors: Tensor) -> list[Any]:
 def strides(*tensors: Tensor) -> list[int]:
     """The steps between batches, heads and rows of each [B, H, N, D] tensor."""
     return [step for x in tensors for step in x.stride()[:3]]
+
+
+def apart(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, each [B, H, N, D], of three such parts or of fewer [B, N, n, H, D]."""
+    if parts[0].dim() == 4:
+        q, k, v = parts
+    else:
+        q, k, v = (one.transpose(1, 2) for part in parts for one in part.unbind(2))
+    return q, k, v
 
 
 def empty_heads(x: Tensor) -> Tensor:

@@ -69,18 +69,16 @@ def queries_backward(
     return pairs, strips
 
 
-def distance_sums(problem: AttentionCall, strips: Tensor) -> Tensor:
-    """The gradient of by_distance, [H, Q + K − 1]. That of the constant part is at its outermost distance."""
+def distance_sums(problem: AttentionCall, strips: Tensor, sums: Tensor) -> None:
+    """Writes the gradient of by_distance, [H, Q + K − 1]; that of the constant part at its outermost distance."""
     config = problem.cut(QUERIES)
     beyond, near, edges = _near_tiles(problem, config)
     H, Q, K = problem.sizes
     strips = strips.sum(0)
-    sums = strips.new_empty(H, Q + K - 1)
     distances_kernel[(H, triton.cdiv(Q + K - 1, 64))](
         strips, sums, strips.shape[1], Q, K, beyond, near,
         BM=config.queries, BN=config.keys, EDGES=edges, STRIPS=32, DISTANCES=64,
     )  # fmt: skip
-    return sums
 
 
 def _near_tiles(problem: AttentionCall, config: TileConfig) -> tuple[int, int, bool]:

@@ -33,18 +33,13 @@ def is_part(x: Tensor) -> bool:
     return x.stride(4) == 1 and x.stride(3) == D and x.stride(2) == H * D and x.stride(1) > n * H * D
 
 
-def empty_slot(x: Tensor) -> Tensor:
-    """What `slot` gives, in memory of its own."""
-    return x.new_empty_strided(x.shape, x.stride()) if is_part(x) else x.new_empty(x.shape)
-
-
 def slot(x: Tensor) -> Tensor:
     """Memory for the gradient of x [B, N, n, H, D], in a tensor laid out like the one that x is a part of.
 
     A part that is asked for again begins a new tensor, as does another one's; the last one is not held on to.
     """
-    if not is_part(x):
-        return empty_slot(x)
+    if type(x) is not Tensor or not is_part(x):  # one that a compiler traces has no memory
+        return x.new_empty_strided(x.shape, x.stride()) if is_part(x) else x.new_empty(x.shape)
     storage = x.untyped_storage()
     key = (storage.data_ptr(), storage.nbytes())
     place = int(x.storage_offset())

@@ -8,14 +8,16 @@ of one chunk makes the loss, overwrites them with their own gradient, and multip
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
 
-from altup.kernels.launch import can_launch, on_its_device
+from altup.kernels.launch import can_launch, ceil_div, without_autocast
+from altup.kernels.operators import Gradients, operator
 
 CHUNK_BYTES = 512 * 2**20
+MULTIPLIED = 4096  # numbers of a program
 WHOLE_TILES = 128  # tokens; the matrix units work on such numbers of rows
 
 
@@ -36,34 +38,33 @@ def chunk_rows(tokens: int, vocabulary: int, itemsize: int, width: int = 0) -> i
     return tiled or rows
 
 
-@library.custom_op("altup::fused_head", mutates_args=())
-@on_its_device
+@operator("altup::fused_head")
 def fused_head(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    z_loss: float,
-    softcap: float,
-    hidden_grad: bool,
+    hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, softcap: float, hidden_grad: bool,
     weight_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
     """Sums [3] (loss, nll, correct) over the tokens, and the loss's gradients where asked for, else empty tensors.
 
     hidden: [N, D], weight: [V, D], labels: [N]; softcap 0 is none.
     """
+    # A sum over all tokens can leave float16's range before the backward pass divides it.
+    dtype = torch.float32 if weight.dtype == torch.float16 else weight.dtype
+    d_hidden = hidden.new_empty(hidden.shape if hidden_grad else (0,))
+    d_weight = weight.new_empty(weight.shape if weight_grad else (0,), dtype=dtype)
+    sums = hidden.new_empty(3, dtype=torch.float32)
+    yield sums, d_hidden, d_weight
     from altup.kernels.cross_entropy.triton import loss_and_gradient_
 
-    tokens = hidden.shape[0]
-    sums = hidden.new_zeros(3, dtype=torch.float32)
-    d_hidden, d_weight = _gradients(hidden, weight, hidden_grad, weight_grad)
+    sums.zero_()
+    tokens, vocabulary = len(hidden), len(weight)
     if not tokens:
-        return sums, d_hidden, d_weight.zero_()
-    rows = chunk_rows(tokens, weight.shape[0], hidden.element_size(), weight.shape[1] if weight_grad else 0)
-    with torch.autocast(hidden.device.type, enabled=False):
+        d_weight.zero_()
+        return
+    rows = chunk_rows(tokens, vocabulary, hidden.element_size(), weight.shape[1] if weight_grad else 0)
+    total = None  # of the weight's gradient, in float32 where there are several chunks
+    with without_autocast(hidden.device.type):
         weight = weight.to(hidden.dtype)
-        vocabulary = weight.shape[0]
         logits = hidden.new_empty(rows, -(-vocabulary // 16) * 16)[:, :vocabulary]  # rows aligned for wide loads
-        total = None  # of the weight's gradient, in float32 where there are several chunks
         for start in range(0, tokens, rows):
             part = hidden[start : start + rows]
             scores = torch.mm(part, weight.t(), out=logits[: len(part)])
@@ -80,17 +81,20 @@ def fused_head(
                 product = _wide_product(scores.t(), part)
                 total = product if total is None else total.add_(product)
     if total is not None:
-        d_weight = total if total.dtype == d_weight.dtype else d_weight.copy_(total)
-    return sums, d_hidden, d_weight
+        d_weight.copy_(total)
 
 
-def _gradients(hidden: Tensor, weight: Tensor, hidden_grad: bool, weight_grad: bool) -> tuple[Tensor, Tensor]:
-    # A sum over all tokens can leave float16's range before the backward pass divides it.
-    dtype = torch.float32 if weight.dtype == torch.float16 else weight.dtype
-    return (
-        hidden.new_empty(hidden.shape if hidden_grad else (0,)),
-        weight.new_empty(weight.shape if weight_grad else (0,), dtype=dtype),
-    )
+@fused_head.gradient
+def _(
+    d_sums: Tensor | None, _d_hidden: None, _d_weight: None, *, d_hidden: Tensor, d_weight: Tensor, weight: Tensor,
+    hidden_grad: bool, weight_grad: bool,
+) -> Gradients:  # fmt: skip
+    if d_sums is None:
+        return {}
+    return {
+        "hidden": _times(d_hidden, d_sums[0], d_hidden.dtype) if hidden_grad else None,
+        "weight": _times(d_weight, d_sums[0], weight.dtype) if weight_grad else None,
+    }
 
 
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:
@@ -100,54 +104,18 @@ def _wide_product(a: Tensor, b: Tensor) -> Tensor:
     return a.float() @ b.float()
 
 
-@fused_head.register_fake
-def _(
-    hidden: Tensor, weight: Tensor, labels: Any, z_loss: Any, softcap: Any, hidden_grad: bool, weight_grad: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return hidden.new_empty(3, dtype=torch.float32), *_gradients(hidden, weight, hidden_grad, weight_grad)
-
-
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    _, d_hidden, d_weight = output
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(d_hidden, d_weight)
-    ctx.save_for_backward(d_hidden, d_weight)
-    ctx.weight_dtype = inputs[1].dtype
-    ctx.wanted = inputs[5:]
-
-
-def _scale_gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    d_hidden, d_weight = ctx.saved_tensors
-    if grad is None:
-        return (None,) * 7
-    hidden_grad, weight_grad = ctx.wanted
-    return (
-        _times(d_hidden, grad[0], d_hidden.dtype) if hidden_grad else None,
-        _times(d_weight, grad[0], ctx.weight_dtype) if weight_grad else None,
-        *[None] * 5,
-    )
-
-
 def _times(x: Tensor, number: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype == torch.bfloat16 and can_launch(x.device):
         return times_number(x, number, dtype)
     return (x * number).to(dtype)
 
 
-@library.custom_op("altup::times_number", mutates_args=())
-@on_its_device
-def times_number(x: Tensor, number: Tensor, dtype: torch.dtype) -> Tensor:
-    """x·number, a float32 of the device, in `dtype`; PyTorch's own reads a number at a time if dtypes differ."""
-    from altup.kernels.cross_entropy.triton import multiply
-
+@operator("altup::times_number")
+def times_number(x: Tensor, number: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """x·number, a float32 of the device, in `dtype`; x is dense. PyTorch's own reads a number at a time if dtypes
+    differ."""
     out = torch.empty_like(x, dtype=dtype)
-    multiply(out, x, number)
-    return out
+    yield out
+    from altup.kernels.cross_entropy.triton import multiply_kernel
 
-
-@times_number.register_fake
-def _(x: Tensor, number: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(x, dtype=dtype)
-
-
-fused_head.register_autograd(_scale_gradients, setup_context=_keep_gradients)
+    multiply_kernel[(ceil_div(x.numel(), MULTIPLIED),)](out, x, number, x.numel(), BLOCK=MULTIPLIED, num_warps=8)

@@ -112,8 +112,3 @@ def multiply_kernel(out, x, number, numel, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + place, mask=place < numel).to(tl.float32)
     tl.store(out + place, (value * tl.load(number)).to(out.dtype.element_ty), mask=place < numel)
-
-
-def multiply(out: Tensor, x: Tensor, number: Tensor, block: int = 4096) -> None:
-    """out ← x·number; x is dense, and `out` lies as it does."""
-    multiply_kernel[(triton.cdiv(x.numel(), block),)](out, x, number, x.numel(), BLOCK=block, num_warps=8)

@@ -44,9 +44,9 @@ def round_values(x: Tensor, bound: Tensor | None = None, q: Tensor | None = None
     if q is not None and bound is not None:
         return Rounded(q, transpose_op(q), bound)
     if bound is None:
-        return Rounded(*cast_op([x], _largest(x), x.dtype, gradient=False))
+        return Rounded(*cast_op([x], _largest(x), x.dtype, False))
     if not torch.compiler.is_compiling():
-        return Rounded(*cast_op([x], bound.float().reshape(1), x.dtype, gradient=False))
+        return Rounded(*cast_op([x], bound.float().reshape(1), x.dtype, False))
     scale = power_of_two(bound, VALUE)
     q = quantize_reference(x, scale, VALUE)
     return Rounded(q, transpose_op(q), scale)
@@ -56,12 +56,12 @@ def round_gradients(parts: Sequence[Tensor], largest: Tensor | None = None) -> R
     """Gradients [m, nᵢ], side by side; `largest` as `cast_op` takes it."""
     if largest is None and len(parts) == 1:
         largest = _largest(parts[0])
-    return Rounded(*cast_op(list(parts), largest, parts[0].dtype, gradient=True))
+    return Rounded(*cast_op(list(parts), largest, parts[0].dtype, True))
 
 
 def round_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> Rounded:
     """Weights [nᵢ, k], one below the other, first rounded to the `dtype` that products would else have."""
-    return Rounded(*cast_op([w.detach() for w in weights], None, dtype, gradient=False, below=True))
+    return Rounded(*cast_op([w.detach() for w in weights], None, dtype, False, True))
 
 
 def round_many_weights(weights: Sequence[Tensor], each: int, dtype: torch.dtype) -> list[Rounded]:
