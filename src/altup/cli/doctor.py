@@ -222,12 +222,11 @@ def check_bf16() -> Check:
 
 
 def check_optional() -> list[Check]:
-    """Packages that only some work needs; those that no extra installs are named by themselves."""
-    extras = _extras()
+    """Packages that only some work needs."""
     checks = []
     for name, purpose in OPTIONAL.items():
         found = installed(name)
-        remedy = "" if found else f"pip install {extras.get(name, name)}   ({purpose})"
+        remedy = "" if found else f"pip install {name}   ({purpose})"
         checks.append(Check("optional", name, "ok" if found else "missing", found or "not installed", remedy))
     return checks
 
@@ -280,16 +279,6 @@ def _requirements() -> list[Any] | None:
         return [Requirement(text) for text in importlib.metadata.requires("altup") or []]
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _extras() -> dict[str, str]:
-    """Package -> the extra of altup that brings it, as pip wants it written."""
-    found: dict[str, str] = {}
-    for requirement in _requirements() or []:
-        for extra in importlib.metadata.metadata("altup").get_all("Provides-Extra") or []:
-            if requirement.marker is not None and requirement.marker.evaluate({"extra": extra}):
-                found.setdefault(requirement.name, f"'altup[{extra}]'")
-    return found
 
 
 def _print(checks: list[Check], healthy: bool) -> None:

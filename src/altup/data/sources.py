@@ -161,7 +161,7 @@ class HubDataset:
             import datasets
         except ImportError:
             raise UserError(
-                f"dataset {self.name!r} needs the datasets library; pip install 'altup[hub]', or {self._otherwise}"
+                f"dataset {self.name!r} needs the datasets library; pip install datasets, or {self._otherwise}"
             ) from None
         folder = Path(self.name)
         if (
