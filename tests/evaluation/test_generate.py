@@ -94,9 +94,12 @@ def test_a_gap_without_an_answer_is_an_empty_piece_and_is_told(tokenizer: Any) -
 
 def test_prompts_that_do_not_suit_a_family_are_told() -> None:
     prompts = ["a <extra_id_0>", "b", "c [MASK]"]
-    assert [told.split(" has ")[0] for told in remarks_on_prompts("t5", prompts, None)] == ["'b'", "'c [MASK]'"]
-    assert [told.split(" has ")[0] for told in remarks_on_prompts("bert", prompts, "[MASK]")] == ["'b'"]
-    (told,) = remarks_on_prompts("decoder", prompts, None)
+    assert [told.split(" has ")[0] for told in remarks_on_prompts("span-corruption", prompts, None)] == [
+        "'b'",
+        "'c [MASK]'",
+    ]
+    assert [told.split(" has ")[0] for told in remarks_on_prompts("masked", prompts, "[MASK]")] == ["'b'"]
+    (told,) = remarks_on_prompts("causal", prompts, None)
     assert told.startswith("'a <extra_id_0>' has a gap, but this model is a decoder")
 
 

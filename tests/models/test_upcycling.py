@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import T5ForConditionalGeneration
 
 from altup import upcycle, widen
 from altup.core.errors import UserError
-from altup.models import upcycling
+from altup.models.families import FAMILIES
 from altup.models.t5.convert import from_hugging_face
-from altup.models.upcycling import T5S, load_pretrained
+from altup.models.t5.family import T5S
+from altup.models.upcycling import load_pretrained
 from tests.models.helpers import batch, hugging_face_t5, tiny, tiny_t5
 from tests.models.widening.families import build
 
@@ -188,7 +188,7 @@ def test_a_model_whose_logits_are_not_finite_is_refused():
 @pytest.mark.parametrize("scale", [1.01, -1.0])
 def test_an_upcycled_model_that_computes_something_else_is_refused(scale, monkeypatch):
     """The last comparison, whatever went wrong before: a hundredth more, or another function altogether."""
-    convert = upcycling.CONVERTERS[T5ForConditionalGeneration]
+    convert = FAMILIES["t5"].convert
 
     def wrong(model):
         converted = convert(model)
@@ -196,7 +196,7 @@ def test_an_upcycled_model_that_computes_something_else_is_refused(scale, monkey
             converted.lm_head.weight.mul_(scale)
         return converted
 
-    monkeypatch.setitem(upcycling.CONVERTERS, T5ForConditionalGeneration, wrong)
+    monkeypatch.setattr(FAMILIES["t5"], "convert", wrong, raising=False)
     with pytest.raises(UserError, match="upcycled, this T5ForConditionalGeneration computes something else"):
         upcycle(hugging_face_t5())
 

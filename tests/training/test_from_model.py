@@ -21,11 +21,12 @@ from altup.data.objectives import build_objective
 from altup.data.prepare import Recipe, prepare
 from altup.data.shards import TokenStream
 from altup.data.text_files import LocalFiles
+from altup.models.families import family
 from altup.models.foreign import kind_of
 from altup.training.from_model import find_start, seal_of
 from altup.training.parallel import ProcessGroup, leave
 from altup.training.prefetch import label_name
-from altup.training.pretraining import OBJECTIVE_OF, PretrainConfig, pretrain
+from altup.training.pretraining import PretrainConfig, pretrain
 from altup.training.run_folder import RunFolder
 from tests.processes import fork_two, prepare_text, server
 from tests.torchrun import train_together
@@ -99,7 +100,7 @@ def own_loss(place: Path, data: Path, **settings: Any) -> float:
     loader: Any = getattr(transformers, f"AutoModelFor{auto}").from_pretrained
     model: Any = (load_widened if hasattr(config, "altup") else loader)(place).eval()
     stream = TokenStream(data, "validation")
-    held_out = HeldOut(stream, build_objective(OBJECTIVE_OF[kind], stream.vocabulary, 32), 6)
+    held_out = HeldOut(stream, build_objective(family(kind).objective, stream.vocabulary, 32), 6)
     batch = {name: torch.from_numpy(a).long() for name, a in held_out.examples(0, 6).items()}
     labels = batch[label_name(batch)]
     given = {"labels": labels} if kind == "t5" else {}

@@ -77,7 +77,7 @@ def command(
             _print_paper(rows, inputs)
         return
     model_of = _config_of(config, model, settings)
-    if targets is not None and model_of.model_type == "altup_decoder":
+    if targets is not None and _objective(model_of) == "causal":
         raise UserError(f"--targets-length {targets}: a decoder answers for all of its inputs; remove it")
     result = account(model_of, inputs, targets)
     memory = _memory(result, gpu, **training) if training or gpu else {}
@@ -290,8 +290,15 @@ def _title(config: Any) -> str:
     )
 
 
+def _objective(config: Any) -> str | None:
+    from altup.models.families import family_of
+
+    found = family_of(config)
+    return found.objective if found else None
+
+
 def _tokens(result: Accounting) -> str:
-    kind = result.config.model_type
     if result.config.is_encoder_decoder:
         return f"{result.inputs} + {result.targets} tokens"
-    return f"{result.inputs} tokens" + (f", {result.targets} of them masked" if kind == "altup_bert" else "")
+    masked = f", {result.targets} of them masked" if _objective(result.config) == "masked" else ""
+    return f"{result.inputs} tokens{masked}"

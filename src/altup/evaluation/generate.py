@@ -62,10 +62,10 @@ def answer_prompts(
             raise UserError(f"prompt {prompt!r} is not UTF-8; save or type it as such")
     loaded = load_any(model)
     torch.manual_seed(seed)
-    mask = loaded.tokenizer.mask_token if loaded.family == "bert" else None
-    for remark in remarks_on_prompts(loaded.family, prompts, mask):
+    mask = loaded.tokenizer.mask_token if loaded.objective == "masked" else None
+    for remark in remarks_on_prompts(loaded.objective, prompts, mask):
         say(remark)
-    if loaded.family == "bert":
+    if loaded.objective == "masked":
         if temperature or beams > 1:
             raise UserError(
                 "a BERT names the likeliest token of each gap; remove temperature, top_k, top_p, beams"
@@ -77,7 +77,7 @@ def answer_prompts(
             chosen = {"top_k": top_k, "top_p": top_p}
             options |= {"do_sample": True, "temperature": temperature}
             options |= {name: value for name, value in chosen.items() if value is not None}
-        if loaded.family == "decoder":
+        if loaded.objective == "causal":
             write = stream if len(prompts) == 1 and beams == 1 else None
             answers = continue_text(loaded.model, loaded.tokenizer, prompts, stream=write, **options)
         else:
@@ -87,10 +87,10 @@ def answer_prompts(
     return answers
 
 
-def remarks_on_prompts(family: str, prompts: Sequence[str], mask: str | None) -> list[str]:
-    """What a model of this family makes of prompts that were meant for another, or of none."""
+def remarks_on_prompts(objective: str, prompts: Sequence[str], mask: str | None) -> list[str]:
+    """What a model of this objective makes of prompts that were meant for another, or of none."""
     gaps = [bool(SENTINEL.search(prompt)) or (mask is not None and mask in prompt) for prompt in prompts]
-    if family == "decoder":
+    if objective == "causal":
         told = "has a gap, but this model is a decoder: it writes after the text and fills in nothing"
         return [f"{_quoted(prompt)} {told}" for prompt, gap in zip(prompts, gaps, strict=True) if gap]
     told = "has no gap, so the model writes at its end; mark a gap with <extra_id_0>"

@@ -23,8 +23,9 @@ from altup.evaluation.decoding import round_weights
 from altup.models.accounting import refuse_too_large
 from altup.models.base import AltUpPreTrainedModel
 from altup.models.config import AltUpConfig
+from altup.models.families import family
 from altup.models.foreign import kind_of, load_language_model
-from altup.models.upcycling import T5S
+from altup.models.t5.family import T5S
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    @property
+    def objective(self) -> str:
+        """By which models of its family learn, and how they answer a prompt."""
+        return family(self.family).objective
 
 
 def load_to_answer(answering: Answering, precision: str | None = None) -> LoadedModel:

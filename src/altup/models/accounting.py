@@ -14,16 +14,13 @@ from transformers import PreTrainedConfig
 
 from altup.core.errors import UserError, check_whole
 from altup.core.hardware import host_memory
-from altup.models.bert.config import AltUpBertConfig
 from altup.models.config import AltUpConfig
-from altup.models.decoder.config import AltUpDecoderConfig
-from altup.models.methods import Method
-from altup.models.t5.config import AltUpT5Config
+from altup.models.families import Family, family_of
+from altup.models.methods.registry import Layer, Method
 
 __all__ = ["INPUTS", "TARGETS", "Accounting", "account", "list_layers"]
 
-# One pretraining example of T5: 568 raw tokens after span corruption. BERT predicts 15 % of its tokens.
-INPUTS, TARGETS, MASKED = 512, 114, 0.15
+INPUTS, TARGETS = 512, 114  # of one pretraining example of T5: 568 raw tokens after span corruption
 
 Counts = dict[str, int]
 EMBEDDING_PARTS = ("input_table", "output_head")
@@ -37,14 +34,11 @@ SHAPE_FIELDS = (
     *("tie_word_embeddings", "widening", "num_blocks", "selection", "coefficients", "sequence", "stride"),
     *("experts", "expert_hidden", "expert_top_k"),
 )
-# Parts that only one kind of model has.
-SEQ2SEQ_PARTS = {
-    "cross_attention",
-    "cross_attention_projections",
-    "cross_attention_scores",
-    "relative_bias",
+# Parts that only some families have.
+OPTIONAL_PARTS = {
+    *("cross_attention", "cross_attention_projections", "cross_attention_scores", "relative_bias"),
+    *("positions_and_types", "head_transform"),
 }
-SINGLE_STACK_PARTS = {"positions_and_types", "head_transform"}
 
 
 @dataclass(frozen=True)
@@ -107,18 +101,6 @@ class Accounting:
         }
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One layer of a stack, reduced to the lengths it works on."""
-
-    decoder: bool
-    tokens: int  # what the layer itself computes on
-    state_tokens: int  # what the rule around it updates; more than `tokens` where the layer is strided
-    memory: int  # encoder positions that cross-attention reads; 0 in the encoder
-    strided: bool
-    keeps_output: bool = False  # whether the layer's last norm keeps what it gives, as BERT's
-
-
 def account(config: PreTrainedConfig, inputs: int = INPUTS, targets: int | None = None) -> Accounting:
     """Everything about `config`, for sequences of `inputs` tokens.
 
@@ -145,16 +127,14 @@ def account(config: PreTrainedConfig, inputs: int = INPUTS, targets: int | None 
     check_whole("inputs", inputs, 1)
     if not isinstance(config, AltUpConfig):
         return _account_foreign(config, inputs, targets)
-    if isinstance(config, AltUpDecoderConfig):
-        targets = inputs
-    elif targets is None:
-        targets = TARGETS if isinstance(config, AltUpT5Config) else max(1, round(inputs * MASKED))
+    found = _family(config)
+    if targets is None or found.objective == "causal":
+        targets = found.default_targets(inputs)
     check_whole("targets", targets, 1)
     layers = list_layers(config, inputs, targets)
-    other = SINGLE_STACK_PARTS if isinstance(config, AltUpT5Config) else SEQ2SEQ_PARTS
 
     def own(parts: Counts) -> Counts:
-        return {name: number for name, number in parts.items() if name not in other}
+        return {name: number for name, number in parts.items() if number or name not in OPTIONAL_PARTS}
 
     return Accounting(
         inputs,
@@ -165,6 +145,12 @@ def account(config: PreTrainedConfig, inputs: int = INPUTS, targets: int | None 
         activation_formula(config, layers),
         config,
     )
+
+
+def _family(config: AltUpConfig) -> Family:
+    found = family_of(config)
+    assert found is not None
+    return found
 
 
 def _account_foreign(config: PreTrainedConfig, inputs: int, targets: int | None) -> Accounting:
@@ -194,20 +180,19 @@ def list_layers(config: AltUpConfig, inputs: int, targets: int) -> list[Layer]:
     """Every layer of all stacks with its lengths; a stride keeps ⌈length / stride⌉ tokens."""
     kept = -(-inputs // config.stride)
     state = kept if config.sequence_method.shortens else inputs
+    found = _family(config)
     layers = [
-        Layer(False, kept if strided else state, state, 0, strided, isinstance(config, AltUpBertConfig))
+        Layer(False, kept if strided else state, state, 0, strided, found.keeps_output)
         for strided in (i in config.strided_layers for i in range(config.num_layers))
     ]
-    if isinstance(config, AltUpT5Config):
-        layers += [Layer(True, targets, targets, state, False)] * config.num_decoder_layers
-    return layers
+    return [*layers, *found.more_layers(config, targets, state)]
 
 
 def count_parameters(config: AltUpConfig, layers: list[Layer]) -> Counts:
-    """Parameters by part. BERT alone has biases, learned positions and a transform in its head."""
+    """Parameters by part."""
     d, f, out = config.layer_width, config.d_ff, config.output_width
     queries, keys = attention_widths(config)
-    bert = isinstance(config, AltUpBertConfig)
+    found = _family(config)
     parts = {
         "input_table": config.vocab_size * config.embedding_width,
         "output_head": 0 if config.tie_word_embeddings else config.vocab_size * out,
@@ -216,22 +201,17 @@ def count_parameters(config: AltUpConfig, layers: list[Layer]) -> Counts:
         "cross_attention": 0,
         "feed_forward": 0,
         "experts": 0,
-        "norms": out,  # the final one
+        "norms": 0,
         "head_transform": 0,
         "relative_bias": 0,
         "coefficients": 0,
+        **found.end_parameters(config),
     }
-    if isinstance(config, AltUpBertConfig):
-        parts["positions_and_types"] = (config.max_position_embeddings + config.type_vocab_size) * out
-        parts["norms"] = 4 * out  # of the embeddings and in the head, each with a bias
-        parts["head_transform"] = out * out + out + config.vocab_size  # the last is the bias of the logits
-    if isinstance(config, AltUpT5Config):
-        parts["norms"] = 2 * out  # the final norm of each stack
-        parts["relative_bias"] = 2 * config.relative_attention_num_buckets * config.num_heads
+    biases = int(found.has_biases)
     for layer in layers:
-        parts["self_attention"] += 2 * d * queries + 2 * d * keys + bert * (queries + 2 * keys + d)
-        parts["feed_forward"] += 2 * d * f + f + d if bert else 3 * d * f
-        parts["norms"] += 4 * d if bert else 2 * d
+        parts["self_attention"] += 2 * d * queries + 2 * d * keys + biases * (queries + 2 * keys + d)
+        parts["feed_forward"] += found.feed_forward_maps * d * f + biases * (f + d)
+        parts["norms"] += 2 * d * (1 + biases)
         if layer.decoder:
             parts["cross_attention"] += 2 * d * queries + 2 * out * keys
             parts["norms"] += d
@@ -250,7 +230,7 @@ def count_flops(config: AltUpConfig, layers: list[Layer], targets: int) -> Count
     """
     d, out = config.layer_width, config.output_width
     queries, keys = attention_widths(config)
-    bert = isinstance(config, AltUpBertConfig)
+    found = _family(config)
     parts = {
         "self_attention_projections": 0,
         "self_attention_scores": 0,
@@ -258,15 +238,16 @@ def count_flops(config: AltUpConfig, layers: list[Layer], targets: int) -> Count
         "cross_attention_scores": 0,
         "feed_forward": 0,
         "experts": 0,
-        "head_transform": 2 * targets * out * out if bert else 0,
+        "head_transform": 0,
         "output_head": 2 * targets * out * config.vocab_size,
         RULE: 0,
+        **found.head_flops(config, targets),
     }
     for layer in layers:
         n, memory = layer.tokens, layer.memory
         parts["self_attention_projections"] += 2 * n * 2 * d * (queries + keys)
         parts["self_attention_scores"] += 2 * n * n * 2 * queries
-        parts["feed_forward"] += 2 * n * (2 if bert else 3) * d * config.d_ff
+        parts["feed_forward"] += 2 * n * found.feed_forward_maps * d * config.d_ff
         if layer.decoder:
             parts["cross_attention_projections"] += 2 * (n * 2 * d * queries + memory * 2 * out * keys)
             parts["cross_attention_scores"] += 2 * n * memory * 2 * queries
@@ -286,10 +267,8 @@ def count_activations(config: AltUpConfig, layers: list[Layer], targets: int) ->
     """
     d, out, heads = config.layer_width, config.output_width, config.num_heads
     queries, keys = attention_widths(config)
-    bert = isinstance(config, AltUpBertConfig)
-    inputs = layers[0].state_tokens
-    # Norms outside the layers: T5's two final ones, those of BERT's embeddings and head, the decoder's final one.
-    ends = inputs if isinstance(config, AltUpDecoderConfig) else inputs + targets
+    found = _family(config)
+    ends = found.end_tokens(layers[0].state_tokens, targets)
     parts = {
         "norm_inputs": 2 * ends * out,
         "norm_outputs": 2 * ends * out,
@@ -297,9 +276,10 @@ def count_activations(config: AltUpConfig, layers: list[Layer], targets: int) ->
         "cross_attention": 0,
         "feed_forward": 0,
         "experts": 0,
-        "head_transform": 2 * 2 * targets * out if bert else 0,  # what the transform reads and GELU reads
+        "head_transform": 0,
         RULE: 0,
         "logits": 4 * targets * config.vocab_size,  # float32, as the loss reads them
+        **found.head_activations(config, targets),
     }
     for layer in layers:
         n = layer.tokens
@@ -309,7 +289,7 @@ def count_activations(config: AltUpConfig, layers: list[Layer], targets: int) ->
         parts["self_attention"] += 2 * n * (2 * queries + 2 * keys) + 4 * n * heads
         if layer.decoder:
             parts["cross_attention"] += 2 * (n * 2 * queries + layer.memory * 2 * keys) + 4 * n * heads
-        parts["feed_forward"] += 2 * n * (2 if bert else 4) * config.d_ff
+        parts["feed_forward"] += 2 * n * found.feed_forward_kept * config.d_ff
         for method in config.methods:
             parts[method.cost_part] += method.activation_bytes(config, layer)
     return parts

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from altup.core.errors import UserError
 from altup.core.pretrained import load_model
-from altup.models.bert import AltUpBertConfig, AltUpBertForSequenceClassification
+from altup.models.families import FAMILIES, family_of
 from altup.models.foreign import CLASSES
 from altup.models.widening import load_widened
 from altup.transformers_hooks import is_widened
@@ -28,22 +28,23 @@ REGRESSION, CLASSIFICATION = "regression", "single_label_classification"
 
 def is_encoder(config: PreTrainedConfig) -> bool:
     """Whether the model is an encoder that sees whole texts, with a masked head, another one or none."""
-    if isinstance(config, AltUpBertConfig):
-        return True
+    if (found := family_of(config)) is not None:
+        return found.classifier_class is not None
     name = (config.architectures or [""])[0]
-    causal = getattr(config, "is_decoder", False) or name in CLASSES["decoder"].values()
-    return config.model_type in CLASSES["bert"] and not config.is_encoder_decoder and not causal
+    causal = getattr(config, "is_decoder", False) or name in CLASSES["causal"].values()
+    return config.model_type in CLASSES["masked"] and not config.is_encoder_decoder and not causal
 
 
 def is_classifier(config: PreTrainedConfig) -> bool:
     """Whether the model that was saved has a head for whole texts."""
     name = (config.architectures or [""])[0]
-    return name in (AltUpBertForSequenceClassification.__name__, HEADS.get(config.model_type))
+    own = [one.classifier_class.__name__ for one in FAMILIES.values() if one.classifier_class]
+    return name in (*own, HEADS.get(config.model_type))
 
 
 def classifier_class(config: PreTrainedConfig, place: str | Path) -> Any:
-    if isinstance(config, AltUpBertConfig):
-        return AltUpBertForSequenceClassification
+    if (found := family_of(config)) is not None and found.classifier_class:
+        return found.classifier_class
     if config.model_type not in HEADS:
         raise UserError(
             f"{str(place)!r} holds a {config.model_type!r} model, for which transformers has no classification "

@@ -1,6 +1,6 @@
-"""Other people's language models, as Transformers has them or widened by `altup.widen`: found, loaded and trained.
+"""Language models of transformers, unchanged or widened by `altup.widen`: found, loaded and trained.
 
-A model's kind is the family of ours that learns as it does: `t5` (an encoder and a decoder), `bert` (masked) or
+A model's kind is the family of altup that learns as it does: `t5` (an encoder and a decoder), `bert` (masked) or
 `decoder` (causal).
 """
 
@@ -21,7 +21,7 @@ from altup.core.errors import UserError
 from altup.core.pretrained import load_model
 from altup.kernels.cross_entropy import IGNORED, TokenSums, token_sums
 from altup.models.base import loss_fields
-from altup.models.families import family, family_name
+from altup.models.families import family, family_name, learner
 from altup.models.masks import segment_positions
 from altup.models.widening import load_widened
 from altup.models.widening.parameters import WideningPlan
@@ -33,10 +33,11 @@ COUNT_BEHIND_PADDING = {
     *("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "mpnet", "longformer"),
     *("data2vec-text", "esm", "ibert", "luke", "markuplm", "xmod"),
 }
+# Classes of transformers by the objective that their heads are for.
 CLASSES = {
-    "t5": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    "bert": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    "decoder": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "span-corruption": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    "masked": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 }
 
 
@@ -46,14 +47,14 @@ def kind_of(config: PreTrainedConfig, place: str | Path) -> str:
     ours = family_name(config.model_type)
     if ours and not name.endswith("ForSequenceClassification"):
         return ours
-    for kind, classes in CLASSES.items():
+    for objective, classes in CLASSES.items():
         if name in classes.values():
-            if kind == "decoder" and _sees_ahead(config):
+            if objective == "causal" and _sees_ahead(config):
                 raise UserError(
                     f"{str(place)!r} holds a {name} whose tokens see those behind them (is_decoder is not set): "
                     "it cannot learn to continue a text; give a causal model, or one with a masked head"
                 )
-            return kind
+            return learner(objective)
     raise UserError(
         f"{str(place)!r} holds a {name}, which is no causal, masked or sequence-to-sequence language model of "
         "transformers; give one that has such a head"
@@ -62,7 +63,7 @@ def kind_of(config: PreTrainedConfig, place: str | Path) -> str:
 
 def _sees_ahead(config: PreTrainedConfig) -> bool:
     """Whether a model with a causal head is an encoder that nobody has told to hide what comes later."""
-    is_encoder = config.model_type in CLASSES["bert"] and not getattr(config, "is_decoder", False)
+    is_encoder = config.model_type in CLASSES["masked"] and not getattr(config, "is_decoder", False)
     return is_encoder or config.model_type == "xlnet"
 
 

@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    BertForMaskedLM,
-    LlamaForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    T5ForConditionalGeneration,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole, named
 from altup.core.hub import find_pretrained
@@ -23,25 +17,15 @@ from altup.core.pretrained import copy_tokenizer, load_config, load_model
 from altup.core.sealed_folders import new_sealed_folder
 from altup.models.accounting import refuse_too_large
 from altup.models.base import empty_like
-from altup.models.bert import convert as bert
 from altup.models.config import AltUpConfig
-from altup.models.decoder import convert as decoder
 from altup.models.families import FAMILIES
 from altup.models.methods import MOST, PRESETS, preset_fields
 from altup.models.methods.altup import COEFFICIENTS
-from altup.models.t5 import convert as t5
 from altup.models.widening.parameters import spread
 from altup.models.widening.probe import difference, refuse_not_finite, run, tolerance
 from altup.nn import AltUp
 from altup.transformers_hooks import is_widened
 
-CONVERTERS: dict[Any, Callable[..., PreTrainedModel]] = {
-    T5ForConditionalGeneration: t5.from_hugging_face,
-    BertForMaskedLM: bert.from_hugging_face,
-    LlamaForCausalLM: decoder.from_hugging_face,
-}
-T5S = (T5ForConditionalGeneration, FAMILIES["t5"].model_class)
-OURS = tuple(one.model_class for one in FAMILIES.values())
 UPCYCLE_METHODS = tuple(name for name, preset in PRESETS.items() if preset.upcycles)
 
 
@@ -139,13 +123,15 @@ def _refuse_twins(rules: list[AltUp]) -> None:
 
 
 def _as_dense(model: PreTrainedModel) -> Any:
-    for theirs, convert in CONVERTERS.items():
-        if isinstance(model, theirs):
-            return convert(model)
-    if not isinstance(model, OURS):
+    convertible = [one for one in FAMILIES.values() if one.convert is not None]
+    for one in convertible:
+        if isinstance(model, one.hugging_face):
+            return one.convert(model)  # type: ignore[misc]
+    if not isinstance(model, tuple(one.model_class for one in FAMILIES.values())):
         raise UserError(
             f"{type(model).__name__} cannot be upcycled; give a "
-            f"{', '.join(cls.__name__ for cls in CONVERTERS)} or a dense model of ours; altup.widen takes others"
+            f"{', '.join(one.hugging_face.__name__ for one in convertible)} or a dense model of altup; "
+            "altup.widen takes others"
         )
     if model.config.num_blocks != 1:
         raise UserError(
@@ -156,7 +142,7 @@ def _as_dense(model: PreTrainedModel) -> Any:
 
 
 def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
-    """A Hugging Face T5, BERT or Llama, or a model of ours, from a folder or the hub; of the classes `only`."""
+    """A model that `upcycle` takes, from a folder or the hub; of the classes `only`."""
     place = find_pretrained(place)
     config = load_config(place)
     if isinstance(config, AltUpConfig):
@@ -166,8 +152,10 @@ def load_pretrained(place: str, only: tuple[Any, ...] = ()) -> PreTrainedModel:
 
 
 def find_class(config: PreTrainedConfig, place: str, only: tuple[Any, ...] = ()) -> Any:
-    """The class that loads a Hugging Face T5, BERT or Llama, or a model of ours; UserError for any other model."""
-    classes: dict[str, Any] = {cls.config_class.model_type: cls for cls in only or (*CONVERTERS, *OURS)}
+    """The class that loads a model that `upcycle` takes; UserError for any other model."""
+    originals = [one.hugging_face for one in FAMILIES.values() if one.hugging_face]
+    taken = only or (*originals, *(one.model_class for one in FAMILIES.values()))
+    classes: dict[str, Any] = {cls.config_class.model_type: cls for cls in taken}
     if config.model_type not in classes:
         raise UserError(f"{place!r} holds a {config.model_type!r} model; give one of {', '.join(classes)}")
     if is_widened(config):

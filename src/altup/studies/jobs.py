@@ -284,9 +284,9 @@ def speed_job(configs: Mapping[str, PretrainConfig], timing: Mapping[str, int]) 
 def objective_of(config: PretrainConfig, vocabulary: Vocabulary) -> Objective:
     """What a run's config trains on."""
     from altup.data.objectives import build_objective
-    from altup.training.pretraining import OBJECTIVE_OF
+    from altup.models.families import family
 
-    name = OBJECTIVE_OF[config.kind]
+    name = family(config.kind).objective
     return build_objective(name, vocabulary, config.inputs_length, config.noise_density, config.mean_span)
 
 

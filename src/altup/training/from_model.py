@@ -23,6 +23,7 @@ from altup.core.runs import find_model
 from altup.core.schema import read_yaml
 from altup.data.shards import Manifest
 from altup.models.config import AltUpConfig
+from altup.models.families import family
 from altup.models.foreign import answer_in_sums, check_positions, kind_of, load_language_model
 from altup.training.run_folder import RunFolder
 from altup.training.sharded import OPTIMIZER
@@ -101,7 +102,7 @@ class StartingModel:
                 f"{data} has token ids up to {vocabulary.size - 1:,}, the embeddings of {self.name} only {rows:,} "
                 "rows; enlarge them (resize_token_embeddings), save the model and give that"
             )
-        if self.kind == "t5" and not vocabulary.sentinels:
+        if family(self.kind).objective == "span-corruption" and not vocabulary.sentinels:
             raise UserError(
                 f"the tokenizer of {self.name} has no sentinels (<extra_id_0>, <extra_id_1>, …), which stand for "
                 "what span corruption hides; add them (tokenizer.add_tokens, model.resize_token_embeddings), save "

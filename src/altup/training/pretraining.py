@@ -29,11 +29,8 @@ if TYPE_CHECKING:
     from altup.training.parallel import ProcessGroup
 
 FROM_THE_DATA = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
-OBJECTIVE_OF = {"t5": "span-corruption", "bert": "masked", "decoder": "causal"}
 # Of a fresh model's highest rate, for one that is trained already: docs/training.md, "Going on from a model".
 GENTLER = 0.1
-# Factors of Muon's rate in a fresh model, with which a T5 leaves its plateau sooner.
-MUON_FACTORS = {"t5": {"positions": 4.0, "vectors": 0.1}}
 # Whole recipes by one word: what is not said here is the optimizer's own default. The paper's is T5's.
 RECIPES: dict[str, dict[str, Any]] = {
     "muon": {"optimizer": "muon"},
@@ -50,6 +47,12 @@ def _describe_methods() -> str:
 
     names = ", ".join(f"{name} ({preset.help})" for name, preset in PRESETS.items())
     return f"{names}; join several with '+'. Default: dense."
+
+
+def _list_families() -> list[str]:
+    from altup.models.families import FAMILIES
+
+    return list(FAMILIES)
 
 
 @dataclass(kw_only=True)
@@ -85,7 +88,7 @@ class PretrainConfig(TrainConfig):
         None, "Go on from this model: a run, a model folder or a name on the hub.", panel="Model", flag="--from"
     )
     from_seal: str | None = setting(None)
-    model: str | None = setting(None, "Family: {choices}.", panel="Model", choices=OBJECTIVE_OF, shown="t5")
+    model: str | None = setting(None, "Family: {choices}.", panel="Model", choices=_list_families, shown="t5")
     size: str | None = setting(None, "Shape: tiny, small (bert: light), base, large or xl.", panel="Model")
     method: str | None = setting(None, _describe_methods, panel="Model")
     k: int | None = setting(None, "Blocks of a widened representation.", panel="Model")
@@ -143,7 +146,7 @@ class PretrainConfig(TrainConfig):
         if self.from_model is not None:
             return {**usual, "lr": GENTLER * usual["lr"]}
         if self.optimizer == "muon":
-            factors = {**usual["lr_factors"], **MUON_FACTORS.get(str(self.model), {})}
+            factors = {**usual["lr_factors"], **_family(self.kind).muon_factors}
             return {**usual, "lr_factors": factors}
         return usual
 
@@ -203,24 +206,16 @@ class PretrainConfig(TrainConfig):
         self._from_preset()
 
     def _from_preset(self, **of_the_data: int) -> AltUpConfig:
-        config_class = _family(self.kind).config_class
+        family = _family(self.kind)
         names = {name: getattr(self, name) for name in MODEL_NAMES}
-        own = {**of_the_data, "dropout_rate": self.dropout, "z_loss": self.z_loss}
-        if self.model != "t5":
-            own["attention_dropout"] = self.dropout
-            own["max_position_embeddings"] = max(self.inputs_length, config_class().max_position_embeddings)
-        config: AltUpConfig = config_class.from_preset(**names, **{**own, **self.model_overrides})
+        own = {**of_the_data, **family.run_fields(self.dropout or 0.0, self.inputs_length), "z_loss": self.z_loss}
+        config: AltUpConfig = family.config_class.from_preset(**names, **{**own, **self.model_overrides})
         return config
 
     def model_config(self, vocabulary: Vocabulary) -> AltUpConfig:
         """The model for a vocabulary; its tables have rows for every token, rounded up to 128."""
         tokens = {"vocab_size": vocabulary.padded_size, "pad_token_id": vocabulary.pad}
-        if self.model == "t5":
-            tokens |= {"eos_token_id": vocabulary.eos, "decoder_start_token_id": vocabulary.pad}
-        elif self.model == "decoder":
-            start = vocabulary.eos if vocabulary.start is None else vocabulary.start
-            tokens |= {"eos_token_id": vocabulary.eos, "bos_token_id": start}
-        config = self._from_preset(**tokens)
+        config = self._from_preset(**tokens, **_family(self.kind).special_tokens(vocabulary))
         if config.vocab_size < vocabulary.size:
             raise UserError(
                 f"{named('vocab_size', config.vocab_size)} is less than the data's {vocabulary.size} tokens; "
@@ -315,7 +310,7 @@ def pretrain(
         if start:
             start.check_data(data, tokenizer, vocabulary, config.inputs_length)
             config = replace(config, model=start.kind, from_seal=start.seal)
-        name = OBJECTIVE_OF[config.kind]
+        name = _family(config.kind).objective
         objective = build_objective(name, vocabulary, config.inputs_length, config.noise_density, config.mean_span)
         batches = ShardBatches(text, objective, config.batch_size, config.seed)
         validation = HeldOut(unseen, objective, config.eval_sequences, part=config.eval_part)
@@ -380,8 +375,7 @@ def _describe(
 
 def example_command(model: str, run: Path) -> str:
     """A command that shows what a trained model does."""
-    prompt = "'Once upon a time'" if model == "decoder" else "'I <extra_id_0> tea.'"
-    return f"altup generate {shlex.quote(str(run))} --prompt {prompt}"
+    return f"altup generate {shlex.quote(str(run))} --prompt {shlex.quote(_family(model).prompt)}"
 
 
 def _introduction(

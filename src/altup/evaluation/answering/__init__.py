@@ -1,7 +1,6 @@
-"""How a kind of model reads a task's inputs and answers them: one module a kind, chosen here.
+"""How a model reads a task's inputs and answers them: one module a way, which the model's family names.
 
-How it learns a task is in `altup.finetuning.learning`, with a module of the same name. A new kind is a module in
-both, and its name in both tables.
+How it learns a task is in `altup.finetuning.learning`, with a module of the same name.
 """
 
 from __future__ import annotations
@@ -17,15 +16,14 @@ from altup.core.hub import find_pretrained
 from altup.core.pretrained import lacks_tokenizer, load_config, load_tokenizer
 from altup.data.tasks.examples import Tokens
 from altup.data.tasks.task import Task
-from altup.evaluation.answering.causal import CausalAnswering
-from altup.evaluation.answering.encoder import EncoderAnswering
-from altup.evaluation.answering.seq2seq import Seq2SeqAnswering
 from altup.models.classifiers import is_encoder
+from altup.models.families import family, learner, load_part
 from altup.models.foreign import kind_of
 
 
 class Answering(Protocol):
-    """What evaluation and fine-tuning ask of a kind of model. `config` and `tokenizer` are the model's."""
+    """What evaluation and fine-tuning ask of a model. `config` and `tokenizer` are the model's, `kind` is the
+    family that answers as it does."""
 
     kind: str
     place: str
@@ -52,20 +50,18 @@ class Answering(Protocol):
         """An answer as text."""
 
 
-ANSWERING: dict[str, Any] = {"t5": Seq2SeqAnswering, "decoder": CausalAnswering, "bert": EncoderAnswering}
-
-
 def answering_of(place: str) -> Answering:
     """How the model in a folder or on the hub answers; its weights are not read yet."""
     place = find_pretrained(place)
     kind = kind_at(place)
     if lacks_tokenizer(place):
         raise UserError(f"{place} has no tokenizer; save it beside the model (tokenizer.save_pretrained)")
-    answering: Answering = ANSWERING[kind](load_tokenizer(place), load_config(place), place)
+    build = load_part(family(kind).answering)
+    answering: Answering = build(load_tokenizer(place), load_config(place), place, kind)
     return answering
 
 
 def kind_at(place: str) -> str:
-    """`t5`, `decoder` or `bert`: as which of them the model in a folder or on the hub reads and answers."""
+    """The family as which the model in a folder or on the hub reads and answers."""
     config = load_config(place)
-    return "bert" if is_encoder(config) else kind_of(config, place)
+    return learner("masked") if is_encoder(config) else kind_of(config, place)

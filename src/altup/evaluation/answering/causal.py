@@ -28,7 +28,7 @@ class CausalAnswering:
     tokenizer: Any
     config: Any
     place: str = ""
-    kind = "decoder"
+    kind: str = "decoder"
 
     def __post_init__(self) -> None:
         if self.tokenizer.eos_token_id is None:

@@ -26,7 +26,7 @@ class EncoderAnswering:
     tokenizer: Any
     config: Any
     place: str = ""
-    kind = "bert"
+    kind: str = "bert"
 
     def load(self) -> Any:
         return load_classifier(self.place, self.config)

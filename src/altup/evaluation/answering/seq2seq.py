@@ -21,7 +21,8 @@ from altup.data.tasks.task import Task
 from altup.models.foreign import check_positions, load_language_model
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.convert import CONVERTED
-from altup.models.upcycling import T5S, load_pretrained
+from altup.models.t5.family import T5S
+from altup.models.upcycling import load_pretrained
 from altup.transformers_hooks import is_widened
 
 # What checkpoints for summaries and translations ask of `generate`, and an answer has no use for.
@@ -34,7 +35,7 @@ class Seq2SeqAnswering:
     tokenizer: Any
     config: Any = None
     place: str = ""
-    kind = "t5"
+    kind: str = "t5"
 
     def __post_init__(self) -> None:
         for name in () if self.is_t5 else ("pad_token", "eos_token"):

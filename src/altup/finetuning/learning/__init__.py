@@ -1,4 +1,4 @@
-"""How a kind of model learns a task: what its rows hold and how it is built. One module a kind, chosen here.
+"""How a model learns a task: what its rows hold and how it is built. One module a way, which its family names.
 
 How it reads and answers is in `altup.evaluation.answering`, with a module of the same name.
 """
@@ -15,10 +15,8 @@ from altup.data.tasks.examples import Tokens
 from altup.data.tasks.task import Example, Task
 from altup.evaluation.answering import Answering, answering_of
 from altup.finetuning.config import FinetuneConfig
-from altup.finetuning.learning.causal import CausalLearning
-from altup.finetuning.learning.encoder import EncoderLearning
-from altup.finetuning.learning.seq2seq import Seq2SeqLearning
 from altup.finetuning.packing import MakeRows
+from altup.models.families import family, load_part
 
 
 class Learning(Protocol):
@@ -34,10 +32,10 @@ class Learning(Protocol):
         """The token behind the end of a row."""
 
     def prepare(self, tasks: Sequence[Task]) -> None:
-        """Told of the tasks before they are read: UserError for some that such a model cannot learn."""
+        """Called with the tasks before they are read: UserError for some that such a model cannot learn."""
 
     def packing(self, device: torch.device, say: Callable[[str], None]) -> str | None:
-        """The layout of packed rows, or None, which is told, for a model that would mix their examples."""
+        """The layout of packed rows, or None, with a note, for a model that would mix their examples."""
 
     def tokenise(self, task: Task, examples: Sequence[Example]) -> tuple[Tokens, Tokens, dict[str, int]]:
         """What the model reads and what it is to learn, for every example, and how many texts were cut."""
@@ -49,11 +47,8 @@ class Learning(Protocol):
         """The model that `answering` asks, with the present weights of `model`."""
 
 
-LEARNING: dict[str, Any] = {"t5": Seq2SeqLearning, "decoder": CausalLearning, "bert": EncoderLearning}
-
-
 def learning_of(config: FinetuneConfig, place: str) -> Learning:
     """How the model at `place`, that of `config` or a checkpoint of it, learns."""
     answering = answering_of(place)
-    learning: Learning = LEARNING[answering.kind](answering, config)
+    learning: Learning = load_part(family(answering.kind).learning)(answering, config)
     return learning

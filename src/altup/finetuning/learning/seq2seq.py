@@ -27,8 +27,9 @@ from altup.kernels.launch import runs_triton
 from altup.models.foreign import TokenSumsModel
 from altup.models.t5.config import AltUpT5Config
 from altup.models.t5.convert import from_hugging_face
+from altup.models.t5.family import T5S
 from altup.models.t5.model import AltUpT5ForConditionalGeneration
-from altup.models.upcycling import T5S, load_pretrained
+from altup.models.upcycling import load_pretrained
 
 
 class Seq2SeqRows:

@@ -13,8 +13,8 @@ from altup.nn import AltUp as AltUpRule
 from altup.nn import DynamicAltUp, FixedAltUp
 
 if TYPE_CHECKING:
-    from altup.models.accounting import Layer
     from altup.models.config import AltUpConfig
+    from altup.models.methods.registry import Layer
     from altup.nn.rule import Rule
 
 SELECTIONS = ("alternating", "same")

@@ -8,8 +8,8 @@ from altup.core.errors import UserError, check_range, check_whole, named
 from altup.models.methods.registry import MOST, Method, Preset, register
 
 if TYPE_CHECKING:
-    from altup.models.accounting import Layer
     from altup.models.config import AltUpConfig
+    from altup.models.methods.registry import Layer
 
 
 @register

@@ -18,7 +18,6 @@ from altup.core.pretrained import MOST_LAYERS
 if TYPE_CHECKING:
     from torch import nn
 
-    from altup.models.accounting import Layer
     from altup.models.config import AltUpConfig
     from altup.nn.rule import Rule
 
@@ -49,11 +48,23 @@ class Preset:
     upcycles: bool = False
 
 
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a stack, reduced to the lengths it works on."""
+
+    decoder: bool
+    tokens: int  # what the layer itself computes on
+    state_tokens: int  # what the rule around it updates; more than `tokens` where the layer is strided
+    memory: int  # encoder positions that cross-attention reads; 0 in the encoder
+    strided: bool
+    keeps_output: bool = False  # whether the layer's last norm keeps what it gives, as BERT's
+
+
 class Method:
     """A method of any kind: `kind` is the field of `AltUpConfig` that chooses it, `name` that field's value.
 
     `settings` are config fields of its own with their defaults; a model has them if it has the method. Costs are
-    those of one layer (`altup.models.accounting.Layer`) and are shown as `cost_part` and `parameter_part`.
+    those of one layer (`Layer`) and are shown as `cost_part` and `parameter_part`.
     """
 
     kind: ClassVar[str]

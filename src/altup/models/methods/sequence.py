@@ -12,8 +12,8 @@ from altup.nn import StrideAndSkip
 if TYPE_CHECKING:
     from torch import nn
 
-    from altup.models.accounting import Layer
     from altup.models.config import AltUpConfig
+    from altup.models.methods.registry import Layer
 
 
 @register
