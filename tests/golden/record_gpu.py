@@ -33,10 +33,11 @@ WAYS: dict[str, tuple[str, ...]] = {
     "recomputed": ("--precision", "bf16", "--activation-checkpointing"),
     "accelerate": (),
 }
-# Of losses and of gradient norms, relative: in the first step, where weights are still equal, and in later ones.
+# Of losses and of gradient norms, relative: in the first step, where weights are still equal, and in later ones,
+# where rounding has grown (on an H200 two orders of a T5's sums were 1.3e-3 and 2.4 % apart within six steps).
 TOLERANCES = {
-    "fp8": {"train": (2e-3, 1e-2), "grad_norm": (0.05, 0.15)},
-    "others": {"train": (5e-4, 3e-3), "grad_norm": (0.02, 0.06)},
+    "fp8": {"train": (2e-3, 2e-2), "grad_norm": (0.05, 0.25)},
+    "others": {"train": (5e-4, 1e-2), "grad_norm": (0.02, 0.15)},
 }
 # Wide enough for products in fp8 to pay, at most as wide as norms are fused with updates.
 ON_GPU = {"d_model": 768, "d_ff": 2048, "d_kv": 64, "num_heads": 12, "num_layers": 3}

@@ -27,7 +27,7 @@ def test_every_way_is_recorded_and_differences_are_noticed() -> None:
     assert compare(recorded, recorded) == []
     for name, kind, step, factor in [
         ("altup bf16", "train", 0, 1.001),
-        ("dense accelerate", "grad_norm", 3, 0.93),
+        ("dense accelerate", "grad_norm", 3, 0.8),
     ]:
         changed: dict[str, Any] = copy.deepcopy(recorded)
         changed["cases"][f"decoder {name}"][kind][step] *= factor
