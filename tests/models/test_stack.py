@@ -9,6 +9,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from altup.core.errors import UserError
 from altup.models.stack import compile_layers, left_uncompiled
 from altup.nn.linear import join_maps
 from tests.models.helpers import ALL_METHODS, STACKS, batch, tiny, tiny_t5
@@ -150,6 +151,61 @@ def test_recomputed_layers_are_given_one_tensor(fusing):
         layer._gradient_checkpointing_func = lambda run, *args, **kwargs: (given.append(args), run(*args))[1]
     torch.testing.assert_close(passes(model, data), want, rtol=1e-9, atol=1e-12)
     assert [sum(arg.requires_grad for arg in args if isinstance(arg, torch.Tensor)) for args in given] == [1, 1, 1]
+
+
+def blocks_by_hand(stack, state, inputs, post_norm):
+    """AltUp around each sublayer, from its definition: the state after the last layer."""
+    sublayers = [sublayer for layer in stack.layers for sublayer in layer.sublayers()]
+    for number, (norm, run, _) in enumerate(sublayers):
+        update, active = stack.rule.updates[number], number % len(state)
+        x = state[active]
+        y = norm(x + run(x, *inputs)) if post_norm else x + run(norm(x), None, *inputs)
+        predicted = [sum(update.P[i, j] * block for j, block in enumerate(state)) for i in range(len(state))]
+        state = [hat + g * (y - predicted[active]) for hat, g in zip(predicted, update.g, strict=True)]
+    return state
+
+
+@pytest.mark.parametrize("method", ["altup", "recycled"])
+@pytest.mark.parametrize("family", ["bert", "decoder"])
+def test_sites_around_sublayers(family, method, fusing, monkeypatch):
+    """Against the definition, plain and with what a GPU joins, and with recomputed layers."""
+    model, data = build(family, method, 3, k=2, sites="sublayer").double(), batch(family)
+    stack, kept = model.base_model, {}
+    run = stack._run_layers
+
+    def keep(state, inputs, *rest):
+        kept.update(start=list(state), inputs=inputs[0])
+        return run(state, inputs, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stack, "_run_layers", keep)
+        patch.setattr(stack, "lower", lambda state: kept.update(end=state) or type(stack).lower(stack, state))
+        want = passes(model, data)
+    inputs = [*kept["inputs"].args, *([None] if family == "decoder" else [])]  # and no cache
+    end = blocks_by_hand(stack, kept["start"], inputs, post_norm=family == "bert")
+    torch.testing.assert_close(list(kept["end"]), end)
+    fusing()
+    torch.testing.assert_close(passes(model, data), want, rtol=1e-9, atol=1e-12)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    torch.testing.assert_close(passes(model, data), want, rtol=1e-9, atol=1e-12)
+
+
+def test_sites_around_a_t5s_sublayers():
+    """Three in a layer of the decoder; with fresh coefficients and equal blocks it is the dense model."""
+    dense, model = build("t5", "dense", 2), build("t5", "recycled", 2, sites="sublayer")
+    assert (len(model.encoder.rule.updates), len(model.decoder.rule.updates)) == (4, 3 * len(model.decoder.layers))
+    model.load_state_dict(dense.state_dict(), strict=False)
+    for rule in (model.encoder.rule, model.decoder.rule):
+        rule.reset_parameters()
+    data = batch()
+    torch.testing.assert_close(model(**data).loss, dense(**data).loss)
+    ids = data["input_ids"]
+    model.eval(), dense.eval()
+    torch.testing.assert_close(model.generate(ids, max_new_tokens=5), dense.generate(ids, max_new_tokens=5))
+    with pytest.raises(UserError, match=r"sites='sublayer' does not fit sequence='skip'"):
+        build("t5", "altup+stride-and-skip", 3, sites="sublayer")
+    with pytest.raises(UserError, match="one block a layer"):
+        build("t5", "altup", 2, sites="sublayer", selection=[0, 1])
 
 
 def test_wrapped_and_watched_maps_are_not_joined(fusing):

@@ -306,7 +306,8 @@ def activation_formula(config: AltUpConfig, layers: list[Layer]) -> int:
     for layer in layers:
         total += 34 * layer.tokens * h + 5 * a * layer.tokens**2
         if config.mixes_blocks:
-            total += (config.num_blocks + 1) * layer.state_tokens * h
+            sites = config.widening_method.sites_per_layer(config, layer.decoder)
+            total += (config.num_blocks + 1) * layer.state_tokens * h * sites
     return total
 
 

@@ -144,6 +144,11 @@ class AltUpConfig(PreTrainedConfig):
         return self.widening_method.state_blocks(self) > 1
 
     @property
+    def by_sublayer(self) -> bool:
+        """Whether the rule stands around each sublayer, and not around whole layers."""
+        return self.widening_method.sites_per_layer(self) > 1
+
+    @property
     def has_coefficients(self) -> bool:
         """Whether coefficients learn how to mix blocks or tokens."""
         return any(method.has_coefficients(self) for method in self.methods)

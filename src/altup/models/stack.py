@@ -12,24 +12,22 @@ from torch import Tensor, nn
 from altup.kernels.dropout import block_dropout
 from altup.models.config import AltUpConfig
 from altup.models.layers import PreNormLayer
-from altup.nn import AveragePooling, RMSNorm
-from altup.nn.dynamic import DynamicUpdate
+from altup.nn import AveragePooling, CoefficientModule, RMSNorm
 from altup.nn.linear import Fp8Maps, fuses, is_unhooked, weights_rounded_together
 from altup.nn.rule import Reading, Rule, Sublayer, residual_and_update
-from altup.nn.sequence import SequenceUpdate
 
 Blocks = tuple[Tensor, ...]  # the state between two layers: K blocks [batch, tokens, d]
 
-# What stands between the layers and is no kernel of its own.
-BETWEEN = (RMSNorm, SequenceUpdate, AveragePooling, DynamicUpdate)
 # Kinds of layers × of inputs (training, evaluation, padded, packed) that one process may meet.
 RECOMPILE_LIMIT = 64
 COMPILED = "altup_compiled"  # set on a model whose layers `altup.accelerate` has compiled
 
 
-def build_rule(config: AltUpConfig, num_layers: int, lowering: str | None = None) -> Rule:
-    """The rule that updates a stack's state; `lowering` is how Recycled-AltUp joins its blocks."""
-    return config.widening_method.build_rule(config, num_layers, lowering)
+def build_rule(config: AltUpConfig, num_layers: int, lowering: str | None = None, crosses: bool = False) -> Rule:
+    """The rule that updates a stack's state; `lowering` is how Recycled-AltUp joins its blocks; `crosses`: whether
+    layers have cross-attention."""
+    method = config.widening_method
+    return method.build_rule(config, num_layers * method.sites_per_layer(config, crosses), lowering)
 
 
 class LayerInputs(NamedTuple):
@@ -178,7 +176,9 @@ def compile_layers(model: nn.Module, ends: bool = True, **options: object) -> nn
             module.compile_ends(**options)  # type: ignore[operator]
         if module in inside:
             continue
-        if type(module).__name__ in layers or isinstance(module, BETWEEN):
+        coefficients = isinstance(module, CoefficientModule) and module.compiled
+        between = coefficients or isinstance(module, RMSNorm | AveragePooling)
+        if type(module).__name__ in layers or between:
             inside.update(module.modules())
             module.compile(**options)
     return model

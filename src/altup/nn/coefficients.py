@@ -13,6 +13,7 @@ class CoefficientModule(nn.Module):
     """A module whose own parameters `.to(torch.bfloat16)` and `.half()` leave in float32."""
 
     of_a_rule = True  # False for what must stay float32 without being a coefficient of an update rule
+    compiled = False  # whether it is compiled where layers are: True for what is no kernel of its own
     from_data = False  # True where coefficients are made from the data, with weights that begin with zeros
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -28,6 +28,7 @@ class DynamicUpdate(CoefficientModule):
     g are there.
     """
 
+    compiled = True
     from_data = True
 
     def __init__(

@@ -34,6 +34,8 @@ class SequenceUpdate(CoefficientModule):
     1, 0 and 1 at the start: skipped tokens move as their anchor does.
     """
 
+    compiled = True
+
     def __init__(self, stride: int) -> None:
         super().__init__()
         self.stride = stride

@@ -189,6 +189,7 @@ class AltUpBertModel(LayerStack, AltUpBertPreTrainedModel):
         # Sum has added its embeddings up before their norm and is dense here. Recycled-AltUp averages its
         # blocks: no norm follows that would undo a sum's scale.
         num_layers = config.num_layers
+        self.by_sublayer = config.by_sublayer
         self.rule = (
             AltUp(1, num_layers) if config.widening == "sum" else build_rule(config, num_layers, lowering="mean")
         )

@@ -118,6 +118,7 @@ class AltUpDecoderModel(LayerStack, AltUpDecoderPreTrainedModel):
         self.shared_blocks = config.shared_blocks
         self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_width)
         # The mean of Recycled-AltUp's blocks: to the norm behind it the same as their sum, without its larger ε.
+        self.by_sublayer = config.by_sublayer
         self.rule = build_rule(config, config.num_layers, lowering="mean")
         self.layers = nn.ModuleList([DecoderLayer(config, index) for index in range(config.num_layers)])
         self.final_norm = RMSNorm(config.output_width, config.layer_norm_epsilon)

@@ -28,8 +28,8 @@ class Dense(Widening):
             )
         super().check(config)
 
-    def build_rule(self, config: AltUpConfig, num_layers: int, lowering: str | None) -> Rule:
-        return AltUp(1, num_layers)
+    def build_rule(self, config: AltUpConfig, num_sites: int, lowering: str | None) -> Rule:
+        return AltUp(1, num_sites)
 
 
 @register

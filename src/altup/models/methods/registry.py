@@ -117,8 +117,9 @@ class Widening(Method):
                 f"{named('num_blocks', config.num_blocks)}, which has no coefficients; leave it unset"
             )
 
-    def build_rule(self, config: AltUpConfig, num_layers: int, lowering: str | None) -> Rule:
-        """The rule of a stack of `num_layers` layers; `lowering` is how equal blocks are joined at its end."""
+    def build_rule(self, config: AltUpConfig, num_sites: int, lowering: str | None) -> Rule:
+        """The rule of a stack where it reads and writes `num_sites` times; `lowering` is how equal blocks are
+        joined at its end."""
         raise NotImplementedError
 
     def layer_width(self, config: AltUpConfig) -> int:
@@ -132,6 +133,10 @@ class Widening(Method):
     def output_width(self, config: AltUpConfig) -> int:
         """Width of a stack's output: what the head (and T5's cross-attention) reads."""
         return config.d_model
+
+    def sites_per_layer(self, config: AltUpConfig, crosses: bool = False) -> int:
+        """How often the rule reads and writes in a layer, which has cross-attention if it `crosses`."""
+        return 1
 
     def state_blocks(self, config: AltUpConfig) -> int:
         """How many blocks the state between two layers has."""

@@ -17,7 +17,7 @@ class Sum(Widening):
     name = "sum"
     presets: ClassVar = {"sum": Preset("K embeddings added up, then dense", {"widening": "sum"})}
 
-    def build_rule(self, config: AltUpConfig, num_layers: int, lowering: str | None) -> Rule:
+    def build_rule(self, config: AltUpConfig, num_sites: int, lowering: str | None) -> Rule:
         return SumRule(config.num_blocks)
 
     def embedding_width(self, config: AltUpConfig) -> int:

@@ -17,8 +17,8 @@ class Wide(Widening):
     name = "wide"
     presets: ClassVar = {"dense-wide": Preset("a dense model K times as wide", {"widening": "wide"})}
 
-    def build_rule(self, config: AltUpConfig, num_layers: int, lowering: str | None) -> Rule:
-        return AltUp(1, num_layers)
+    def build_rule(self, config: AltUpConfig, num_sites: int, lowering: str | None) -> Rule:
+        return AltUp(1, num_sites)
 
     def layer_width(self, config: AltUpConfig) -> int:
         return config.num_blocks * config.d_model

@@ -66,7 +66,8 @@ class Prompts(NamedTuple):
 
 def can_keep(model: Any) -> bool:
     """Whether the decoder is made of plain parts, whose weights may be taken for them, and drops nothing."""
-    return not model.training and all(_is_plain(layer) for layer in model.decoder.layers)
+    whole_layers = not model.decoder.by_sublayer
+    return not model.training and whole_layers and all(_is_plain(layer) for layer in model.decoder.layers)
 
 
 def _is_plain(layer: Any) -> bool:

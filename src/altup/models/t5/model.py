@@ -114,7 +114,8 @@ class T5Stack(LayerStack, nn.Module):
         self.dropout = config.dropout_rate
         self.per_sequence = config.sequence_dropout
         self.shared_blocks = config.shared_blocks
-        self.rule = build_rule(config, num_layers)
+        self.by_sublayer = config.by_sublayer
+        self.rule = build_rule(config, num_layers, crosses=is_decoder)
         self.relative_bias = RelativeBias(
             config.num_heads,
             config.relative_attention_num_buckets,
