@@ -26,7 +26,7 @@ SHAPES: list[dict[str, Any]] = [
     {"size": "tiny", "method": "altup", "k": 1},
     {"size": "tiny", "method": "altup", "k": 5},
     {"size": "tiny", "method": "altup", "sites": "sublayer"},
-    {"size": "tiny", "method": "recycled", "k": 3, "sites": "sublayer", "coefficients": "dynamic"},
+    {"size": "tiny", "method": "recycled", "k": 3, "sites": "sublayer"},
     {"size": "tiny", "method": "recycled+sequence-altup+moe", "k": 3, "stride": 3, "experts": 6},
     {"size": "tiny", "method": "sum", "k": 4, "vocab_size": 501},
     {"size": "tiny", "method": "recycled", "tie_word_embeddings": True},
