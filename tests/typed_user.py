@@ -74,6 +74,7 @@ torch.optim.AdamW(altup.parameter_groups(model, lr=5e-5, weight_decay=0.01))
 altup.parameter_groups(model, rate=5e-5)  # type: ignore[call-arg]
 assert_type(altup.WideTrainerMixin.coefficient_factor, float | None)
 assert_type(altup.accelerate(nn.Linear(2, 2), head=False), nn.Linear)
+assert_type(altup.skip_modules("google/gemma-3n-E2B"), list[str])
 assert_type(altup.explain(nn.Linear(2, 2)).as_dict(), dict[str, list[dict[str, Any]]])
 assert_type(altup.decelerate(nn.Linear(2, 2)), nn.Linear)
 altup.accelerate(model, heads=True)  # type: ignore[call-arg]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `X as X` makes a name p
     from altup.models.accelerate import decelerate as decelerate
     from altup.models.accounting import account as account
     from altup.models.explain import explain as explain
+    from altup.models.gemma3n.small_maps import skip_modules as skip_modules
     from altup.models.widening import Structure as Structure
     from altup.models.widening import WideTrainerMixin as WideTrainerMixin
     from altup.models.widening import parameter_groups as parameter_groups
@@ -89,6 +90,7 @@ _HOMES = {
     "parameter_groups": "altup.models.widening",
     "pretrain": "altup.training.pretraining",
     "register_handler": "altup.models.widening",
+    "skip_modules": "altup.models.gemma3n.small_maps",
     "upcycle": "altup.models",
     "widen": "altup.models.widening.widen",
 }

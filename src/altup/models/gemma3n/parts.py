@@ -218,7 +218,7 @@ class FusedAltUp(Fused):
 
     def obstacle(self) -> str | None:
         """Why the kernels, which read weights, cannot take this part's, if so."""
-        for name in ("modality_router", "prediction_coefs", "correction_coefs"):
+        for name in small_maps.SMALL:
             if reason := small_maps.obstacle(getattr(self, name)):
                 return f"{name}: {reason}"
         if not is_bare_norm(self.router_norm):

@@ -7,15 +7,54 @@ four or eight bits are dequantized once: of E2B these maps are a quarter of a mi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from os import PathLike
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from altup.core.errors import UserError
 from altup.nn.linear import is_bare, is_unhooked
 
+SMALL = ("modality_router", "prediction_coefs", "correction_coefs")
+# With the head, as transformers has it by default, and the map whose output Gemma 3n's code scales in place.
+UNQUANTIZED = ("lm_head", "per_layer_model_projection", *SMALL)
 _dequantized: WeakKeyDictionary[nn.Module, tuple[Any, Tensor]] = WeakKeyDictionary()
+
+
+def skip_modules(model_or_config: Any) -> list[str]:
+    """What of a Gemma 3n stays in 16 bits when the rest is quantized, by the ends of its modules' names.
+
+    In training Gemma 3n clips the weights of AltUp's coefficients, which fails where they are integers.
+
+    Args:
+        model_or_config: A Gemma 3n, its config, or the name or folder from which `AutoConfig` reads one.
+
+    Returns:
+        The names, for `BitsAndBytesConfig(llm_int8_skip_modules=…)` or torchao's `modules_to_not_convert`.
+
+    Examples:
+        >>> import altup
+        >>> from transformers import BitsAndBytesConfig, Gemma3nTextConfig
+        >>> skipped = altup.skip_modules(Gemma3nTextConfig())
+        >>> skipped
+        ['lm_head', 'per_layer_model_projection', 'modality_router', 'prediction_coefs', 'correction_coefs']
+        >>> quantization = BitsAndBytesConfig(load_in_4bit=True, llm_int8_skip_modules=skipped)
+    """
+    config = model_or_config
+    if isinstance(config, str | PathLike):
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(config)
+    config = getattr(config, "config", config)
+    kind = getattr(config, "model_type", None)
+    if kind not in ("gemma3n", "gemma3n_text"):
+        raise UserError(
+            f"altup.skip_modules knows what a Gemma 3n needs, not {kind or type(config).__name__}; leave "
+            "llm_int8_skip_modules unset for others"
+        )
+    return list(UNQUANTIZED)
 
 
 def obstacle(linear: Any) -> str | None:
