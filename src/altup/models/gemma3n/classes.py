@@ -15,7 +15,7 @@ from altup.models.gemma3n import recognition
 from altup.models.gemma3n.head import FusedHead, FusedMultimodalHead, FusedTextHead
 from altup.models.gemma3n.parts import Fused, FusedAltUp, FusedAttention, FusedDecoderLayer, FusedMLP, FusedNorm
 from altup.models.gemma3n.text_model import FusedTextModel
-from altup.models.mixing import change_class, original_class
+from altup.models.mixing import change_class, class_without_fsdp, original_class
 
 hf: Any = modeling_gemma3n
 MIXED_IN: dict[Any, type[Fused]] = {
@@ -65,7 +65,7 @@ def fuse(model: nn.Module, implementation: str, head: bool, remake: bool = False
     """Give every part of `model` its fused class; gives the classes that altup does not replace, and why."""
     refused = differences()
     _change_classes(model, MIXED_IN.keys() - refused.keys(), implementation, head, remake)
-    kinds = {type(part) for part in model.modules()}
+    kinds = set(map(class_without_fsdp, model.modules()))
     return {base.__name__: reason for base, reason in refused.items() if base in kinds}
 
 
@@ -73,7 +73,7 @@ def _change_classes(
     model: nn.Module, bases: Collection[Any], implementation: str, head: bool = True, remake: bool = False
 ) -> None:
     for part in model.modules():
-        kind: Any = type(part)
+        kind: Any = class_without_fsdp(part)
         if kind in bases:
             change_class(part, fused_class(kind))
         if isinstance(part, Fused):
@@ -87,10 +87,9 @@ def unfuse(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, Fused):
             own: Any = original_class(part, Fused)
-            if type(part) is not fused_class(own):
+            if class_without_fsdp(part) is not fused_class(own):
                 raise UserError(
-                    f"{type(part).__name__} was wrapped after altup.accelerate (by FSDP, say); unwrap it before "
-                    "altup.decelerate"
+                    f"{type(part).__name__} was wrapped after altup.accelerate; unwrap it before altup.decelerate"
                 )
             change_class(part, own)
             for name in ("implementation", "fuses_head", "remakes"):

@@ -22,6 +22,7 @@ from altup.models.gemma3n.parts import (
     is_bare_norm,
 )
 from altup.models.gemma3n.text_model import FusedTextModel
+from altup.models.mixing import class_without_fsdp
 
 ROWS, GENERATE = "padded and packed rows", "generate as CUDA graphs"
 NAMES: dict[Any, tuple[str, ...]] = {
@@ -40,7 +41,7 @@ def parts(model: nn.Module) -> Iterator[tuple[str, str, str]]:
     refused = differences()
     weight = next(model.parameters())
     for part in model.modules():
-        kind: Any = type(part)
+        kind: Any = class_without_fsdp(part)
         mixed = MIXED_IN.get(kind)
         if mixed is not None:
             why = f"transformers computes it otherwise: {refused[kind]}" if kind in refused else "not accelerated"
@@ -90,9 +91,14 @@ def _obstacles(part: Any) -> dict[str, str | None]:
 
 
 def fallen_back(model: nn.Module) -> str:
-    """One line on what runs the original code in an accelerated model, wherever it is."""
-    fused = [part for part in model.modules() if isinstance(part, Fused)]
-    found = Counter((name, why) for part in fused for name, why in _obstacles(part).items() if why)
+    """One line on what runs the original code in an accelerated model, wherever it is; `generate` warns itself."""
+    found = Counter(
+        (name, why)
+        for part in model.modules()
+        if isinstance(part, Fused)
+        for name, why in _obstacles(part).items()
+        if why and name != GENERATE
+    )
     if not found:
         return ""
     (name, why), count = next(iter(found.items()))

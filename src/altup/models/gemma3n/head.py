@@ -21,7 +21,7 @@ from altup.kernels.gemma3n import uses_kernels
 from altup.models.gemma3n.fixed_cache import FixedCache
 from altup.models.gemma3n.generation import RecordedGeneration
 from altup.models.gemma3n.parts import Fused
-from altup.nn.linear import is_bare
+from altup.models.gemma3n.small_maps import is_bare
 
 
 class FusedHead(RecordedGeneration, Fused):
@@ -85,6 +85,7 @@ class FusedHead(RecordedGeneration, Fused):
         """Of the next token: the mean over labels that count, or their sum over `num_items_in_batch`."""
         if shift_labels is None:
             shift_labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+        hidden = hidden.to(self.lm_head.weight.device)  # of a model that is spread over devices
         targets = shift_labels.reshape(hidden.shape[:-1]).to(hidden.device)
         cap = self.config.get_text_config().final_logit_softcapping
         sums = head_sums(hidden, self.lm_head.weight, targets, softcap=cap, implementation=self.implementation)

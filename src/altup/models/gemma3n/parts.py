@@ -25,12 +25,12 @@ from altup.kernels import gemma3n as fused
 from altup.kernels.launch import FUSED_DTYPES, runs_triton
 from altup.models.gemma3n import small_maps
 from altup.models.gemma3n.remaking import Remaking, can_remake, remake
-from altup.nn.linear import is_bare, is_unhooked
+from altup.models.gemma3n.small_maps import is_bare, is_unwatched
 
 
 def is_bare_norm(norm: nn.Module) -> bool:
     """Whether a norm's weight and ε may be taken for the norm."""
-    return type(norm).forward in (Gemma3nRMSNorm.forward, FusedNorm.forward) and is_unhooked(norm)
+    return type(norm).forward in (Gemma3nRMSNorm.forward, FusedNorm.forward) and is_unwatched(norm)
 
 
 def is_eager() -> bool:
@@ -223,7 +223,7 @@ class FusedAltUp(Fused):
                 return f"{name}: {reason}"
         if not is_bare_norm(self.router_norm):
             return "router_norm: another module, or a hook"
-        return None if is_unhooked(self) else "a hook is registered on it"
+        return None if is_unwatched(self) else "a hook is registered on it"
 
     def fuses(self, state: Tensor) -> bool:
         if self.obstacle() is not None:
@@ -379,14 +379,14 @@ class FusedDecoderLayer(Fused):
         for name, norm in norms.items():
             if not is_bare_norm(norm) or norm.eps != part.post_attention_layernorm.eps:
                 return f"{name}: another module, or a hook"
-        if not is_unhooked(self.laurel):
+        if not is_unwatched(self.laurel):
             return "laurel: a hook"
         return None if is_eager() else "the model is compiled"
 
     def _laurel(self, x: Tensor, leaves: bool) -> Tensor:
         """`Gemma3nTextLaurelBlock`, or what comes before its norm and its addition."""
         laurel: Any = self.laurel
-        if not is_unhooked(laurel):
+        if not is_unwatched(laurel):
             return laurel(x)
         left = laurel.linear_left(x)
         right = laurel.linear_right(left)

@@ -31,7 +31,7 @@ class Rows(NamedTuple):
         """[1, kept, ...] → [batch, tokens, ...], with zeros for what was not kept."""
         x = x.squeeze(0)
         if self.kept is not None:
-            x = x.new_zeros(self.batch * self.tokens, *x.shape[1:]).index_copy(0, self.kept, x)
+            x = x.new_zeros(self.batch * self.tokens, *x.shape[1:]).index_copy(0, self.kept.to(x.device), x)
         return x.unflatten(0, (self.batch, self.tokens))
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from altup.core.errors import UserError
-from altup.nn.linear import is_bare, is_unhooked
+from altup.nn.linear import is_unhooked
 
 SMALL = ("modality_router", "prediction_coefs", "correction_coefs")
 # With the head, as transformers has it by default, and the map whose output Gemma 3n's code scales in place.
@@ -57,9 +57,24 @@ def skip_modules(model_or_config: Any) -> list[str]:
     return list(UNQUANTIZED)
 
 
+def is_unwatched(module: Any) -> bool:
+    """Whether a module's weights may be read instead of calling it: nobody waits for the call. Hooks by which
+    accelerate moves inputs to the device of a module that lies there (`device_map`) do not count."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    if type(hook).__name__ == "AlignDevicesHook" and not hook.offload:
+        names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        return not any(getattr(module, name) for name in names)
+    return is_unhooked(module)
+
+
+def is_bare(module: Any) -> bool:
+    """Whether a linear map's weight may be taken for the map."""
+    return type(module) is nn.Linear and module.bias is None and is_unwatched(module)
+
+
 def obstacle(linear: Any) -> str | None:
     """Why a map is not the product with one weight, if it is not."""
-    if not is_unhooked(linear):
+    if not is_unwatched(linear):
         return "a hook is registered on it"
     if _is_lora(linear):
         return _lora_obstacle(linear) or obstacle(linear.base_layer)
