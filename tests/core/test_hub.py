@@ -78,3 +78,9 @@ def test_a_downloaded_model_is_found_without_a_network(home: Path, monkeypatch: 
     (cache / "refs" / "main").write_text(commit)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", os.fspath(home / "cache"))
     assert find_pretrained("runs/t5") == "runs/t5"
+
+
+def test_a_link_that_leads_nowhere_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match=r"model' is a link to '.*gone', which does not exist"):
+        find_pretrained(str(tmp_path / "model"))

@@ -18,8 +18,10 @@ IMPORTING = (
 )
 
 
-def interrupt(command: list[object], place: Path, words: str) -> tuple[int, str]:
-    """Send Ctrl-C once `words` were said: the exit code, and what was said after that."""
+def interrupt(
+    command: list[object], place: Path, words: str, sent: signal.Signals = signal.SIGINT
+) -> tuple[int, str]:
+    """Send Ctrl-C (or another signal) once `words` were said: the exit code, and what was said after that."""
     process = subprocess.Popen(
         list(map(str, command)),
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])},
@@ -31,7 +33,7 @@ def interrupt(command: list[object], place: Path, words: str) -> tuple[int, str]
     for line in process.stderr:
         if words in line:
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     return process.wait(PATIENCE), process.stderr.read()
 
 
@@ -41,6 +43,13 @@ def test_ctrl_c_while_a_library_is_imported(tmp_path: Path, module: str) -> None
     (tmp_path / f"{module}.py").write_text(IMPORTING)
     command = [sys.executable, "-m", "altup", "pretrain", "--data", tmp_path, "--out", tmp_path / "run"]
     assert interrupt(command, tmp_path, "importing") == (130, "")
+
+
+def test_a_scheduler_that_stops_a_run_while_it_starts_may_start_it_again(tmp_path: Path) -> None:
+    """Exit code 75, as later in a run: nothing is lost yet."""
+    (tmp_path / "torch.py").write_text(IMPORTING)
+    command = [sys.executable, "-m", "altup", "pretrain", "--data", tmp_path, "--out", tmp_path / "run"]
+    assert interrupt(command, tmp_path, "importing", signal.SIGTERM) == (75, "")
 
 
 def test_from_then_on_it_is_pythons_own(tmp_path: Path) -> None:

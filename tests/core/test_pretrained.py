@@ -318,6 +318,8 @@ def test_weights_of_another_kind_are_refused(model: Path, load: Callable[[Path],
         ({"expert_jitter": ""}, "expert_jitter"),
         ({"expert_balance": []}, "expert_balance"),
         ({"expert_top_k": -1}, "expert_top_k"),
+        ({"bos_token_id": 2**63}, "bos_token_id=9223372036854775808 of its config.json is no token's number"),
+        ({"eos_token_id": "x"}, "eos_token_id"),
     ],
 )
 def test_values_that_no_model_has_are_named(model: Path, values: dict[str, Any], words: str) -> None:
@@ -331,3 +333,26 @@ def test_an_epsilon_of_a_foreign_config_is_a_number(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "rms_norm_eps": value}))
         with pytest.raises(UserError, match="rms_norm_eps"):
             load_config(tmp_path)
+
+
+def test_an_index_without_files(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors.index.json").write_text('{"metadata": {}, "weight_map": {}}')
+    with pytest.raises(UserError, match=r"index.json is no index of weights \(it names no file\)"):
+        load_any(model)
+
+
+def test_a_tokenizer_of_another_model_is_refused(model: Path) -> None:
+    """Larger than the model's table: its last tokens have no row."""
+    content = json.loads((model / "tokenizer.json").read_text())
+    rows = load_config(model).vocab_size
+    content["model"]["vocab"] += [[f"word-{number}", -9.0] for number in range(rows)]
+    (model / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"the tokenizer has .* tokens, the model's tables .* rows"):
+        load_any(model)
+
+
+def test_a_tokenizer_without_padding_is_refused(model: Path) -> None:
+    change(model / "tokenizer_config.json", pad_token=None)
+    with pytest.raises(UserError, match="has no pad_token"):
+        answering_of(str(model))

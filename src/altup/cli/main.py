@@ -7,6 +7,7 @@ import faulthandler
 import importlib
 import os
 import sys
+import threading
 from typing import Annotated
 
 import typer
@@ -15,7 +16,7 @@ import altup
 from altup.cli.verb import Verb
 from altup.core.console import guard_stdout, outlive_stderr, outlive_stdout
 from altup.core.errors import UserError, disk_remedy, is_out_of_memory
-from altup.core.interrupts import end_on_interrupt
+from altup.core.interrupts import end_on_interrupt, end_on_termination
 from altup.core.text import is_unicode, printable, shorten
 from altup.training.preemption import STOPPED
 
@@ -39,6 +40,7 @@ VERBS = (
     "doctor",
 )
 
+RESUMABLE = {"pretrain", "finetune", "study"}  # verbs that go on where a scheduler stopped them
 NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EPIPE)
 
 app = typer.Typer(
@@ -79,8 +81,11 @@ for _verb in VERBS:
 
 def main() -> None:
     end_on_interrupt()
+    if "".join(sys.argv[1:2]) in RESUMABLE:
+        end_on_termination(STOPPED)
     outlive_stderr()
     guard_stdout()
+    threading.excepthook = _tell_of_thread
     faulthandler.enable()  # a crash inside a library says where it happened
     code = _run()
     if code == STOPPED:
@@ -112,6 +117,13 @@ def _run() -> int:
             outlive_stdout()  # or Python would try once more on its way out, and take another exit code
         return 2
     return 0
+
+
+def _tell_of_thread(failed: threading.ExceptHookArgs) -> None:
+    """A line for a library's thread that ended, such as TensorBoard's on a full disk."""
+    error = failed.exc_value or failed.exc_type()
+    name = failed.thread.name if failed.thread else "a thread"
+    typer.secho(f"altup: {name} ended: {printable(shorten(str(error) or type(error).__name__, 300))}", err=True)
 
 
 def _explain(error: BaseException) -> str:

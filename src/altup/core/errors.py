@@ -100,6 +100,7 @@ NO_MEMORY = (
     "_STATUS_ALLOC_FAILED",
     "std::bad_alloc",
     "Cannot allocate memory",
+    "failed to map segment",  # of a library that is imported
 )
 
 
@@ -107,7 +108,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory of a GPU or of the machine has run out; torch need not be loaded."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in NO_MEMORY)
+    return isinstance(error, RuntimeError | OSError | ImportError) and any(
+        words in str(error) for words in NO_MEMORY
+    )
 
 
 def did_you_mean(name: object, known: Iterable[object], alike: float = 0.6) -> str:

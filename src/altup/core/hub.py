@@ -81,6 +81,8 @@ def _path(name: str, remedy: str) -> Path:
 
 def missing_folder(path: Path, elsewhere: str = "", remedy: str = MODEL) -> UserError:
     """The error for a missing folder, with similar names that exist."""
+    if path.is_symlink():
+        return UserError(f"{str(path)!r} is a link to {str(path.readlink())!r}, which does not exist; repair it")
     there = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
     near = [str(path.parent / name) for name in difflib.get_close_matches(path.name, there)]
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else remedy

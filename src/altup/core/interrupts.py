@@ -18,6 +18,15 @@ def end_on_interrupt() -> None:
     _replace(signal.default_int_handler, _end)
 
 
+def end_on_termination(code: int) -> None:
+    """SIGTERM ends the process at once with this exit code, until somebody handles it: nothing is begun yet."""
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    ):
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(code))
+
+
 def raise_on_interrupt() -> None:
     """From here on Ctrl-C raises KeyboardInterrupt, as Python has it: there is something to close or to tell."""
     _replace(_end, signal.default_int_handler)

@@ -29,6 +29,7 @@ MOST_LAYERS = 10_000  # more are no model, but would take hours to build
 SAFETENSORS = ".safetensors"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MOST_TOKEN = 1 << 31
 FLOATS = ("F", "BF")  # how safetensors' names of floating-point types begin
 ADAPTER = "adapter_config.json"
 WHERE = ("subfolder", "revision", "token", "cache_dir")  # options that say where files lie
@@ -72,9 +73,10 @@ def load_tokenizer(place: str | Path) -> Any:
 
 def _refuse_many_added(place: str | Path) -> None:
     """What the trial of a tokenizer.json does not see: tokens that the config beside it adds."""
-    path = _find(str(place), "tokenizer_config.json", {})
-    with contextlib.suppress(OSError, KeyError, TypeError, json.JSONDecodeError):  # loading says it
-        check_added(len(read_mapping(path)["added_tokens_decoder"]) if path else 0)
+    path, number = _find(str(place), "tokenizer_config.json", {}), 0
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # loading says it
+        number = len(read_mapping(path)["added_tokens_decoder"]) if path else 0
+    check_added(number)
 
 
 def lacks_tokenizer(place: str) -> bool:
@@ -139,16 +141,17 @@ def load_model(
     if generation is not None:
         if generation.decoder_start_token_id is None:
             generation.decoder_start_token_id = getattr(model.config, "decoder_start_token_id", None)
-        _check_tokens(str(place), generation)
+        _check_tokens(str(place), generation, "generation_config.json")
     return model
 
 
-def _check_tokens(place: str, generation: Any) -> None:
-    """UserError where a special token of generation is no whole number, nor a list of them."""
-    for name, token in vars(generation).items():
+def _check_tokens(place: str, holder: Any, file: str) -> None:
+    """UserError where a special token is no whole number that can be one, nor a list of them."""
+    for name, token in vars(holder).items():
         several = token if isinstance(token, list) else [token]
-        if name.endswith("_token_id") and not all(one is None or type(one) is int for one in several):
-            raise UserError(f"{place!r}: {name}={token!r} of its generation_config.json is no token's number")
+        numbers = [one for one in several if one is not None]
+        if name.endswith("_token_id") and not all(type(one) is int and -1 <= one < MOST_TOKEN for one in numbers):
+            raise UserError(f"{place!r}: {name}={token!r} of its {file} is no token's number")
 
 
 @contextlib.contextmanager
@@ -234,6 +237,7 @@ def _check_config(place: str, config: PreTrainedConfig) -> None:
         number = getattr(config, field, None)
         if isinstance(number, int):
             check_whole(f"{place}: {field}", number, 0, MOST_LAYERS)
+    _check_tokens(place, config, "config.json")
     for name, value in _numbers(config.to_dict()):
         if math.isnan(value):
             raise UserError(f"{place}: {name}={value!r} of its config.json is no number")
@@ -257,6 +261,8 @@ def _weight_files(place: str, where: dict[str, Any]) -> list[Path]:
     if path := _find(place, INDEX, where):
         try:
             names = {str(name) for name in read_json(path)["weight_map"].values()}
+            if not names:
+                raise ValueError("it names no file")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is no index of weights ({describe_problem(error)}); restore it") from None
         for name in names:

@@ -70,7 +70,7 @@ def load_any(path: Path) -> LoadedModel:
     tokenizer = load_tokenizer(folder)
     if model.dtype == torch.bfloat16:
         ensure_bf16(device)
-    return LoadedModel(kind_of(config, folder), model, tokenizer)
+    return LoadedModel(kind_of(config, folder), check_vocabulary(model, tokenizer), tokenizer)
 
 
 def _device() -> str:

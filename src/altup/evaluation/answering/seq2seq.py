@@ -38,7 +38,7 @@ class Seq2SeqAnswering:
     kind: str = "t5"
 
     def __post_init__(self) -> None:
-        for name in () if self.is_t5 else ("pad_token", "eos_token"):
+        for name in ("pad_token", "eos_token"):
             if getattr(self.tokenizer, f"{name}_id") is None:
                 raise UserError(
                     f"the tokenizer of {self.place} has no {name}; set one (tokenizer.{name} = …), and save it "
