@@ -108,7 +108,9 @@ def test_what_needs_an_extra_says_which(python, tmp_path):
     for split in ("train", "validation"):
         record = {"sentence1": "a b", "sentence2": "c d", "label": 1, "idx": 0}
         (folder / f"{split}.jsonl").write_text(json.dumps(record) + "\n")
-    program, model = python.parent / "altup", ROOT / "tests/legacy/t5-finished"
+    program, model = python.parent / "altup", tmp_path / "model"
+    make = "from altup.models import AltUpT5Config as C, AltUpT5ForConditionalGeneration as M"
+    run(python, "-c", f"{make}; M(C.from_preset('tiny')).save_pretrained({str(model)!r})")
     for command, remedy in (
         ("prepare hf:somebody/something --out data", "pip install datasets"),
         (f"finetune {model} --task mrpc --data . --out run", "pip install scikit-learn"),

@@ -112,7 +112,7 @@ BAD_OPTIONS = {
         --seed 1000000000000000000000""",
     "study run": """
         --seeds '' | --seeds x | --seeds 0,,1 | --seeds -1 | --seeds 1.5 | --seeds 1000000000000000000000
-        --seeds 0,0 | --jobs 0 | --jobs -2 | --minutes -1 | --minutes nan | --time-limit -1
+        --seeds 0,0 | --jobs 0 | --jobs -2 | --time-limit -1
         --time-limit nan | --price -1 | --price nan | --set steps | --set steps=0 | --set steps=x
         --set =3 | --set nothing=3 | --set finetune.nothing=1 | --set k=3 | --set steps=[
         --set finetune.steps=-1 | --set lr=nan | --set batch_size=1e30 | --scale '' | --scale smok

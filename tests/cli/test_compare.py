@@ -1,4 +1,4 @@
-"""`altup compare` as a user meets it, with runs that older versions left."""
+"""`altup compare` as a user meets it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,27 @@ from typer.testing import CliRunner, Result
 
 from altup.cli.main import app
 from altup.core.errors import UserError
+from altup.training.pretraining import PretrainConfig, pretrain
 from tests.cli.test_demo import Balanced
 from tests.cli.test_study import look
+from tests.processes import prepare_text
 
-LEGACY = Path(__file__).parents[1] / "legacy"
-T5, DECODER, TUNED = (LEGACY / f"{kind}-finished" for kind in ("t5", "decoder", "finetuned"))
+SHAPE = {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A T5 and a decoder, each trained for four steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    data, found = prepare_text(folder), {}
+    for model in ("t5", "decoder"):
+        config = PretrainConfig(
+            data=str(data), model=model, size="tiny", model_overrides=SHAPE, steps=4, batch_size=4,
+            inputs_length=32, eval_every=2, log_every=1, eval_sequences=8,
+        )  # fmt: skip
+        found[model] = folder / f"{model}-run"
+        assert pretrain(config, found[model]).finished
+    return found
 
 
 def compare(*arguments: object) -> Result:
@@ -29,24 +45,25 @@ def last(run: Path, name: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def page(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> tuple[Path, Result]:
     out = tmp_path_factory.mktemp("compare") / "page.html"
-    result = compare(T5, DECODER, "--out", out)
+    result = compare(runs["t5"], runs["decoder"], "--out", out)
     assert result.exit_code == 0, result.output
     return out, result
 
 
-def test_the_terminal_shows_figures_curves_and_settings(page: tuple[Path, Result]) -> None:
+def test_the_terminal_shows_figures_curves_and_settings(page: tuple[Path, Result], runs: dict[str, Path]) -> None:
     lines = page[1].output.splitlines()
     assert max(len(line) for line in lines if str(page[0]) not in line) <= 80
-    first = next(line.split() for line in lines if line.strip().startswith("t5-finished"))
-    assert first[1:4] == ["14", f"{last(T5, 'loss'):.4f}", f"{100 * last(T5, 'accuracy'):.2f}"]
+    first = next(line.split() for line in lines if line.strip().startswith("t5-run"))
+    t5 = runs["t5"]
+    assert first[1:4] == ["4", f"{last(t5, 'loss'):.4f}", f"{100 * last(t5, 'accuracy'):.2f}"]
     assert any(line.split()[:3] == ["model", "t5", "decoder"] for line in lines)
     assert "do not compare" in " ".join(page[1].output.split())  # span corruption against causal
     assert lines[-1] == f"Page with the curves: {page[0]}"
 
 
-def test_the_page_stands_alone_and_holds_the_curves(page: tuple[Path, Result]) -> None:
+def test_the_page_stands_alone_and_holds_the_curves(page: tuple[Path, Result], runs: dict[str, Path]) -> None:
     text = page[0].read_text(encoding="utf-8")
     parser = Balanced()
     parser.feed(text)
@@ -54,40 +71,45 @@ def test_the_page_stands_alone_and_holds_the_curves(page: tuple[Path, Result]) -
     assert parser.open == []
     assert parser.loads == []
     loss = parser.hover[0]["series"]
-    assert [line["name"] for line in loss] == ["t5-finished", "decoder-finished"]
-    assert loss[1]["points"][-1][3] == f"{last(DECODER, 'loss'):.4f}"
+    assert [line["name"] for line in loss] == ["t5-run", "decoder-run"]
+    assert loss[1]["points"][-1][3] == f"{last(runs['decoder'], 'loss'):.4f}"
 
 
-def test_a_narrow_terminal_gets_paragraphs_and_loses_nothing(tmp_path: Path) -> None:
-    runs = [shutil.copytree(TUNED, tmp_path / f"a-run-with-a-long-name-{n}") for n in range(4)]
-    (runs[1] / "config.yaml").write_text((TUNED / "config.yaml").read_text().replace("lr: 0.01", "lr: 0.0123456"))
-    result = compare(*runs, "--no-page")
+def test_a_narrow_terminal_gets_paragraphs_and_loses_nothing(tmp_path: Path, runs: dict[str, Path]) -> None:
+    copies = [shutil.copytree(runs["t5"], tmp_path / f"a-run-with-a-long-name-{n}") for n in range(4)]
+    config = (copies[1] / "config.yaml").read_text()
+    (copies[1] / "config.yaml").write_text(re.sub(r"^lr: .*", "lr: 0.0123456", config, flags=re.MULTILINE))
+    result = compare(*copies, "--no-page")
     assert result.exit_code == 0, result.output
     assert "…" not in result.output.replace("name…", "")
     assert "0.0123456" in result.output
     assert not (Path("compare.html")).exists()
 
 
-def test_mistakes_are_sentences(tmp_path: Path) -> None:
+def test_mistakes_are_sentences(tmp_path: Path, runs: dict[str, Path]) -> None:
     def told(*arguments: object) -> str:
         result = compare(*arguments, "--out", tmp_path / "page.html")
         assert isinstance(result.exception, UserError), result.output
         return str(result.exception)
 
-    assert "one run has nothing to be compared with" in told(T5)
-    assert "is given twice" in told(T5, LEGACY / "data" / ".." / "t5-finished")
-    assert f"did you mean '{T5}'" in told(T5, LEGACY / "t5-finishd")
-    assert "is no run: it has no config.yaml" in told(T5, LEGACY / "data")
-    assert "not a whole record" in told(T5, LEGACY / "expected.json")
-    assert "give at most 14" in told(*[T5] * 15)
+    t5, folder = runs["t5"], runs["t5"].parent
+    (folder / "expected.json").write_text("{}")
+    assert "one run has nothing to be compared with" in told(t5)
+    assert "is given twice" in told(t5, folder / "data" / ".." / "t5-run")
+    assert f"did you mean '{t5}'" in told(t5, folder / "t5-rum")
+    assert "is no run: it has no config.yaml" in told(t5, folder / "data")
+    assert "not a whole record" in told(t5, folder / "expected.json")
+    assert "give at most 14" in told(*[t5] * 15)
     assert not (tmp_path / "page.html").exists()
 
 
-def test_nothing_that_is_not_ours_is_written_over(tmp_path: Path) -> None:
+def test_nothing_that_is_not_ours_is_written_over(tmp_path: Path, runs: dict[str, Path]) -> None:
     (tmp_path / "mine.html").write_text("mine")
-    assert "is not a comparison" in str(compare(T5, DECODER, "--out", tmp_path / "mine.html").exception)
+    assert "is not a comparison" in str(
+        compare(runs["t5"], runs["decoder"], "--out", tmp_path / "mine.html").exception
+    )
     assert (tmp_path / "mine.html").read_text() == "mine"
-    assert "is a folder" in str(compare(T5, DECODER, "--out", tmp_path).exception)
+    assert "is a folder" in str(compare(runs["t5"], runs["decoder"], "--out", tmp_path).exception)
 
 
 @pytest.mark.slow

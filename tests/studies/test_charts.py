@@ -12,18 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from altup.studies.axes import spread, ticks
 from altup.studies.charts import (
     HEIGHT,
     TOP,
     Bar,
     Point,
-    Runs,
     Series,
     bar_chart,
-    dot_chart,
     line_chart,
     scatter_chart,
+    spread,
+    ticks,
 )
 
 numbers = st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-6)
@@ -132,25 +131,6 @@ def test_bars_are_as_long_as_their_values() -> None:
     assert starts == pytest.approx([0, widths[0], 0], abs=0.1)
     lines = [float(e.get("x1", "")) for e in svg.iter() if e.get("class") == "reference"]
     assert lines == pytest.approx([widths[1], widths[1]], abs=0.1)
-
-
-@given(st.lists(st.lists(numbers, min_size=1, max_size=4), min_size=1, max_size=4))
-def test_a_dot_stands_where_its_run_ended(values: list[list[float]]) -> None:
-    """Between ticks, whose places are known by what is written below them; the stroke at the mean."""
-    models = [Runs(f"model {i}", found, i) for i, found in enumerate(values)]
-    drawing = svg_of(dot_chart(models, "loss", "{:.3f}".format))
-    marks = [(float(t.attrib["x"]), float(t.text or "")) for t in drawing.iter("text") if t.get("class") == "tick"]
-    (x0, v0), (x1, v1) = marks[0], marks[-1]
-    ends = ticks(min(map(min, values)), max(map(max, values)))
-    assert (v0, v1) == pytest.approx((ends[0], ends[-1]), abs=0.006 * max(1.0, ends[1] - ends[0]))
-
-    def place(value: float) -> float:
-        return x0 + (x1 - x0) * (value - ends[0]) / (ends[-1] - ends[0])
-
-    dots = [float(c.attrib["cx"]) for c in drawing.iter("circle")]
-    assert dots == pytest.approx([place(v) for found in values for v in found], abs=0.2)
-    strokes = [float(line.attrib["x1"]) for line in drawing.iter("line") if "line c" in line.attrib["class"]]
-    assert strokes == pytest.approx([place(sum(found) / len(found)) for found in values], abs=0.2)
 
 
 def test_points_stand_where_their_values_are() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import statistics
-from dataclasses import replace
 
 import pytest
 import scipy.stats
@@ -12,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from altup.core.errors import UserError
-from altup.studies.comparison import NOT_RUN
+from altup.studies import paper
 from altup.studies.frontier import (
     NO_LINE,
+    NOT_RUN,
     OUTSIDE,
     OutsideDenseRangeError,
     compare_speedups,
     dense_latency,
-    printed_speedups,
     speedup,
     speedup_percent,
 )
-from altup.studies.results import Result, add_given_speeds
-from altup.studies.statistics import Mean, choose_results
-from altup.studies.study import read_study, shipped
-from altup.studies.tables import text_speedups
-from tests.studies.samples import result
+from altup.studies.results import Result
+from altup.studies.statistics import Mean
+from altup.studies.study import shipped
+from tests.studies.samples import read_study, result
+from tests.studies.samples import statistics as choose
 
 DENSE = [(10.0, 60.0), (20.0, 64.0), (60.0, 70.0)]
 
@@ -41,9 +40,13 @@ def test_a_hand_worked_example() -> None:
 def test_the_papers_printed_numbers_give_what_paper_and_pencil_gives() -> None:
     """Base + AltUp on GLUE: 85.32 between B (84.25, 1/52.4 s) and L (87.23, 1/17.1 s) is 33.24 ms of dense; AltUp
     takes 1/42.3 s = 23.64 ms: 40.6 % faster. On SuperGLUE: 30.62 ms, 29.5 %."""
-    found = {(row.size, row.benchmark): row.paper for row in printed_speedups()}
-    assert found["base", "GLUE"] == pytest.approx(40.6, abs=0.05)
-    assert found["base", "SuperGLUE"] == pytest.approx(29.5, abs=0.05)
+    rows = [row for row in paper.table("parameters_and_speed") if row["pretrain_steps"] == 500_000]
+    latency = {(r["model"], r["method"]): 1 / r["train_speed_examples_per_s_per_core"] for r in rows}
+    scores = {(r["model"], r["method"]): r for r in paper.table("varying_k") if r["k"] != 4}
+    for benchmark, percent in (("glue", 40.6), ("superglue", 29.5)):
+        dense = [(latency[s, "dense"], scores[s, "dense"][benchmark]) for s in ("small", "base", "large")]
+        found = 100 * speedup(dense, latency["base", "altup"], scores["base", "altup"][benchmark])
+        assert found == pytest.approx(percent, abs=0.05)
 
 
 def test_a_slower_model_of_the_same_accuracy_has_a_negative_speedup() -> None:
@@ -125,70 +128,22 @@ def test_the_error_of_a_speedup_is_how_far_it_scatters() -> None:
     assert statistics.stdev(found) == pytest.approx(told.error, rel=0.06)
 
 
-def test_speeds_that_a_study_gives_and_the_loss() -> None:
-    """Nothing was timed, but the file says that dense with twice the layers makes half of the speed, and AltUp
-    0.8 of it. AltUp's loss is half way between theirs: dense takes 1.5 steps' time for it, and AltUp 1.25: +20 %.
-    By accuracy it is a quarter of the way, which dense has in AltUp's time."""
-    study = read_study(
-        "given",
-        "title: T\nquestion: Q\nrows:\n  Dense: {method: dense}\n  Twice: {method: dense, extra_layers: 2}\n"
-        "  AltUp: {method: altup, k: 2}\nmeasures: [loss, relative_speed]\nfrontier: [Dense, Twice]\n"
-        "speeds: {Dense: 1, Twice: 0.5, AltUp: 0.8}\n",
-        "given",
-    )
-    ends = {"Dense": (3.0, 40.0), "Twice": (2.8, 42.0), "AltUp": (2.9, 40.5)}
-    ran = [
-        result(label, value, seed, metric, study="given")
-        for label, (loss, accuracy) in ends.items()
-        for seed in "01"
-        for metric, value in (("loss", loss), ("accuracy", accuracy))
-    ]
-    stats = choose_results(add_given_speeds(ran, [study]))
-    speeds = {label: stats.mean("given", label, "small", "relative_speed") for label in ends}
-    assert {label: found.mean for label, found in speeds.items() if found} == study.speeds
-    rows = {row.benchmark: row.ours["training"] for row in compare_speedups(study, stats)}
-    assert rows["loss"].mean == pytest.approx(20.0)
-    assert rows["accuracy"].mean == pytest.approx(0.0)
-    assert "- AltUp (small), speedup at equal loss, training: +20.0 ± 0.0 %, 95 % interval" in text_speedups(
-        study, stats
-    )
-    assert text_speedups(replace(study, frontier=()), stats) == ""
-    better = [replace(r, value=50.0) if (r.label, r.metric) == ("AltUp", "accuracy") else r for r in ran]
-    beyond = choose_results(add_given_speeds(better, [study]))
-    assert f"equal accuracy, training: {OUTSIDE}\n" in text_speedups(study, beyond)
-    timed = [*ran, result("Dense", 100.0, "", "relative_speed", study="given")]
-    assert add_given_speeds(timed, [study]) == timed  # what was measured counts
-    only_losses = [r for r in ran if r.metric == "loss"]
-    alone = choose_results(add_given_speeds(only_losses, [study]))
-    assert compare_speedups(study, alone)[-1].ours["training"].mean == pytest.approx(20.0)
-    elsewhere = [result("Other", 3.0, "", "relative_speed", study="other", hardware="CPU") for _ in range(2)]
-    mixed = choose_results(add_given_speeds([*ran, *elsewhere], [study]))
-    assert (
-        mixed.mean("given", "AltUp", "small", "relative_speed").mean == 0.8
-    )  # whatever machine others were timed on
-    assert mixed.mean("other", "Other", "small", "relative_speed").mean == 3.0
-
-
-@pytest.mark.parametrize("given", [True, False])
-def test_models_are_compared_with_dense_ones_that_trained_as_long(given: bool) -> None:
-    """At twice the length all are better by 10 points; the speedup at each length is what it is there."""
+def test_models_are_compared_with_dense_ones_that_trained_as_long() -> None:
+    """At twice the length all are better by 10 points; the speedup at each length is what it is there. By its
+    loss, half way between theirs, AltUp is as good as a dense model that takes 1.5 times as long as dense."""
     text = "title: T\nquestion: Q\nrows:\n  Dense: {method: dense}\n  Twice: {method: dense, extra_layers: 2}\n"
-    text += (
-        "  AltUp: {method: altup, k: 2}\nfrontier: [Dense, Twice]\nspeeds: {Dense: 1, Twice: 0.5, AltUp: 0.8}\n"
-    )
-    study = read_study("lengths", text, "lengths")
-    scores = {"Dense": 40.0, "Twice": 42.0, "AltUp": 41.0}
+    study = read_study(text + "  AltUp: {method: altup, k: 2}\nfrontier: [Dense, Twice]\n")
+    ends = {"Dense": (40.0, 3.0, 1.0), "Twice": (42.0, 2.8, 0.5), "AltUp": (41.0, 2.9, 0.8)}
     results = []
     for size, better in (("small, 5 steps", 0.0), ("small, 10 steps", 10.0)):
-        place = {"study": "lengths", "size": size}
-        results += [result(label, score + better, **place) for label, score in scores.items()]
-        if not given:
-            for label, speed in study.speeds.items():
-                results.append(result(label, speed, "", "relative_speed", **place))
-                results.append(result(label, 100 * speed, "", "train_seq_per_s", **place))
-    stats = choose_results(add_given_speeds(results, [study]))
-    rows = [row for row in compare_speedups(study, stats) if row.benchmark == "accuracy"]
-    assert [row.ours["training"].mean for row in rows] == pytest.approx([20.0, 20.0])
+        place = {"study": "own", "size": size}
+        for label, (accuracy, loss, speed) in ends.items():
+            results += [result(label, accuracy + better, **place), result(label, loss, metric="loss", **place)]
+            results.append(result(label, speed, "", "relative_speed", **place))
+            results.append(result(label, 100 * speed, "", "train_seq_per_s", **place))
+    rows = compare_speedups(study, choose(results, "own"))
+    assert {row.benchmark for row in rows} == {"accuracy", "loss"}
+    assert [row.ours["relative_speed"].mean for row in rows] == pytest.approx([20.0] * 4)
 
 
 def test_dense_models_of_one_latency_leave_no_interval_that_depends_on_their_order() -> None:
@@ -220,17 +175,17 @@ def test_speedups_beside_the_papers() -> None:
     results += [*model("AltUp K=2", 62, 1.0, slow=3.0), *model("Recycled K=2", 64.5, 1.0)]
     rows = {
         (r.size, r.label, r.benchmark): r
-        for r in compare_speedups(shipped()["speed-accuracy"], choose_results(results))
+        for r in compare_speedups(shipped()["speed-accuracy"], choose(results, "speed-accuracy"))
     }
-    assert rows["small", "AltUp K=2", "accuracy"].ours["training"].mean == pytest.approx(50.0)
-    assert rows["small", "AltUp K=2", "accuracy"].ours["forward"] == NOT_RUN
-    assert rows["small", "Recycled K=2", "accuracy"].ours["training"] == OUTSIDE
+    assert rows["small", "AltUp K=2", "accuracy"].ours["relative_speed"].mean == pytest.approx(50.0)
+    assert rows["small", "AltUp K=2", "accuracy"].ours["relative_forward"] == NOT_RUN
+    assert rows["small", "Recycled K=2", "accuracy"].ours["relative_speed"] == OUTSIDE
     alone = [r for r in results if r.label != "Dense + 4 layers"]
     ours = {
         r.label: r.ours
-        for r in compare_speedups(shipped()["speed-accuracy"], choose_results(alone))
+        for r in compare_speedups(shipped()["speed-accuracy"], choose(alone, "speed-accuracy"))
         if r.size == "small"
     }
-    assert ours["AltUp K=2"]["training"] == NO_LINE  # nothing was found to be outside of anything
+    assert ours["AltUp K=2"]["relative_speed"] == NO_LINE  # nothing was found to be outside of anything
     assert rows["large", "AltUp K=2", "SQuAD"].paper == 87
-    assert rows["large", "AltUp K=2", "SQuAD"].ours["training"] == NOT_RUN
+    assert rows["large", "AltUp K=2", "SQuAD"].ours["relative_speed"] == NOT_RUN

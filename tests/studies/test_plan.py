@@ -1,192 +1,293 @@
-"""Plans: what makes runs the same, nothing planned twice, and steps for equal time."""
+"""Plans: which runs there are, what identifies them, and for what they wait."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from altup.finetuning.config import FinetuneConfig
-from altup.studies.configs import resolve
-from altup.studies.jobs import StudyData, deciding_fields, speed_key
-from altup.studies.plan import KnownSpeed
-from altup.studies.scale import Scale, Tuning, find_scale, with_settings
-from altup.studies.study import Study, read_study, shipped
-from tests.processes import prepare_text
-from tests.studies.samples import TEXT, TWO, plan
+from altup.core.errors import UserError
+from altup.studies.jobs import SPEED_FIELDS, StudyData, count_costs, deciding_fields, speed_key
+from altup.studies.plan import Context, Plan, make_plan
+from altup.studies.results import Record
+from altup.studies.scale import SCALES, Scale, Tuning, find_scale, prepare_smoke_tasks, with_settings
+from altup.studies.study import Study, shipped
+from altup.training.pretraining import PretrainConfig
+from tests.studies.samples import TEXT, TWO, first_jobs, read_study, record, study_run
+
+
+def planned(
+    studies: list[Study],
+    scale: Scale,
+    data: Path,
+    out: Path,
+    known: dict[str, Record] | None = None,
+    **options: object,
+) -> Plan:
+    context = Context(
+        scale, StudyData.prepared(str(data), None), ({} if known is None else known).get, "a machine"
+    )
+    return make_plan(studies, context, out, **{"seeds": [0], "speed": False, **options})
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_every_study_can_be_planned_at_every_scale(name: str, tmp_path: Path) -> None:
+    """The models exist and their settings go together; every curve has at least 20 points, or one a step."""
+    scale = find_scale(name)
+    context = Context(scale, StudyData.not_prepared(None), lambda key: None, "a machine")
+    for study in shipped().values():
+        plan = make_plan([study], context, tmp_path, seeds=[5])
+        assert len(plan.trials) >= 2, study.name
+        assert plan.todo(), study.name
+        for trial in plan.trials:
+            config = trial.model.untuned
+            assert config.steps // config.eval_every >= min(20, config.steps), (study.name, trial.title)
+
+
+def test_the_paper_scale_is_the_papers_setting(tmp_path: Path) -> None:
+    context = Context(find_scale("paper"), StudyData.not_prepared(None), lambda key: None, "a machine")
+
+    def steps(study: str, size: str) -> int:
+        trials = make_plan([shipped()[study]], context, tmp_path, seeds=[0], only=["AltUp K=2"]).trials
+        config = next(trial.model.untuned for trial in trials if trial.model.variant.size == size)
+        recipe = (config.batch_size, config.inputs_length, config.optimizer, config.dropout)
+        assert recipe == (256, 512, "adafactor", 0)
+        schedule = (config.schedule, config.lr, config.warmup_steps, config.decay_fraction)
+        assert schedule == ("rsqrt", 1.0, 10_000, 0)
+        return config.steps
+
+    assert steps("varying-k", "large") == 500_000
+    assert steps("parameters-and-speed", "xl") == 400_000
+    assert steps("dense-scaling", "base") == 250_000
+    assert steps("experts", "small") == 100_000
 
 
 def test_a_run_is_keyed_by_what_it_computes(scale: Scale, data: Path, tmp_path: Path) -> None:
-    def key(study: Study = TWO, scale: Scale = scale, seed: int = 0) -> str:
-        trials = plan([study], scale, data, seeds=[seed]).trials
-        return next(trial.pretrain.key for trial in trials if trial.label == "AltUp K=2")
+    def keys(scale: Scale, text: str = TEXT, seed: int = 0) -> list[str]:
+        return [job.key for job in first_jobs(tmp_path, scale, data, read_study(text), seeds=[seed])]
 
-    assert key(shipped()["varying-k"]) == key(shipped()["recycled"]) == key()
-    assert key(seed=1) != key()
-    assert key(scale=with_settings(find_scale("smoke"), {"steps": 5, "eval_every": 2})) != key()
-    watched = replace(scale, given={**scale.given, "log_every": 1, "save_every": 2, "deterministic": False})
-    assert key(scale=watched) == key()
-    other = prepare_text(tmp_path, sentences=3000)
-    here, there = StudyData.prepared(str(data), None), StudyData.prepared(str(other), None)
-    assert here.identity != there.identity
-    moved = tmp_path / "moved"
-    other.rename(moved)
-    assert StudyData.prepared(str(moved), None).identity == there.identity
+    usual = keys(scale)
+    assert len(set(usual)) == 2
+    assert keys(scale, TEXT.replace("Two", "Three")) == usual
+    assert keys(with_settings(scale, {"log_every": 3})) == usual
+    for other in (
+        keys(with_settings(scale, {"lr": 0.5})),
+        keys(scale, seed=1),
+        keys(scale, TEXT.replace("method: ", "z_loss: 0.1, method: ")),
+    ):
+        assert not set(other) & set(usual)
+    assert keys(scale, TEXT.replace("k: 2}", "k: 4}"))[0] == usual[0]
 
 
-def write_tasks(folder: Path, label: int = 1) -> Path:
-    """SST-2, large enough that a change in the middle of its file is far from both ends, and CoLA."""
-    lines = [f'{{"sentence": "{"so so " * 20}{i}", "label": {i % 2}}}\n' for i in range(2000)]
-    lines[1001] = lines[1001].replace('"label": 1', f'"label": {label}')
-    for name in ("sst2", "cola"):
-        (folder / "glue" / name).mkdir(parents=True)
-        for split in ("train", "validation"):
-            (folder / "glue" / name / f"{split}.jsonl").write_text("".join(lines if name == "sst2" else lines[:9]))
-    return folder
+def test_every_shared_run_is_planned_once(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """Dense, AltUp K=2 and K=4 of one study, Dense, AltUp and Recycled of another; seed by seed."""
+    jobs = first_jobs(tmp_path, scale, data, shipped()["varying-k"], shipped()["recycled"], seeds=[0, 1])
+    assert len(jobs) == 2 * 4
+    seeds = [job.settings["config"]["seed"] for job in jobs]
+    assert seeds[:3] == [0, 0, 0]
+    only = first_jobs(tmp_path, scale, data, shipped()["varying-k"], only=["Dense"])
+    assert [job.settings["config"]["method"] for job in only] == ["dense"]
+    with pytest.raises(UserError, match="did you mean 'Dense'"):
+        first_jobs(tmp_path, scale, data, only=["Dens"])
+
+
+def test_of_every_setting_it_is_known_whether_it_changes_the_speed() -> None:
+    """A new setting must be added to one side."""
+    without_effect = {
+        *("steps", "lr", "schedule", "warmup_steps", "decay_fraction", "weight_decay"),
+        *("beta1", "beta2", "lr_factors"),
+        *("z_loss", "seed", "on_spike", "coefficient_decay", "coefficient_growth", "muon_growth"),
+        *("eval_sequences", "eval_part", "from_model", "from_seal", "recipe"),
+    }  # fmt: skip
+    config = PretrainConfig(data="data", size="tiny")
+    known = {name for name in vars(config) if name not in type(config).may_change() and name != "batches"}
+    assert known - set(SPEED_FIELDS) - without_effect == set()
+    deeper = replace(config, extra_layers=1)
+    assert speed_key(config, 4000, "here") != speed_key(deeper, 4000, "here")
+    assert speed_key(config, 4000, "here") != speed_key(config, 4000, "there")
+    assert speed_key(config, 4000, "here") == speed_key(replace(config, lr=1.0), 4000, "here")
+
+
+def speeds(plan: Plan, relative: dict[str, float]) -> dict[str, Record]:
+    """What comparisons of speed would have recorded: the dense model makes ten steps a second."""
+    found = {}
+    for trial in plan.trials:
+        own = {"train_seq_per_s": 1.0, "relative_speed": relative[trial.model.row.label]}
+        found[trial.model.speed_key] = record("s", measures=own)
+        batch = trial.model.untuned.batch_size
+        found[trial.model.dense_key] = record(
+            "d", measures={"train_seq_per_s": 10.0 * batch, "relative_speed": 1.0}
+        )
+    return found
+
+
+TIMED = TEXT + "equal_time: AltUp K=2\nlengths: {smoke: [8, 40]}\n"
+
+
+def test_equal_time_waits_for_speeds_and_gives_steps_by_them(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """At 0.8 of dense's speed AltUp's 8 and 40 steps are 10 and 50 of dense."""
+    scale, study = replace(scale, given={}), read_study(TIMED)
+    before = planned([study], scale, data, tmp_path)
+    assert [job.kind for job in before.todo()] == ["pretrain", "pretrain", "speed"]  # AltUp's own steps are known
+    known = speeds(before, {"Dense": 1.0, "AltUp K=2": 0.8})
+    plan = planned([study], scale, data, tmp_path, known)
+    steps = {(t.model.row.label, t.model.variant.steps): t.jobs()[""].steps for t in plan.trials}
+    assert steps == {("Dense", 8): 10, ("AltUp K=2", 8): 8, ("Dense", 40): 50, ("AltUp K=2", 40): 40}
+    model = plan.trials[0].model
+    assert model.seconds_a_step() == pytest.approx(0.1)
+    assert model.budget == "the time of AltUp K=2's 8 steps of 4"
+    assert len({trial.model.budget for trial in plan.trials}) == 2  # one a length
+
+
+def test_equal_flops_gives_steps_by_what_a_step_costs(scale: Scale, data: Path, tmp_path: Path) -> None:
+    study = read_study(TEXT + "equal_flops: AltUp K=2\n")
+    plan = planned([study], with_settings(scale, {"steps": 1000}), data, tmp_path)
+    dense, altup = (trial.jobs()[""] for trial in plan.trials)
+    vocabulary = plan.context.data.vocabulary
+    flops = [
+        job.steps * count_costs(PretrainConfig.from_dict(job.settings["config"], ""), vocabulary)["flops_train"]
+        for job in (dense, altup)
+    ]
+    assert altup.steps == 1000 < dense.steps
+    assert flops[0] == pytest.approx(flops[1], rel=1e-3)
+
+
+def test_speeds_are_compared_with_a_dense_model_trained_alike(scale: Scale, data: Path, tmp_path: Path) -> None:
+    """A dense model of the same batch, a few models a comparison, and nothing that is known is measured again."""
+    study = shipped()["block-selection"]
+    plan = planned([study], scale, data, tmp_path, speed=True)
+    *_, job = plan.todo()
+    configs = list(job.settings["configs"].values())
+    assert [config["method"] for config in configs] == ["dense", "sum", "sameup", "altup"]
+    assert len({config["batch_size"] for config in configs}) == 1
+    known = speeds(plan, dict.fromkeys([row.label for row in study.rows], 1.0))
+    again = planned([study], scale, data, tmp_path, known, speed=True)
+    assert "speed" not in {job.kind for job in again.todo()}
+    few = planned([study], replace(scale, speed={**scale.speed, "together": 2}), data, tmp_path, speed=True)
+    assert [len(job.records) for job in few.todo() if job.kind == "speed"] == [3, 2]
+
+
+@pytest.fixture
+def tuned(scale: Scale) -> Scale:
+    return replace(scale, seeds=[1], tune=Tuning({"lr": [0.01, 0.03], "z_loss": [0.0, 0.1]}, steps=2))
+
+
+def test_a_model_is_tuned_on_other_text_with_another_seed_and_then_run(
+    tuned: Scale, data: Path, tmp_path: Path
+) -> None:
+    known: dict[str, Record] = {}
+    plan = planned([TWO], tuned, data, tmp_path, known, seeds=[1])
+    made: list[tuple[str, float, float]] = []
+    while jobs := plan.todo():
+        for job in jobs:
+            config = job.settings["config"]
+            loss = config["lr"] + config["z_loss"] + (config["method"] == "dense") * (1 - 2 * config["lr"])
+            known[job.key] = record(
+                job.key,
+                measures={"loss": loss, "accuracy": 1.0},
+                **{"sweep": {}} if "sweep" in job.settings else {},
+            )
+            made.append((config["method"], config["lr"], config["z_loss"]))
+            if "sweep" in job.settings:
+                assert (config["eval_part"], config["seed"], job.steps) == ("tuning", 0, 2)
+            else:
+                assert (config["eval_part"], config["seed"], job.steps) == ("reporting", 1, 4)
+    assert len(made) == 2 * (3 + 1)
+    assert ("dense", 0.03, 0.0) in made[-2:]
+    assert ("altup", 0.01, 0.0) in made[-2:]
+
+
+def test_what_a_row_or_the_user_sets_is_not_swept(tuned: Scale, data: Path, tmp_path: Path) -> None:
+    text = TEXT.replace("{method: dense}", "{method: dense, lr: 0.02, tune: [lr]}")
+    dense, altup = planned([read_study(text)], tuned, data, tmp_path, seeds=[1]).trials
+    assert (list(dense.model.grid), list(altup.model.grid)) == ([], ["lr", "z_loss"])
+    assert dense.jobs()[""].settings["config"]["lr"] == 0.02
+    own = TEXT.replace("{method: dense}", "{method: dense, tune: {lr: [1.0, 2.0]}}")
+    given = planned([read_study(own)], with_settings(tuned, {"z_loss": 0.5}), data, tmp_path, seeds=[1]).trials
+    assert [trial.model.grid for trial in given] == [{"lr": [1.0, 2.0]}, {"lr": [0.01, 0.03]}]
+
+
+def test_lengths_of_a_study_share_a_sweep(tuned: Scale, data: Path, tmp_path: Path) -> None:
+    study = read_study(TEXT + "lengths: {smoke: [8, 40]}\n")
+    jobs = planned([study], replace(tuned, given={}), data, tmp_path, seeds=[1, 2]).todo()
+    assert len(jobs) == 2 * 2
+    assert all(job.steps == 2 for job in jobs)
+
+
+CONTINUING = """
+title: Further
+question: Which?
+rows:
+  Before: {method: dense}
+  Dense: {continues: Before, method: dense}
+  AltUp K=2: {continues: Before, method: altup, k: 2}
+"""
+
+
+def test_who_continues_waits_for_the_model_and_sees_other_batches(
+    scale: Scale, data: Path, tmp_path: Path
+) -> None:
+    """At a tenth of the rate, where none is given; nobody continues a model that diverged."""
+    known: dict[str, Record] = {}
+    scale = replace(scale, pretrain={**scale.pretrain, "lr": None})
+    plan = planned([read_study(CONTINUING)], scale, data, tmp_path, known)
+    (before,) = plan.todo()
+    known[before.key] = record(before.key, measures={"loss": 1.0})
+    (tmp_path / "runs" / f"it-{before.key}" / "final").mkdir(parents=True)
+    jobs = plan.todo()
+    assert [job.needs for job in jobs] == [(before.key,)] * 2
+    for job in jobs:
+        assert job.settings["config"]["lr"] == pytest.approx(before.settings["config"]["lr"] / 10)
+        assert job.settings["config"]["seed"] == before.settings["config"]["seed"] + 1000
+    (tmp_path / "runs" / f"it-{before.key}" / "final").rmdir()
+    assert [job.key for job in plan.todo()] == [before.key]  # its record is here, but its model is not
+    known[before.key] = record(before.key, diverged="a spike")
+    lost = planned([read_study(CONTINUING)], scale, data, tmp_path, known)
+    assert lost.todo() == []
+    assert ["diverged" in reason for reason in lost.stuck()] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("AltUp K=2: {continues: Before", "AltUp K=2: {continues: Before, extra_layers: 1"), "they must agree"),
+        (("Before: {method: dense}", "Before: {method: sum}"), "continue a dense one"),
+        (("method: altup, k: 2", "method: moe"), "method"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(
+    change: tuple[str, str], words: str, scale: Scale, data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=words):
+        planned([read_study(CONTINUING.replace(*change))], scale, data, tmp_path)
 
 
 def test_fine_tuning_is_keyed_by_what_the_task_files_hold(scale: Scale, data: Path, tmp_path: Path) -> None:
-    tuned = replace(TWO, finetune=("glue", "squad"), finetune_at=("smoke",))
+    tasks = prepare_smoke_tasks(tmp_path)
+    study = read_study(TEXT + "finetune: [glue]\nfinetune_at: [smoke]\n")
 
-    def keys(tasks: Path | None) -> dict[str, str]:
-        trial = plan([tuned], scale, data, tasks, only=("Dense",)).trials[0]
-        return {column: job.key for column, job in trial.finetune.items()}
+    def columns() -> dict[str, str]:
+        run = study_run(tmp_path / "out", scale, data, study, tasks=str(tasks))
+        trial = run.plan.trials[0]
+        run.known._records[trial.jobs()[""].key] = record("x", measures={"loss": 1.0})
+        return {name: job.key for name, job in trial.jobs().items()}
 
-    here = write_tasks(tmp_path / "here")
-    first = keys(here)
-    assert keys(write_tasks(tmp_path / "copy")) == first
-    assert keys(here.rename(tmp_path / "moved")) == first
-    (tmp_path / "moved" / "glue" / "sst2" / "test.jsonl").write_text("nothing that is trained on or scored\n")
-    assert keys(tmp_path / "moved") == first
-    other = keys(write_tasks(tmp_path / "other", label=0))  # as many bytes, the same beginning and end
-    assert other["glue"] != first["glue"]
-    assert other["squad"] == first["squad"]
-    (tmp_path / "moved" / "glue" / "cola" / "validation.jsonl").write_text("")
-    assert keys(tmp_path / "moved")["glue"] not in (first["glue"], other["glue"])
-
-
-def test_tasks_on_the_hub_keep_the_keys_of_finished_runs(scale: Scale, data: Path) -> None:
-    """What is on the hub is known by its name, which the key always held."""
-    tuned = replace(TWO, finetune=("glue",), finetune_at=("smoke",))
-    trial = plan([tuned], scale, data, only=("Dense",)).trials[0]
-    config = FinetuneConfig.from_dict(trial.finetune["glue"].settings["config"], "glue")
-    parts = ["finetune", deciding_fields(config), config.eval_limit, trial.pretrain.key]
-    before = json.dumps(parts, sort_keys=True)
-    assert trial.finetune["glue"].key == hashlib.sha256(before.encode()).hexdigest()[:12]
+    before = columns()
+    assert columns() == before
+    path = tasks / "glue" / "cola" / "train.jsonl"
+    path.write_text(path.read_text().replace('"sentence": "', '"sentence": "So ', 1))
+    after = columns()
+    assert after[""] == before[""]
+    assert after["glue"] != before["glue"]
 
 
-def test_every_shared_run_is_planned_once(scale: Scale, data: Path) -> None:
-    studies = [shipped()[name] for name in ("varying-k", "recycled", "block-selection", "experts")]
-    found = plan(studies, scale, data, finetune=False)
-    jobs = found.training()
-    assert len({job.key for job in jobs}) == len(jobs) == 8
-    assert len(found.trials) == 14
-    assert [len(job.settings["configs"]) for job in found.speed] == [5, 4]
+def test_seeds_of_sweeps_are_not_reported(tuned: Scale, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="seed 0 is that of the sweeps"):
+        first_jobs(tmp_path, tuned, data, seeds=[0, 1])
 
 
-@pytest.mark.parametrize("name", ["mini-adamw", "paper"])
-def test_runs_of_a_gpu_are_known_where_there_is_none(
-    name: str, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The precision's default depends on the machine; a finished run must not."""
-
-    def keys() -> set[str]:
-        return {job.key for job in plan([shipped()["recycled"]], find_scale(name), data).training()}
-
-    found = []
-    for gpu in (True, False):
-        monkeypatch.setattr("altup.training.config._has_gpu", lambda gpu=gpu: gpu)
-        found.append(keys())
-    assert found[0] == found[1]
-    assert len(found[0]) > 6
-
-
-def test_speeds_are_compared_with_a_dense_model_trained_alike(scale: Scale, data: Path) -> None:
-    """Steps of another batch or length take another time, which says nothing of the model."""
-    text = TEXT.replace("k: 2}", "k: 2}\n  Larger batch: {method: altup, k: 2, batch_size: 8}")
-    jobs = plan([read_study("three", text, "three")], scale, data).speed
-    found = [[(c["method"], c["batch_size"]) for c in job.settings["configs"].values()] for job in jobs]
-    assert found == [[("dense", 4), ("altup", 4)], [("dense", 8), ("altup", 8)]]
-
-
-def test_equal_time_gives_steps_by_speed(scale: Scale, data: Path) -> None:
-    """Dense 100 sequences a second, AltUp at 0.8 of it, Recycled at 0.9, Sequence-AltUp at 1.6, batches of
-    4. AltUp's own 4 steps take 0.2 seconds, in which dense does 5, Recycled 4.5 and Sequence-AltUp 8; in 0.005
-    minutes they do 7.5, 6, 6.75 and 12."""
-    study, config = shipped()["equal-time"], None
-    speeds = {}
-    vocabulary = 768
-    for row, relative in zip(study.rows, (1.0, 0.8, 0.9, 1.6), strict=True):
-        config = resolve(study, row, "tiny", scale, 0, str(data))
-        assert config is not None
-        from altup.data.shards import TokenStream
-
-        vocabulary = TokenStream(data, "train").vocabulary.padded_size
-        # The absolute speed of the others was taken at another time: only their ratio counts.
-        speeds[speed_key(config, vocabulary, "here")] = KnownSpeed(100.0 if relative == 1 else 1e6, relative)
-    assert [trial.waits for trial in plan([study], scale, data).trials] == [True, False, True, True]
-    known = plan([study], scale, data, speeds=speeds)
-    assert [trial.pretrain.steps for trial in known.trials] == [5, 4, 4, 8]
-    assert [trial.seconds for trial in known.trials] == pytest.approx([0.2, 0.2, 4 * 4 / 90, 0.2])
-    given = with_settings(scale, {}, minutes=0.005)
-    assert all(trial.waits for trial in plan([study], given, data).trials)
-    known = plan([study], given, data, speeds=speeds)
-    assert [trial.pretrain.steps for trial in known.trials] == [8, 6, 7, 12]
-    assert known.trials[1].seconds == pytest.approx(0.3)
-    chosen = plan([study], scale, data, chosen_steps=lambda study, label, size: 11)
-    assert [trial.pretrain.steps for trial in chosen.trials] == [11, 11, 11, 11]
-
-
-def test_equal_time_at_several_lengths(data: Path) -> None:
-    """Each length is compared for itself: AltUp has its steps, and the others as many as fit into its time."""
-    study, scale = shipped()["equal-time"], find_scale("smoke")
-    assert [variant.steps for variant in scale.variants_of(study)] == [4, 12, 32]
-    speeds = {}
-    for row, relative in zip(study.rows, (1.0, 0.5, 0.9, 2.0), strict=True):
-        config = resolve(study, row, "tiny", scale, 0, str(data))
-        assert config is not None
-        key = speed_key(config, StudyData.prepared(str(data), None).vocabulary.padded_size, "here")
-        speeds[key] = KnownSpeed(100.0, relative)
-    found = plan([study], scale, data, speeds=speeds)
-    steps = {(trial.label, trial.size): trial.pretrain.steps for trial in found.trials if trial.pretrain}
-    assert [steps["AltUp K=2", f"tiny, {n} steps"] for n in (4, 12, 32)] == [4, 12, 32]
-    assert [steps["Dense", f"tiny, {n} steps"] for n in (4, 12, 32)] == [8, 24, 64]
-    assert [steps["Sequence-AltUp", f"tiny, {n} steps"] for n in (4, 12, 32)] == [16, 48, 128]
-    assert len(found.trials) == len(steps) == 12
-    seconds = {(trial.label, trial.size): trial.seconds for trial in found.trials}
-    assert seconds["Dense", "tiny, 32 steps"] == pytest.approx(32 * 4 / 50)
-    assert [variant.name for variant in with_settings(scale, {"steps": 5}).variants_of(study)] == ["tiny"]
-
-
-def test_equal_time_by_speeds_that_a_study_gives(data: Path) -> None:
-    """They need not be measured, and count whatever was measured or run since."""
-    text = TEXT + "equal_time: AltUp K=2\nspeeds: {Dense: 1, AltUp K=2: 0.8}\nlengths: {smoke: [4, 9]}\n"
-    study, scale = read_study("given", text, "given"), find_scale("smoke")
-    found = plan([study], scale, data, chosen_steps=lambda *place: 77)
-    assert not any(trial.waits for trial in found.trials)
-    steps = [(trial.label, trial.size, trial.pretrain.steps) for trial in found.trials if trial.pretrain]
-    assert steps == [
-        ("Dense", "tiny, 4 steps", 5), ("AltUp K=2", "tiny, 4 steps", 4),
-        ("Dense", "tiny, 9 steps", 11), ("AltUp K=2", "tiny, 9 steps", 9),
-    ]  # fmt: skip
-    assert all(trial.waits for trial in plan([study], with_settings(scale, {}, minutes=0.1), data).trials)
-    swept = plan([study], replace(scale, tune=Tuning({"lr": [0.01, 0.02, 0.03]}, steps=3)), data)
-    assert all(trial.waits for trial in swept.trials)  # for their sweeps
-    assert not swept.speed_first()
-
-
-def test_jobs_are_in_order_of_seeds(scale: Scale, data: Path) -> None:
-    """Every row of a seed before the next seed, so that models can be compared when the time ends early; a model
-    that others continue just before the first of them."""
-    found = plan([TWO], scale, data, seeds=[3, 1])
-    assert [(trial.label, trial.seed) for trial in found.trials] == [
-        ("Dense", 3), ("AltUp K=2", 3), ("Dense", 1), ("AltUp K=2", 1),
-    ]  # fmt: skip
-    assert [job.key for job in found.training()] == [job.key for trial in found.trials for job in trial.jobs]
-    going_on = plan([shipped()["continuing"]], scale, data, seeds=[3, 1], only=["Dense", "AltUp K=2"]).training()
-    of_seed = [job.settings["config"]["seed"] % 1000 for job in going_on]
-    assert of_seed == [3] * 3 + [1] * 3
-    assert [len(job.needs) for job in going_on] == [0, 1, 1] * 2
+def test_deciding_fields_are_what_differs_from_the_defaults() -> None:
+    found = deciding_fields(PretrainConfig(data="here", size="tiny", steps=7, log_every=3))
+    assert found["steps"] == 7
+    assert not {"data", "log_every", "eval_part"} & found.keys()

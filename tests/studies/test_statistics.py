@@ -7,17 +7,16 @@ import math
 import pytest
 
 from altup.core.errors import UserError
-from altup.studies.comparison import compare
 from altup.studies.results import Result
-from altup.studies.statistics import choose_results, compare_means, compare_pairs, in_order
+from altup.studies.statistics import check_scale, compare_means, compare_pairs, in_order
 from altup.studies.study import shipped
-from tests.studies.samples import SEEDS, result
+from tests.studies.samples import SEEDS, read_study, result, statistics
 
 
 def test_means_errors_and_differences_by_hand() -> None:
     """Variances 0.5 and 2 of two seeds each: errors ½ and 1, so √1.25 of the difference; Welch's freedom is
     1.25² / (¼² + 1²) = 1.4706, for which a table of Student's t has 6.3 between 12.71 (one) and 4.30 (two)."""
-    stats = choose_results(SEEDS)
+    stats = statistics(SEEDS)
     dense = stats.mean("varying-k", "Dense", "small", "accuracy")
     assert dense is not None
     assert (dense.mean, dense.seeds, dense.error) == (40.5, 2, pytest.approx(0.5))
@@ -67,7 +66,7 @@ def test_runs_that_share_their_parent_are_compared_in_pairs() -> None:
     dense = [result("Dense", v, s, study="continuing", run=f"d{s}") for s, v in (("0", 10.0), ("1", 30.0))]
     wide = [result("AltUp K=2", v, s, study="continuing", run=f"a{s}") for s, v in (("1", 31.2), ("0", 11.0))]
     third = result("AltUp K=2", 90.0, "7", study="continuing", run="a7")  # no dense run has its parent
-    found = choose_results([*dense, *wide, third]).difference(
+    found = statistics([*dense, *wide, third], "continuing").difference(
         shipped()["continuing"], "small", "accuracy", "AltUp K=2", "Dense"
     )
     assert found is not None
@@ -90,11 +89,11 @@ def test_only_the_two_models_compared_count() -> None:
     third = [result("AltUp K=4", v, str(i), run=f"w{i}") for i, v in enumerate((0.0, 99.0))]
     base = [result("Dense", v, str(i), size="base", run=f"b{i}") for i, v in enumerate((1.0, 99.0))]
     place = (shipped()["varying-k"], "small", "accuracy", "AltUp K=2", "Dense")
-    assert choose_results([*SEEDS, *third, *base]).difference(*place) == choose_results(SEEDS).difference(*place)
+    assert statistics([*SEEDS, *third, *base]).difference(*place) == statistics(SEEDS).difference(*place)
 
 
 def verdict(results: list[Result]) -> str:
-    return choose_results(results).verdicts(shipped()["varying-k"])[0].word
+    return statistics(results).verdicts(shipped()["varying-k"])[0].word
 
 
 def test_verdicts() -> None:
@@ -102,9 +101,9 @@ def test_verdicts() -> None:
     better = [result("AltUp K=2", v, str(i)) for i, v in enumerate((40.6, 40.7, 40.5, 40.6))]
     same = [result("AltUp K=2", v, str(i)) for i, v in enumerate((40.0, 40.1, 39.9, 40.05))]
     worse = [result("AltUp K=2", v, str(i)) for i, v in enumerate((39.4, 39.5, 39.3, 39.4))]
-    assert verdict(far + better) == "reproduced"
-    assert verdict(far + same) == "not visible"
-    assert verdict(far + worse) == "contradicted"
+    assert verdict(far + better) == "better"
+    assert verdict(far + same) == "no significant difference"
+    assert verdict(far + worse) == "worse"
     assert verdict(far[:1] + better[:1]) == "one seed, no verdict"
     assert verdict(far + better[:1]) == "one seed, no verdict"
     assert verdict(far) == "not run"
@@ -112,14 +111,14 @@ def test_verdicts() -> None:
 
 def test_the_newest_run_of_a_seed_counts() -> None:
     newer = result("Dense", 50.0, "0", run="other", date="2025-02-01")
-    found = choose_results([newer, *SEEDS]).mean("varying-k", "Dense", "small", "accuracy")
+    found = statistics([newer, *SEEDS]).mean("varying-k", "Dense", "small", "accuracy")
     assert found is not None
     assert (found.mean, found.seeds) == (45.5, 2)
     on_one_day = [
         result("Dense", value, "0", run=run, date=f"2025-02-01 {time}")
         for value, run, time in ((50.0, "b", "09:59:59"), (60.0, "a", "10:00:00"))
     ]
-    found = choose_results([*on_one_day, *SEEDS]).mean("varying-k", "Dense", "small", "accuracy")
+    found = statistics([*on_one_day, *SEEDS]).mean("varying-k", "Dense", "small", "accuracy")
     assert found is not None
     assert found.mean == 50.5
 
@@ -132,18 +131,17 @@ def test_scales_texts_and_machines_are_not_mixed() -> None:
         result("Dense", 900.0, "", "train_seq_per_s", run="g"),
         result("AltUp K=2", 800.0, "", "train_seq_per_s", run="h"),
     ]
-    stats = choose_results([*other, *SEEDS])
+    stats = statistics([*other, *SEEDS])
     assert (stats.scale, stats.data) == ("mini", "text")
     dense = stats.mean("varying-k", "Dense", "small", "accuracy")
     speed = stats.mean("varying-k", "Dense", "small", "train_seq_per_s")
     assert dense is not None
     assert speed is not None
     assert (dense.mean, speed.mean) == (40.5, 900.0)
-    assert choose_results(other, "smoke").scale == "smoke"
+    assert stats.elsewhere == "scale smoke, text another text"
+    assert statistics(other, scale="smoke").scale == "smoke"
     with pytest.raises(UserError, match="mini, smoke"):
-        choose_results([*other, *SEEDS], "paper")
-    with pytest.raises(UserError, match="no results"):
-        choose_results([])
+        check_scale([*other, *SEEDS], "paper")
 
 
 def test_lengths_come_from_the_shortest_on_whichever_was_run_first() -> None:
@@ -151,43 +149,61 @@ def test_lengths_come_from_the_shortest_on_whichever_was_run_first() -> None:
     assert in_order(told) == ["small, 900 steps", "small, 8,000 steps", "tiny", "base, 4 steps", "odd, size"]
 
 
-def test_a_run_that_collapsed_is_counted_and_in_no_mean() -> None:
-    lost = [result("Dense", 9.0, "2", run="lost"), result("Dense", 3.5, "2", "collapse", run="lost")]
-    stats = choose_results([*SEEDS, *lost])
+def test_a_run_that_diverged_is_counted_and_in_no_mean() -> None:
+    """Also where an older run of the same seed has a measure, and beside fine-tuning that diverged."""
+    lost = [result("Dense", 9.0, "2"), result("Dense", 35.0, "2", "diverged", date="2025-02-01")]
+    tuned = result("Dense", 400.0, "1", "diverged_glue")
+    stats = statistics([*SEEDS, *lost, tuned])
     dense = stats.mean("varying-k", "Dense", "small", "accuracy")
     assert dense is not None
-    assert (dense.mean, dense.seeds, stats.collapsed("varying-k", "Dense", "small")) == (40.5, 2, 1)
-    again = result("Dense", 42.0, "2", run="again", date="2024-01-01")  # even if an older one
-    dense = choose_results([*SEEDS, *lost, again]).mean("varying-k", "Dense", "small", "accuracy")
+    assert (dense.mean, dense.seeds) == (40.5, 2)
+    found = stats.describe_diverged("varying-k", "Dense", "small")
+    assert found == "1 diverged; fine-tuning on GLUE: 1 diverged"
+    assert stats.describe_diverged("varying-k", "AltUp K=2", "small") == ""
+
+
+def test_runs_with_other_settings_are_in_no_mean() -> None:
+    """A sweep of a changed grid may choose others: a mean is of the newest alone."""
+    newer = [result("Dense", v, s, model="other rate", date="2025-02-01") for s, v in (("1", 50.0), ("2", 52.0))]
+    dense = statistics([*SEEDS, *newer]).mean("varying-k", "Dense", "small", "accuracy")
     assert dense is not None
-    assert (dense.mean, dense.seeds) == (41.0, 3)
+    assert (dense.mean, dense.seeds) == (51.0, 2)
 
 
-def test_a_seed_that_collapsed_and_one_that_collapsed_twice_are_told_apart() -> None:
-    lost = [result("Dense", 3.5, "2", "collapse", run="lost")]
-    place = "varying-k", "Dense", "small"
-    assert choose_results([*SEEDS, *lost]).describe_collapses(*place) == "1 collapsed"
-    again = result("Dense", 42.0, "2", run="again")
-    assert choose_results([*SEEDS, *lost, again]).describe_collapses(*place) == "1 collapsed, repeated and counted"
-    lost.append(result("Dense", 2.5, "2", "collapse", run="lost again"))
-    twice = choose_results([*SEEDS, *lost])
-    assert twice.describe_collapses(*place) == "1 collapsed, again when repeated"
-    assert compare(shipped()["varying-k"], twice)[0].count == "2, 1 collapsed, again when repeated"
-    more = [result("Dense", 3.5, "3", "collapse", run="third"), result("Dense", 42.0, "3", run="fourth")]
-    told = choose_results([*SEEDS, *lost, *more]).describe_collapses(*place)
-    assert told == "2 collapsed, 1 of them repeated and counted, 1 of them again when repeated"
-    assert choose_results(SEEDS).describe_collapses(*place) == ""
+def compare_with(**changes: str) -> tuple[str, str]:
+    """The verdict on AltUp K=2, clearly better, if its runs differ from dense's, and why."""
+    dense = [result("Dense", v, str(i)) for i, v in enumerate((40.0, 40.1, 39.9))]
+    altup = [result("AltUp K=2", v, str(i), **changes) for i, v in enumerate((44.0, 44.1, 43.9))]
+    stats = statistics([*dense, *altup])
+    verdict = stats.verdicts(shipped()["varying-k"])[0]
+    gain = stats.difference(shipped()["varying-k"], "small", "accuracy", "AltUp K=2", "Dense")
+    assert (gain is None) == (verdict.word == "not comparable")
+    return verdict.word, verdict.why
 
 
-def test_fine_tuning_that_collapsed_is_told_beside_pretraining_that_did() -> None:
-    """Each by itself: a seed whose fine-tuning collapsed has counted pretraining, which repeats nothing."""
-    place = "varying-k", "Dense", "small"
-    lost = [
-        result("Dense", 3, "0", "collapse_glue", run="g0"),
-        result("Dense", 3, "0", "collapse_squad", run="s0"),
+def test_what_is_not_alike_is_not_compared() -> None:
+    """Another family, another length of text, more steps, a larger batch."""
+    assert compare_with() == ("better", "")
+    assert compare_with(setup="model bert, inputs_length 512") == ("not comparable", "model bert against model t5")
+    assert compare_with(setup="model t5, inputs_length 128")[1] == "inputs_length 128 against inputs_length 512"
+    assert compare_with(length="4,000 steps of 128")[1] == "4,000 steps of 128 against 2,000 steps of 128"
+    assert compare_with(length="2,000 steps of 256")[0] == "not comparable"
+
+
+def test_equal_time_makes_unequal_steps_comparable() -> None:
+    budget = "the time of AltUp K=2's 2,000 steps of 128"
+    dense = [
+        result("Dense", v, str(i), length="2,500 steps of 128", budget=budget) for i, v in enumerate((1.0, 2.0))
     ]
-    told = "fine-tuning on GLUE: 1 collapsed; fine-tuning on SQuAD: 1 collapsed"
-    assert choose_results([*SEEDS, *lost]).describe_collapses(*place) == told
-    lost += [result("Dense", 80.0, "0", "glue", run="g1"), result("Dense", 3.5, "2", "collapse", run="lost")]
-    told = "1 collapsed; fine-tuning on GLUE: 1 collapsed, repeated and counted; fine-tuning on SQuAD: 1 collapsed"
-    assert choose_results([*SEEDS, *lost]).describe_collapses(*place) == told
+    altup = [result("AltUp K=2", v, str(i), budget=budget) for i, v in enumerate((3.0, 4.0))]
+    stats, study = statistics([*dense, *altup]), shipped()["varying-k"]
+    gain = stats.difference(study, "small", "accuracy", "AltUp K=2", "Dense")
+    assert gain is not None
+    assert gain.mean == 2.0
+
+
+def test_claims_about_rows_of_different_families_are_refused() -> None:
+    rows = "{Dense: {method: dense}, D: {model: decoder, method: dense}}"
+    text = f"title: T\nquestion: Q?\nrows: {rows}\nexpect: [{{better: D, than: Dense, metric: loss}}]\n"
+    with pytest.raises(UserError, match="learn different objectives"):
+        read_study(text)

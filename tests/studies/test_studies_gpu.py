@@ -27,24 +27,19 @@ def test_speed_and_memory_of_compiled_models(tmp_path: Path) -> None:
         for method, names in models.items()
     }
     found = measure_speed(configs, rounds=5, steps=4, generate_batch=4, generate_tokens=8)
-    assert found["dense"].train.relative == 1
-    assert found["dense-wide"].train.relative < 0.8
+    assert found["dense"]["relative_speed"] == 1
+    assert found["dense-wide"]["relative_speed"] < 0.8
     for method, measured in found.items():
-        assert measured.generate is not None
-        assert min(measured.train.seq_per_s, measured.forward_ms, measured.generate_ms or 0) > 0, method
-        weights = 4 * 30e6  # float32, at least
-        assert measured.peak_memory is not None
-        assert weights < measured.peak_memory < 60e9, method
-    dense, wide = found["dense"].peak_memory, found["dense-wide"].peak_memory
-    assert dense is not None
-    assert wide is not None
-    assert wide > 1.5 * dense
+        assert min(measured["train_seq_per_s"], measured["forward_ms"], measured["generate_ms"]) > 0, method
+        weights = 4 * 30e6 / 2**30  # float32, at least
+        assert weights < measured["peak_memory"] < 60, method
+    assert found["dense-wide"]["peak_memory"] > 1.5 * found["dense"]["peak_memory"]
 
 
 def test_a_study_in_processes_of_its_own(tmp_path: Path) -> None:
     """Two runs at a time on one GPU, then the comparison of speed, then equal time."""
     data = prepare_text(tmp_path)
-    scale = with_settings(find_scale("smoke"), {"steps": 20, "precision": "bf16", "compile": True}, minutes=0.02)
+    scale = with_settings(find_scale("smoke"), {"steps": 20, "precision": "bf16", "compile": True})
     out = tmp_path / "out"
     run = StudyRun([shipped()["equal-time"], shipped()["sequence"]], scale, out, out / "results", [0], str(data))
     said: list[str] = []

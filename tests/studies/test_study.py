@@ -11,9 +11,10 @@ from altup.core.errors import UserError
 from altup.models import AltUpT5Config
 from altup.models.methods import list_presets
 from altup.studies import paper
-from altup.studies.comparison import paper_numbers, size_of
-from altup.studies.scale import SCALES, find_scale, read_seeds, with_settings
-from altup.studies.study import Row, find_study, read_study, shipped
+from altup.studies.scale import find_scale, read_seeds, with_settings
+from altup.studies.study import Row, find_study, shipped
+from altup.studies.tables import paper_numbers
+from tests.studies.samples import read_study
 
 MINIMAL = "title: T\nquestion: Q?\nrows:\n  Dense: {method: dense}\n  Wide: {method: altup, k: 2}\n"
 
@@ -36,16 +37,12 @@ def test_a_row_says_which_model_it_is_as_the_model_does(method: str) -> None:
 
 @pytest.mark.parametrize("study", shipped().values(), ids=lambda s: s.name)
 def test_every_row_of_the_paper_has_a_model_of_ours(study) -> None:
-    labels = {}
-    for row in study.paper_rows():
-        label = study.label_of(row)
-        assert label is not None, row
-        labels.setdefault((size_of(row, study), label), []).append(row)
-    # One model, one row; the speedup table has a row for each of four benchmarks.
+    """One model, one row; the speedup table has a row for each of four benchmarks."""
+    labels = [study.label_of(row) for row in study.paper_rows()]
+    assert None not in labels
+    assert set(labels) <= {row.label for row in study.rows}
     each = 4 if study.table == "speedup_at_equal_accuracy" else 1
-    assert all(len(rows) == each for rows in labels.values())
-    numbers = paper_numbers(study)
-    assert set(numbers) == set(labels)
+    assert len(labels) == each * len(paper_numbers(study))
 
 
 def test_the_papers_numbers_reach_our_measures_unchanged() -> None:
@@ -58,69 +55,6 @@ def test_the_papers_numbers_reach_our_measures_unchanged() -> None:
         "relative_speed": 0.9,
     }
     assert paper_numbers(shipped()["bert"])["light", "AltUp K=2"] == {"accuracy": 56.2}
-
-
-def test_a_model_is_tuned_alike_in_every_study() -> None:
-    """Else it would be swept twice, and studies would show it with two settings."""
-    found: dict[str, set[str]] = {}
-    for study in shipped().values():
-        for row in (row for row in study.rows if not row.continues):
-            relative = study.row(row.tune_from).settings if row.tune_from else None
-            model = f"{row.settings} {row.start}"
-            found.setdefault(model, set()).add(f"{relative} {row.tune}")
-    assert {model: ways for model, ways in found.items() if len(ways) > 1} == {}
-
-
-def test_rows_that_are_tuned_from_each_other_are_refused() -> None:
-    rows = "{A: {method: dense, tune_from: B}, B: {method: sum, tune_from: A}}"
-    text = f"title: T\nquestion: Q?\nbaseline: A\nrows: {rows}\n"
-    with pytest.raises(UserError, match="row 'A' is tuned from itself"):
-        read_study("own", text, "own")
-
-
-@pytest.mark.parametrize("name", SCALES)
-def test_every_study_can_be_resolved_at_every_scale(name: str) -> None:
-    """The models exist and their settings go together."""
-    from dataclasses import fields
-
-    from altup.studies.configs import resolve
-    from altup.training.pretraining import PretrainConfig
-
-    scale = find_scale(name)
-    known = {f.name for f in fields(PretrainConfig)}
-    for study in shipped().values():
-        rows = [row for row in study.rows if set(row.settings) <= known]
-        found = [resolve(study, row, size, scale, 0, "data") for row in rows for size in scale.sizes_of(study)]
-        assert len([config for config in found if config]) >= min(2, len(rows)), study.name
-
-
-def test_the_paper_scale_is_the_papers_setting() -> None:
-    from altup.studies.configs import resolve
-
-    scale, shipped_studies = find_scale("paper"), shipped()
-
-    def steps(study: str, size: str) -> int:
-        found = shipped_studies[study]
-        config = resolve(found, found.row("AltUp K=2"), size, scale, 0, "data")
-        assert config is not None
-        assert (config.batch_size, config.inputs_length, config.optimizer, config.dropout) == (
-            256,
-            512,
-            "adafactor",
-            0,
-        )
-        assert (config.schedule, config.lr, config.warmup_steps, config.decay_fraction) == (
-            "rsqrt",
-            1.0,
-            10_000,
-            0,
-        )
-        return config.steps
-
-    assert steps("varying-k", "large") == 500_000
-    assert steps("parameters-and-speed", "xl") == 400_000
-    assert steps("dense-scaling", "base") == 250_000
-    assert steps("experts", "small") == 100_000
 
 
 @pytest.mark.parametrize(
@@ -159,7 +93,7 @@ def test_a_study_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_row_left_out_at_a_scale() -> None:
     study = read_study(
-        "s", MINIMAL + "  Deep: {method: dense, extra_layers: 4, at: {paper: null, smoke: {extra_layers: 1}}}", "s"
+        MINIMAL + "  Deep: {method: dense, extra_layers: 4, at: {paper: null, smoke: {extra_layers: 1}}}"
     )
     row = study.row("Deep")
     assert row.settings_at("paper") is None
@@ -170,8 +104,8 @@ def test_a_row_left_out_at_a_scale() -> None:
 def test_a_scale_of_your_own_is_swept_in_its_own_order(tmp_path: Path) -> None:
     """What it names comes before what it takes over."""
     path = tmp_path / "mine.yaml"
-    path.write_text("like: long\ntune: {grid: {weight_decay: [0, 0.1], lr: [0.03, 0.06]}}\n")
-    tune, usual = find_scale(str(path)).tune, find_scale("long").tune
+    path.write_text("like: mini\ntune: {grid: {weight_decay: [0, 0.1], lr: [0.03, 0.06]}}\n")
+    tune, usual = find_scale(str(path)).tune, find_scale("mini").tune
     assert tune is not None
     assert usual is not None
     others = [name for name in usual.grid if name != "lr"]
@@ -181,15 +115,13 @@ def test_a_scale_of_your_own_is_swept_in_its_own_order(tmp_path: Path) -> None:
 def test_a_scale_of_your_own_takes_out_what_it_calls_null(tmp_path: Path) -> None:
     """A setting of the grid, with where its sweep begins; or all sweeps."""
     path = tmp_path / "mine.yaml"
-    slow = "{lr_factors.positions: null, lr_factors.vectors: null}"
-    path.write_text(f"like: long\ntune: {{grid: {slow}, start: {slow}}}\n")
-    tune, usual = find_scale(str(path)).tune, find_scale("long").tune
+    path.write_text("like: mini\ntune: {grid: {lr_factors.positions: null, lr_factors.vectors: null}}\n")
+    tune, usual = find_scale(str(path)).tune, find_scale("mini").tune
     assert tune is not None
     assert usual is not None
     gone = {"lr_factors.positions", "lr_factors.vectors"}
     assert tune.grid == {name: values for name, values in usual.grid.items() if name not in gone}
-    assert tune.start == {name: value for name, value in usual.start.items() if name not in gone}
-    path.write_text("like: long\ntune: null\n")
+    path.write_text("like: mini\ntune: null\n")
     assert find_scale(str(path)).tune is None
 
 
@@ -209,7 +141,6 @@ def test_a_scale_between(tmp_path: Path) -> None:
     assert given.name == "longer:finetune.steps=3,steps=10"
     assert given.given == {"steps": 10}
     assert given.columns["squad"].settings["steps"] == 3
-    assert with_settings(scale, {"steps": 10}, minutes=3).name == "longer:minutes=3,steps=10"
     with pytest.raises(UserError, match="--only"):
         with_settings(scale, {"method": "altup"})
     path.write_text("like: huge\n")
@@ -238,11 +169,10 @@ def test_a_seed_counts_once() -> None:
         ("seeds: 0", "seeds=0 is of the wrong kind; give a list of a whole number"),
         ("sizes: tiny", "sizes='tiny'"),
         ("pretrain: 5", "pretrain=5"),
-        ("minutes: soon", "minutes='soon'"),
         ("experts: many", "experts='many'"),
         ("finetune: [1]", "finetune=[1]"),
-        ("finetune: {columns: {glue: 3}}", "columns={"),
-        ("finetune: {columns: {chess: {tasks: [squad]}}}", "unknown key 'chess'"),
+        ("finetune: {columns: {glue: 3}}", "column glue needs tasks"),
+        ("finetune: {columns: {chess: {tasks: [squad]}}}", "'chess' is not known"),
     ],
 )  # fmt: skip
 def test_scales_of_the_wrong_kind_are_refused(tmp_path: Path, lines: str, words: str) -> None:
@@ -261,9 +191,11 @@ def test_scales_of_the_wrong_kind_are_refused(tmp_path: Path, lines: str, words:
         ("settings: {smoke: 3}", "settings={'smoke': 3}"),
         ("settings: {smokey: {steps: 3}}", "'smokey' is not known"),
         ("equal_time: maybe", "'maybe' is not known"),
-        ("measures: [loss]\nspeeds: {Dense: 1}", "add equal_time, frontier or the measure"),
-        ("equal_time: Dense\nspeeds: {Dens: 1}", "'Dens' is not known"),
-        ("equal_time: Dense\nspeeds: {Dense: 0}", "speeds has none of 'Dense'"),
+        ("equal_time: Dense\nequal_flops: Dense", "exclude each other"),
+        (
+            "rows: {Dense: {method: dense, time_of: X}, X: {method: sum, time_of: Dense}}",
+            "which trains as another",
+        ),
         ("finetune: [chess]", "'chess' is not known"),
         ("table: varying_k\nwhere: {colour: [1]}", "unknown key 'colour'"),
         ("table: varying_k", "no row describes model small, method altup, k 4"),
@@ -276,4 +208,24 @@ def test_scales_of_the_wrong_kind_are_refused(tmp_path: Path, lines: str, words:
 )
 def test_studies_of_the_wrong_kind_are_refused(lines: str, words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
-        read_study("mine", MINIMAL + lines, "mine.yaml")
+        read_study(MINIMAL + lines, "mine")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("grid: {lr: [0.1]}", "tune has no steps"),
+        ("steps: 3, grid: {lr_factors: [0.1]}", "name one of its entries"),
+        ("steps: 3, grid: {lr.x: [0.1]}", "it has no entries"),
+        ("steps: 3, grid: {lr: [0.1, 0.1]}", "give a list of different values"),
+        ("steps: 3, grid: {speed: [1]}", "'speed' is not known"),
+        ("steps: 3, grid: {lr: [0.1]}, start: {lr: 0.2}", "0.2 is not known"),
+        ("steps: 3, grid: {lr: [0.1]}, search: random", "'random' is not known"),
+        ("steps: 3, seed: 1, grid: {lr: [0.1]}", "seed 1 is that of the sweeps"),
+    ],
+)
+def test_mistakes_in_a_sweep_are_named(tmp_path: Path, lines: str, words: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"like: smoke\nseeds: [1]\ntune: {{{lines}}}\n")
+    with pytest.raises(UserError, match=re.escape(words)):
+        find_scale(str(path))

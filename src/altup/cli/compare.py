@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from altup.core.terminal import Console
-    from altup.studies.run_comparison import RunComparison
+    from altup.studies.comparison import RunComparison
 
 
 def command(
@@ -23,11 +23,11 @@ def command(
 ) -> None:
     """Compare runs: curves, figures at the end, speed, and the settings in which they differ.
 
-    Any runs will do: pretraining, fine-tuning, those of studies, finished or still going on. Differences are to
+    Any runs will do: pretraining, fine-tuning, those of studies, finished. Differences are to
     the first one.
     """
     from altup.core.terminal import Console
-    from altup.studies.run_comparison import RunComparison
+    from altup.studies.comparison import RunComparison
 
     found = RunComparison.of(runs)
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 80)
@@ -45,7 +45,8 @@ def command(
 def _show_figures(console: Console, found: RunComparison) -> None:
     from altup.core.tables import print_table
 
-    print_table(console, [name.replace("held-out ", "held-out\n") for name in found.head], found.rows())
+    head, *rows = found.figures.lines
+    print_table(console, [name.replace("held-out ", "held-out\n") for name in head], rows)
 
 
 def _show_curves(console: Console, found: RunComparison) -> None:
@@ -66,5 +67,5 @@ def _show_differences(console: Console, found: RunComparison) -> None:
         print_table(console, ["setting", *found.names], rows, "\nWhat is different in their configs:")
     else:
         console.print("\nThe settings that decide what is computed are the same.\n")
-    if line := found.tell_free_differences():
+    if line := found.describe_free_differences():
         console.print(f"{line}\n")

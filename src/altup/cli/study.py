@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import sys
 import tempfile
@@ -14,7 +13,6 @@ import typer
 from altup.training.preemption import STOPPED
 
 if TYPE_CHECKING:
-    from altup.studies.report import StudyReport
     from altup.studies.run import StudyOutcome, StudyRun
 
 app = typer.Typer(
@@ -34,7 +32,9 @@ Results = Annotated[
 ]
 ScaleName = Annotated[
     str | None,
-    typer.Option("--scale", help="Which of the scales in the results.", show_default="the one most run"),
+    typer.Option(
+        "--scale", help="Which of the scales in the results.", show_default="of each study the one most run"
+    ),
 ]
 
 KnownResults = Annotated[
@@ -50,14 +50,10 @@ RunSettings = Annotated[
         "--set", help="A setting of every run: --set steps=5000, --set finetune.steps=100.", show_default=False
     ),
 ]
-Minutes = Annotated[
-    float | None,
-    typer.Option(help="Minutes of each equal-time run.", show_default="what AltUp takes for the scale's steps"),
-]
 Jobs = Annotated[
     int | None,
     typer.Option(
-        help="Runs at a time, over the GPUs in turn; those on one GPU start at once and train in turn.",
+        help="Concurrent runs, assigned to GPUs round-robin; those of one GPU train one after the other.",
         show_default="one a GPU",
     ),
 ]
@@ -94,7 +90,7 @@ def list_studies() -> None:
 def run_studies(
     names: Names = None,
     everything: Annotated[bool, typer.Option("--all", help="Every shipped study.")] = False,
-    scale: Annotated[str, typer.Option(help="smoke, long, mini, paper, or a YAML file (like: long).")] = "smoke",
+    scale: Annotated[str, typer.Option(help="smoke, mini, paper, or a YAML file (like: mini).")] = "smoke",
     data: Annotated[
         str | None, typer.Option(help="Folder made by `altup prepare`; smoke brings its own.", show_default=False)
     ] = None,
@@ -109,7 +105,6 @@ def run_studies(
         list[str] | None, typer.Option(help="A row by its label. Repeat it.", show_default=False)
     ] = None,
     set_: RunSettings = None,
-    minutes: Minutes = None,
     jobs: Jobs = None,
     at_once: Annotated[
         bool, typer.Option("--at-once", help="Train the --jobs of a GPU at once, not in turns; only under MPS.")
@@ -119,10 +114,6 @@ def run_studies(
     ] = None,
     speed: Annotated[bool, typer.Option(help="Compare speeds, which takes the machine for itself.")] = True,
     finetune: Annotated[bool, typer.Option(help="Fine-tune where the studies ask for it.")] = True,
-    repeat_collapsed: Annotated[
-        bool,
-        typer.Option("--repeat-collapsed", help="Run seeds whose run collapsed once more, with spikes skipped."),
-    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and what it costs.")] = False,
     device: Annotated[
         str | None, typer.Option(help="GPU that --dry-run counts with, such as H200.", show_default="this machine")
@@ -131,11 +122,12 @@ def run_studies(
         float | None, typer.Option(help="Price of a device hour, for --dry-run.", show_default="none")
     ] = None,
 ) -> None:
-    """Run studies. Stop with Ctrl-C and run the same command again to go on; what is finished is not repeated."""
+    """Run studies. Stop with Ctrl-C and run the same command again to resume; what is finished is not repeated."""
     from altup.core.console import outlive_stdout
     from altup.core.errors import UserError
     from altup.core.interrupts import raise_on_interrupt
     from altup.core.schema import parse_pairs
+    from altup.studies.progress import watch_jobs
     from altup.studies.run import StudyRun
     from altup.studies.scale import find_scale, read_seeds, with_settings
     from altup.studies.study import find_study, shipped
@@ -146,21 +138,21 @@ def run_studies(
         raise UserError("name studies (`altup study list` shows them), or give --all")
     _check_numbers(jobs, time_limit, price)
     chosen = list(shipped().values()) if everything else [find_study(name) for name in names or ()]
-    at = with_settings(find_scale(scale), parse_pairs("--set", set_ or []), minutes)
-    options = {"--scale": scale, "--set": set_, "--data": data, "--tasks": tasks, "--seeds": seeds}
-    command = _command(names, {**options, "--minutes": minutes, "--jobs": jobs}, speed, finetune)
-    command += " --repeat-collapsed" if repeat_collapsed else ""
+    at = with_settings(find_scale(scale), parse_pairs("--set", set_ or []))
+    options = {"--scale": scale, "--set": set_, "--data": data, "--tasks": tasks, "--seeds": seeds, "--jobs": jobs}
     studies = StudyRun(
         chosen, at, out, results or out / "results", at.seeds if seeds is None else read_seeds(seeds),
-        data, tasks, tuple(only or ()), finetune, speed, command, repeat_collapsed, dry=dry_run,
+        data, tasks, tuple(only or ()), finetune, speed, _command(names, options, speed, finetune), dry=dry_run,
     )  # fmt: skip
     if dry_run:
         with tempfile.TemporaryDirectory(prefix="altup-dry-run-") as scratch:
             studies.scratch = Path(scratch)
             _show_plan(studies, device, price)
-    else:
-        raise_on_interrupt()
-        _tell(studies, studies.run(_say, jobs, time_limit, at_once))
+        return
+    raise_on_interrupt()
+    with watch_jobs(out) as watch:
+        outcome = studies.run(_say, jobs, time_limit, at_once, watch=watch)
+    _show_outcome(studies, outcome)
 
 
 def _check_numbers(jobs: int | None, time_limit: float | None, price: float | None) -> None:
@@ -183,13 +175,13 @@ def _command(names: list[str] | None, options: dict[str, Any], speed: bool, fine
     return shlex.join([*words, *["--no-speed"] * (not speed), *["--no-finetune"] * (not finetune)])
 
 
-def _tell(studies: StudyRun, outcome: StudyOutcome) -> None:
+def _show_outcome(studies: StudyRun, outcome: StudyOutcome) -> None:
     """How it went; the exit code says it too."""
     from altup.core.text import number_of
 
     _say(f"{number_of(outcome.finished, 'job')} finished now; {outcome.results} results are in {studies.results}")
-    if outcome.left:
-        _say(f"{number_of(len(outcome.left), 'job')} left; run the same command again to go on")
+    if outcome.remaining:
+        _say(f"{number_of(len(outcome.remaining), 'job')} remaining; run the same command again to resume")
     if outcome.stopped:
         raise typer.Exit(STOPPED)
     if outcome.failed:
@@ -197,8 +189,6 @@ def _tell(studies: StudyRun, outcome: StudyOutcome) -> None:
         raise typer.Exit(1)
     if outcome.results:
         _say(f"Look at them: altup study report --results {studies.results} --out report.html")
-    elif studies.scale.tune:
-        _say(f"Look at the sweeps: altup study report --results {studies.results} --out report.html")
 
 
 def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> None:
@@ -207,28 +197,25 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
 
     from altup.core.terminal import Console
     from altup.core.text import duration
-    from altup.studies.forecast import forecast
     from altup.studies.jobs import NOT_PREPARED
-    from altup.studies.run import find_device
+    from altup.studies.run import Device
 
-    on = find_device(device) if device else studies.device
-    lines = forecast(studies, studies.plan(), on)
+    on = Device.find(device) if device else studies.device
+    lines = studies.forecast(on)
     table = Table("run", "state")
     for name in ("steps", "about"):
         table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
-        table.add_row(line.title, line.state, line.steps, duration(line.seconds) if line.seconds else "")
+        steps, seconds = f"{line.steps:,}" if line.steps else "", duration(line.seconds) if line.seconds else ""
+        table.add_row(line.title, line.state, steps, seconds)
     total, count = sum(line.seconds for line in lines), sum(line.runs for line in lines)
-    least = sum(line.seconds if line.least is None else line.least for line in lines)
     console = Console()
     console.print(table)
     if studies.study_data.identity == NOT_PREPARED:
         _say("Without --data: counted with T5's vocabulary of 32,128.")
     cost = f", {price * total / 3600:,.2f} at {price:g} an hour" if price is not None else ""
-    cost += f", {duration(least)} if every sweep ends where it begins" if least < total else ""
     console.print(
-        f"{count} jobs{' at most' if count > len(lines) else ''}; "
-        f"about {duration(total)} of one device ({on.name}){cost}. "
+        f"{count} jobs; about {duration(total)} of one device ({on.name}){cost}. "
         "Times are rough: from measured speeds where there are any, else from FLOPs.", highlight=False,
     )  # fmt: skip
 
@@ -237,19 +224,20 @@ def _show_plan(studies: StudyRun, device: str | None, price: float | None) -> No
 def work_one(
     job: Annotated[Path, typer.Argument(help="A job as JSON.")],
     out: Annotated[Path, typer.Option(help="The studies folder.")],
+    results: Annotated[Path, typer.Option(help="The results folder.")],
+    alone: Annotated[bool, typer.Option("--alone", help="Nothing else runs on the device.")] = False,
     until_stdin_ends: Annotated[bool, typer.Option("--until-stdin-ends", help="Save and stop then.")] = False,
 ) -> None:
     """Do one job in this process; `run` starts these."""
     from altup.core.console import outlive_stdout
     from altup.studies.jobs import read_job
-    from altup.studies.queue import do_job
+    from altup.studies.work import do_job
     from altup.training.preemption import stop_when_closed
 
     outlive_stdout()
     if until_stdin_ends:
         stop_when_closed(0)
-    finished = do_job(read_job(job), out)
-    if not finished:
+    if not do_job(read_job(job), out, results, alone):
         raise typer.Exit(STOPPED)
 
 
@@ -259,14 +247,12 @@ def write_report(
     out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
     results: Results = None,
     scale: ScaleName = None,
-    plots: Annotated[bool, typer.Option(help="Also every plot as SVG and PNG, in a folder beside it.")] = True,
+    plots: Annotated[bool, typer.Option(help="Also every chart as SVG, in a folder beside it.")] = True,
 ) -> None:
     """Write one HTML file that works offline: every table of the paper (or the studies named) with the results."""
     from altup.studies.report import StudyReport
 
-    report = StudyReport(_folders(results), scale, names or ())
-    _warn_of_lost_records(report)
-    report.write(out, plots)
+    StudyReport(_folders(results), scale, names or ()).write(out, plots)
     typer.echo(f"{out}" + (f", plots in {out.with_name(out.stem + '-plots')}" if plots else ""))
 
 
@@ -284,65 +270,41 @@ def print_tables(
 ) -> None:
     """Print the tables of studies (all, unless named): the paper's numbers, ours, the outcome of its claims.
 
-    Studies with a frontier have speedups at equal score below the table, but not in CSV.
-
-    A table shows the models that were run; Markdown and CSV have every row and column of the paper's too.
+    In a terminal a table shows the models that were run; Markdown and CSV have every row of the paper's too. CSV
+    is the study's table alone, without speedups, sweeps and claims.
     """
     from altup.core.errors import check_choice
     from altup.core.tables import table_console
     from altup.studies.report import StudyReport
-    from altup.studies.sweep_figures import text_sweeps
-    from altup.studies.tables import FORMATS, text_claims, text_speedups, text_table
-    from altup.studies.terminal import print_study
+    from altup.studies.tables import FORMATS, judge_claims, study_table
 
     form = form or ("table" if sys.stdout.isatty() else "markdown")
     check_choice("format", form, FORMATS)
-    report = StudyReport(_folders(results), scale, names or ())
-    _warn_of_lost_records(report)
-    if form != "csv" and report.begun:
-        typer.echo(text_sweeps(report.begun))
-        _say("models without results yet, only sweeps: the same `altup study run` goes on")
-    if not report.results:
-        return
-    absent = []
-    for name, study in zip(names or [study.name for study in report.studies], report.studies, strict=True):
-        if not report.was_run(study):
-            absent.append(name)
-        if not report.stats.sizes_of(study) and (form == "table" or not study.table):
-            continue  # nothing of ours, and the paper's numbers alone are worth no table in a terminal
-        if form == "table":
-            print_study(table_console(), study, report.stats, report.sweeps(study))
+    report, console = StudyReport(_folders(results), scale, names or ()), table_console()
+    for problem in report.problems():
+        _say(problem)
+    for study, stats in report.run:
+        if form == "csv":
+            typer.echo(study_table(study, stats, report.known).csv())
             continue
-        typer.echo(text_table(study, report.stats, form))
-        if form == "markdown" and (told := text_speedups(study, report.stats)):
-            typer.echo(told)
-        if form == "markdown" and study.expect:
-            typer.echo(text_claims(study, report.stats))
-        if form == "markdown" and (told := text_sweeps(report.sweeps(study))):
-            typer.echo(told)
-    if absent:
-        again = shlex.join(["altup", "study", "run", *absent, *_scale_options(report)])
-        _say(f"not run: {', '.join(absent)}; run what is missing: {again}")
-
-
-def _scale_options(report: StudyReport) -> list[str]:
-    """How the scale of the results was asked for: a file has a path that its name does not tell."""
-    scale = report.stats.scale
-    words = next((shlex.split(result.command) for result in report.results if result.scale == scale), [])
-    options = ("--scale", "--set", "--minutes")
-    found = [word for name, value in itertools.pairwise(words) if name in options for word in (name, value)]
-    return found if "--scale" in found else ["--scale", scale]
-
-
-def _warn_of_lost_records(report: StudyReport) -> None:
-    from altup.core.text import number_of
-
-    if lost := report.runs_without_record():
-        files = ", ".join([f"runs/{key}.json" for key in lost[:3]] + ["…"] * (len(lost) > 3))
-        _say(
-            f"warning: no record of {number_of(len(lost), 'run')} ({files}), so that curves lack them, and "
-            "studies that share their models"
-        )
+        tables = report.tables(study, stats, run_alone=form == "table")
+        claims = [
+            f"{one.claim}, {one.metric}{f': {one.number}' if one.number else ''} – {one.word} ({one.why} "
+            f"{one.paper})"
+            for one in judge_claims(study, stats)
+        ]
+        if form == "markdown":
+            lines = [f"### {study.title}\n\n{study.question}\n", *(table.markdown() for table in tables)]
+            typer.echo("\n".join([*lines, *(f"- {claim}" for claim in claims)]) + "\n")
+            continue
+        console.print(f"{study.title}\n{study.question}\n", markup=False)
+        for table in tables:
+            table.print(console)
+        console.print("\n".join(f"• {claim}" for claim in claims) + "\n", markup=False)
+    if report.not_run:
+        absent = [name for name in names or () if name not in {s.name for s, _ in report.run}]
+        again = shlex.join(["altup", "study", "run", *(absent or (s.name for s in report.not_run))])
+        _say(f"not run: {', '.join(s.name for s in report.not_run)}; run what is missing: {again}")
 
 
 def _folders(results: list[Path] | None) -> list[Path]:
@@ -361,12 +323,10 @@ def merge_results(
     target: Annotated[Path, typer.Option("--into", help="The folder that collects them.")],
 ) -> None:
     """Add the results of one folder to another, so that runs of several machines and days make one report."""
-    from altup.core.text import number_of
-    from altup.studies.results import merge, read_sweeps
+    from altup.studies.results import merge
 
     found, records = merge(source, target)
-    sweeps = number_of(len(read_sweeps(source)), "sweep")
-    typer.echo(f"{found} results, {records} run records and {sweeps} are now in {target}")
+    typer.echo(f"{found} results and {records} run records are now in {target}")
 
 
 def _say(text: str) -> None:

@@ -1,48 +1,168 @@
-"""Charts as inline SVG: colours come from the page's style, so they follow light and dark."""
+"""Charts as inline SVG, the one drawing engine: colours come from the page's style, so they follow light and
+dark."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import statistics
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup, escape
 
-from altup.studies.axes import (
-    DOT,
-    HEIGHT,
-    LABEL_GAP,
-    NAME_WIDTH,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Axes,
-    Format,
-    digits,
-    place_names,
-    spread,
-    ticks,
-)
+WIDTH, HEIGHT = 560, 340
+LEFT, RIGHT, TOP, BOTTOM = 58, 112, 14, 54
+LABEL_GAP = 19  # between the names at the ends of lines
+NAME_WIDTH = 8  # of a letter of these names, at least
+DOT = 6  # radius of a named point
 
+Format = Callable[[float], str]
 FEW_POINTS = 16  # of a line; each then has a dot
 ROW = 52  # of a bar chart
-DOT_ROW = 38  # of a dot chart
 STRIP = 150  # width of an interval
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The frame of a chart: ranges in both directions and the ticks in them."""
+
+    x_low: float
+    x_high: float
+    x_ticks: Sequence[float]
+    y_least: float
+    y_most: float
+    y_ticks: Sequence[float]
+    right: int = WIDTH - RIGHT
+    bottom: int = HEIGHT - BOTTOM
+
+    @property
+    def y_low(self) -> float:
+        return min(self.y_least, self.y_ticks[0])
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        y_high = max(self.y_most, self.y_ticks[-1])
+        return (
+            round(LEFT + (self.right - LEFT) * (x - self.x_low) / ((self.x_high - self.x_low) or 1.0), 1),
+            round(self.bottom - (self.bottom - TOP) * (y - self.y_low) / ((y_high - self.y_low) or 1.0), 1),
+        )
+
+    def draw(self, x_label: str, x_format: Format, y_format: Format) -> list[str]:
+        parts = []
+        for y in self.y_ticks:
+            height = self.place(self.x_low, y)[1]
+            parts.append(f'<line class="rule" x1="{LEFT}" x2="{self.right}" y1="{height}" y2="{height}"/>')
+            parts.append(
+                f'<text class="tick" x="{LEFT - 8}" y="{height + 5}" text-anchor="end">{y_format(y)}</text>'
+            )
+        for x in (x for x in self.x_ticks if self.x_low <= x <= self.x_high):
+            across = self.place(x, self.y_low)[0]
+            parts.append(
+                f'<line class="axis" x1="{across}" x2="{across}" y1="{self.bottom}" y2="{self.bottom + 5}"/>'
+            )
+            parts.append(
+                f'<text class="tick" x="{across}" y="{self.bottom + 22}" text-anchor="middle">{x_format(x)}</text>'
+            )
+        parts.append(f'<line class="axis" x1="{LEFT}" x2="{self.right}" y1="{self.bottom}" y2="{self.bottom}"/>')
+        middle = (LEFT + self.right) / 2
+        parts.append(
+            f'<text class="label" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>'
+        )
+        return parts
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers from at or below `low` to at or above `high`, about so many."""
+    size = max(abs(low), abs(high)) or 1.0
+    span = high - low if high - low > 1e-9 * size else size  # means of equal numbers differ in their last digits
+    magnitude = 10.0 ** math.floor(math.log10(span / about))
+    step = min((m * magnitude for m in (1, 2, 2.5, 5, 10)), key=lambda s: abs(span / s - about))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    if first == last:  # all values are one: it stands in the middle
+        first, last = first - 1, last + 1
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def digits(found: Sequence[float]) -> Format:
+    """As many digits as the ticks have, and two at least: 0.875 is not written as 0.88."""
+    step = min((b - a for a, b in itertools.pairwise(found)), default=1.0)
+    places = max(2, math.ceil(-math.log10(step) - 1e-9))
+    if not math.isclose(round(step, places), step, rel_tol=1e-6):  # a step of 2.5
+        places += 1
+    return f"{{:.{places}f}}".format
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle around a middle."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    def covers(self, other: Box) -> float:
+        """The area that two boxes have in common."""
+        across = (self.width + other.width) / 2 - abs(self.x - other.x)
+        down = (self.height + other.height) / 2 - abs(self.y - other.y)
+        return max(across, 0.0) * max(down, 0.0)
+
+    def leaves(self, axes: Axes) -> bool:
+        """Whether it stands out of the frame, or on its lower edge."""
+        inside = self.x - self.width / 2 > LEFT and self.x + self.width / 2 < WIDTH
+        return not (inside and self.y - self.height / 2 >= TOP - 4 and self.y + self.height / 2 <= axes.bottom - 3)
+
+
+def place_names(
+    names: Sequence[str], places: Sequence[tuple[float, float]], line: Sequence[tuple[float, float]], axes: Axes
+) -> list[tuple[float, float, str]]:
+    """Where the names of points stand, as (x, middle, text-anchor): beside them, or a little above or below, where
+    they cover least of the points, of the line and of the names before them."""
+    drawn = [Box(x, y, 2 * DOT + 4, 2 * DOT + 4) for x, y in places]
+    for (x0, y0), (x1, y1) in itertools.pairwise(line):
+        pieces = max(1, round(math.hypot(x1 - x0, y1 - y0) / DOT))
+        drawn += [Box(x0 + (x1 - x0) * i / pieces, y0 + (y1 - y0) * i / pieces, DOT, DOT) for i in range(pieces)]
+    found = []
+    for name, (x, y) in zip(names, places, strict=True):
+        width = NAME_WIDTH * len(name)
+        choices = []
+        for aside, up in itertools.product((1, -1), range(0, 3 * LABEL_GAP, 3)):
+            for down in (-up, up):
+                box = Box(x + aside * (DOT + 5 + width / 2), y + down, width, LABEL_GAP - 3)
+                cost = sum(map(box.covers, drawn)) + up + (aside < 0) + 1e6 * box.leaves(axes)
+                choices.append((cost, box, aside))
+        _, box, aside = min(choices, key=lambda choice: choice[0])
+        drawn.append(box)
+        found.append((round(x + aside * (DOT + 5), 1), round(box.y, 1), "start" if aside > 0 else "end"))
+    return found
+
+
+def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places in the same order, moved as little as needed to be `gap` apart and, if they fit, in [low, high]."""
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    moved = {}
+    floor = low
+    for i in order:
+        moved[i] = floor = max(places[i], floor)
+        floor += gap
+    ceiling = high
+    for i in reversed(order):
+        moved[i] = ceiling = min(moved[i], ceiling)
+        ceiling -= gap
+    return [moved[i] for i in range(len(places))]
 
 
 @dataclass(frozen=True)
 class Series:
     """A line; `colour` counts through the palette of style.css (0 is the neutral one, for the baseline).
 
-    The point at `mark` is drawn large. `errors` are half the heights of the points' bars, 0 for none.
+    `errors` are half the heights of the points' bars, 0 for none.
     """
 
     name: str
     points: Sequence[tuple[float, float]]
     colour: int
-    mark: float | None = None
     errors: Sequence[float] = ()
 
     @property
@@ -73,27 +193,14 @@ class Point:
     error: float = 0.0
 
 
-@dataclass(frozen=True)
-class Runs:
-    """The numbers that a model's runs ended with, one a seed."""
-
-    name: str
-    values: Sequence[float]
-    colour: int
-
-
 def line_chart(
     series: Sequence[Series],
     *,
     x_label: str,
     y_label: str,
     y_format: Format = "{:.2f}".format,
-    x_names: Sequence[str] = (),
 ) -> Markup:
-    """Lines with their names at their ends; the page's script shows the values under the pointer.
-
-    With `x_names` the places 0, 1, … have names instead of numbers.
-    """
+    """Lines with their names at their ends; the page's script shows the values under the pointer."""
     series = [s for s in series if s.points]
     xs = [x for s in series for x, _ in s.points] or [0.0, 1.0]
     ys = [y for s in series for _, y in s.points] or [0.0, 1.0]
@@ -103,9 +210,6 @@ def line_chart(
     x_ticks = [x for x in ticks(0.0, max(xs)) if max(xs) < 1 or x == int(x)]
     most = max(xs) or 1.0
     x_format: Format = "{:,.0f}".format if all(x == int(x) for x in xs) else "{:.3g}".format
-    if x_names:
-        x_ticks, most = [float(i) for i in range(len(x_names))], max(len(x_names) - 1.0, 1.0)
-        x_format = lambda x: x_names[round(x)]  # noqa: E731
     y_ticks = ticks(min(ys), max(ys))
     axes = Axes(0.0, most, x_ticks, min(ys), max(ys), y_ticks, right)
     parts = axes.draw(x_label, x_format, digits(y_ticks))
@@ -121,11 +225,6 @@ def line_chart(
             parts.append(f'<line class="error c{s.colour}" x1="{across}" x2="{across}" y1="{bottom}" y2="{top}"/>')
         if len(line) <= FEW_POINTS:
             parts.extend(f'<circle class="dot c{s.colour}" cx="{x}" cy="{y}" r="3"/>' for x, y in line)
-        parts.extend(
-            f'<circle class="dot c{s.colour}" cx="{x}" cy="{y}" r="7"/>'
-            for (x, y), point in zip(line, s.points, strict=True)
-            if point[0] == s.mark
-        )
         parts.append(f'<path class="leader c{s.colour}" d="M{end_x + 4} {end_y}L{axes.right + 13} {height}"/>')
         parts.append(
             f'<text class="name c{s.colour}" x="{axes.right + 17}" y="{height + 5}">{escape(s.name)}</text>'
@@ -209,39 +308,6 @@ def bar_chart(bars: Sequence[Bar], part_names: Sequence[str] = (), reference: fl
         + f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{told}">'
         + "".join(rows)
         + "</svg>"
-    )
-
-
-def dot_chart(models: Sequence[Runs], label: str, form: Format) -> Markup:
-    """A row a model: a dot for each of its runs, and a stroke at their mean, which is written at the end."""
-    values = [value for model in models for value in model.values]
-    x_ticks = ticks(min(values), max(values))
-    left, right = NAME_WIDTH * max(len(model.name) for model in models) + 28, WIDTH - 70
-    bottom = TOP + len(models) * DOT_ROW
-
-    def place(value: float) -> float:
-        return round(left + (right - left) * (value - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]), 1)
-
-    parts, form_tick = [], digits(x_ticks)
-    for x in x_ticks:
-        parts.append(f'<line class="rule" x1="{place(x)}" x2="{place(x)}" y1="{TOP}" y2="{bottom}"/>')
-        parts.append(
-            f'<text class="tick" x="{place(x)}" y="{bottom + 20}" text-anchor="middle">{form_tick(x)}</text>'
-        )
-    for i, model in enumerate(models):
-        y, mean = TOP + DOT_ROW * (i + 0.5), statistics.fmean(model.values)
-        parts.append(f'<text class="name c{model.colour}" x="0" y="{y + 5}">{escape(model.name)}</text>')
-        at = place(mean)
-        parts.append(f'<line class="line c{model.colour}" x1="{at}" x2="{at}" y1="{y - 12}" y2="{y + 12}"/>')
-        parts += [
-            f'<circle class="dot c{model.colour}" cx="{place(value)}" cy="{y}" r="5"/>' for value in model.values
-        ]
-        parts.append(f'<text class="value" x="{WIDTH}" y="{y + 5}" text-anchor="end">{form(mean)}</text>')
-    middle = (left + right) / 2
-    parts.append(f'<text class="label" x="{middle}" y="{bottom + 44}" text-anchor="middle">{escape(label)}</text>')
-    told = escape("; ".join(f"{m.name}: {', '.join(map(form, m.values))}" for m in models))
-    return Markup(
-        f'<svg viewBox="0 0 {WIDTH} {bottom + 52}" role="img" aria-label="{told}">' + "".join(parts) + "</svg>"
     )
 
 

@@ -5,7 +5,6 @@ A page is a template of `templates/`; what is put into one is escaped, unless it
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,8 +23,13 @@ def _template(name: str) -> Template:
 
 def render(template: str, **content: Any) -> str:
     """A whole page."""
-    style, script = Markup(read_asset("style.css")), Markup(read_asset("script.js"))
+    style, script = Markup(_read_asset("style.css")), Markup(_read_asset("script.js"))
     return _template(template).render(style=style, script=script, **content) + "\n"
+
+
+def macro(name: str, *arguments: Any) -> Markup:
+    """A part of a page."""
+    return Markup(getattr(_template("parts.html").module, name)(*arguments))
 
 
 def title_mark(title: str) -> bytes:
@@ -33,68 +37,26 @@ def title_mark(title: str) -> bytes:
     return f"<title>{escape(title)}</title>".encode()
 
 
-def read_asset(name: str) -> str:
+def standalone_svg(picture: Markup) -> str:
+    """A chart as an SVG file of its own, with the page's style inside."""
+    begin, end = picture.index("<svg"), picture.rindex("</svg>")
+    opening, rest = str(picture)[begin:end].split(">", 1)
+    opening = opening.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    return f"{opening}><style>{_read_asset('style.css')}</style>{rest}</svg>\n"
+
+
+def _read_asset(name: str) -> str:
     return files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with its title above and below it what to see in it; `name` is its place in the page."""
+    """A picture with its title above and below it what to see in it; `name` is its anchor in the page."""
 
     title: str
     picture: Markup
     caption: str
     name: str = ""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell's text, smaller text below it, and the value it is sorted by (the text by default)."""
-
-    text: str | int
-    below: str = ""
-    value: float | None = None
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class Column:
-    """`group` is the common head over neighbouring columns of the same group."""
-
-    name: str
-    group: str = ""
-    text: bool = False
-
-
-@dataclass(frozen=True)
-class DataTable:
-    """A table that its heads sort and, with `filters`, a field above it searches."""
-
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
-    caption: str
-    filters: bool = False
-
-    @property
-    def groups(self) -> list[tuple[str, int]]:
-        """The common heads and how many columns each spans; none where no column has one."""
-        if not any(column.group for column in self.columns):
-            return []
-        runs = itertools.groupby(enumerate(self.columns), lambda c: c[1].group or c[0])
-        return [(name if isinstance(name, str) else "", len(list(columns))) for name, columns in runs]
-
-    def __html__(self) -> str:
-        return _template("parts.html").module.data_table(self)  # type: ignore[attr-defined]
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Markup:
-    """A plain table: the first column names the row, the others are numbers."""
-    return _template("parts.html").module.table(head, rows, caption)  # type: ignore[attr-defined]
-
-
-def show_coefficient(value: float) -> str:
-    """Two digits, with a real minus sign and no negative zero."""
-    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -112,6 +74,6 @@ class HeatRow:
             yield {"side": side, "depth": f"{depth:.3f}", "text": show_coefficient(value)}
 
 
-def heat_map(head: Sequence[str], rows: Sequence[HeatRow], full: float) -> Markup:
-    """One colour above the neutral value and another below it, deepest at a distance of `full`."""
-    return _template("parts.html").module.heat_map(head, rows, full)  # type: ignore[attr-defined]
+def show_coefficient(value: float) -> str:
+    """Two digits, with a real minus sign and no negative zero."""
+    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")

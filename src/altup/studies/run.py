@@ -1,50 +1,107 @@
-"""Runs studies: what is finished is not repeated, what was stopped goes on, and results add up.
+"""Runs studies: what is finished is not repeated, what was stopped is resumed, and results add up.
 
-Says before how long it will take: from measured speeds where there are any, else from FLOPs and the device's peak.
+`--dry-run` says before how long it will take: from measured speeds where there are any, else from FLOPs and the
+device's peak.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import shlex
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from altup.core.errors import UserError, choose_one
 from altup.core.hardware import PEAK_BF16, device_name, peak_flops
-from altup.studies.jobs import Job, StudyData, objective_of, read_speed, speed_file, speed_key, usual_fields
-from altup.studies.plan import KnownSpeed, Plan, make_plan
+from altup.studies.jobs import (
+    MEASURED_ON,
+    Job,
+    StudyData,
+    count_costs,
+    deciding_fields,
+    key_of,
+    pretrain_job,
+    speed_key,
+)
+from altup.studies.plan import Context, Model, NotReadyError, Plan, Trial, make_plan
 from altup.studies.queue import Queue
-from altup.studies.records import collect, drop_weights, find_collapse, follow_sweep, lacks_scores, record_job
-from altup.studies.results import Place, Result, read_record, read_results
+from altup.studies.results import Record, Result, ResultFolders, note_failure, write_results
 from altup.studies.scale import Scale, prepare_smoke_tasks, prepare_smoke_text
-from altup.studies.study import COLLAPSE, Study
+from altup.studies.study import DIVERGED, METRICS, SPEEDS, Study
+from altup.studies.sweep import count_points
 
-USE_OF_PEAK = 0.35  # what runs of small to large models reach of a GPU's bf16 peak, roughly
+if TYPE_CHECKING:
+    from altup.training.pretraining import PretrainConfig
+
+USE_OF_PEAK = 0.35  # of a GPU's bf16 peak in training, roughly
 CPU_FLOPS = 15e9  # what small models reach on one core, roughly
 GPU_START, CPU_START = 40.0, 1.0  # seconds to start, compile, evaluate and save
-COMPARISON = 31.0  # seconds a model in a comparison of speed on a GPU: eleven small ones took 336 on an H200
-DECODING = 30.0  # seconds to decode held-out examples on a GPU: 10,570 of SQuAD took 28 with base on an H200
+GPU_COMPARISON, CPU_COMPARISON = 31.0, 3.0  # seconds a model in a comparison of speed
+GPU_DECODING, CPU_DECODING = 30.0, 2.0  # seconds to decode held-out examples
+
+
+@dataclass(frozen=True)
+class Device:
+    """`flops` it reaches in training, and seconds that every run costs beside it."""
+
+    name: str
+    flops: float
+    start: float
+    comparison: float
+    decoding: float
+
+    @classmethod
+    def here(cls) -> Device:
+        import torch
+
+        if torch.cuda.is_available():
+            return cls.find(device_name())
+        return cls(device_name(), CPU_FLOPS * torch.get_num_threads(), CPU_START, CPU_COMPARISON, CPU_DECODING)
+
+    @classmethod
+    def find(cls, name: str) -> Device:
+        """A GPU by a part of its name."""
+        peak = peak_flops(name)
+        if peak is None:
+            raise UserError(f"the peak of {name!r} is not known; {choose_one(name, PEAK_BF16)}")
+        return cls(name, USE_OF_PEAK * peak, GPU_START, GPU_COMPARISON, GPU_DECODING)
 
 
 @dataclass(frozen=True)
 class StudyOutcome:
-    """The outcome of a run: jobs finished, keys that failed or were left for later, results written."""
+    """How many jobs finished, the titles of those that failed or were not run, and how many results there are."""
 
     finished: int
     failed: list[str]
-    left: list[str]
+    remaining: list[str]
     stopped: bool
     results: int
 
 
+@dataclass(frozen=True)
+class Line:
+    """Of a dry run: a job, or the `runs` of a sweep; `seconds` are 0 where it is finished."""
+
+    title: str
+    state: str
+    steps: int
+    seconds: float
+    runs: int = 1
+
+
 @dataclass
 class StudyRun:
-    """Some studies at a scale in the folder `out`. `results` may be a folder with earlier results: what it holds
-    is not run again, and what is found is added to it."""
+    """Some studies at a scale in the folder `out`. What the folder `results` holds is not run again.
+
+    With `dry` nothing is run, so that text need not be there; `scratch` is where such a run of the smoke scale
+    makes its text.
+    """
 
     studies: Sequence[Study]
     scale: Scale
@@ -57,9 +114,12 @@ class StudyRun:
     finetune: bool = True
     speed: bool = True
     command: str = "altup study run"
-    repeat_collapsed: bool = False
-    dry: bool = False  # nothing is run, so that text need not be there
-    scratch: Path | None = None  # where a dry run makes the text of the smoke scale, if `out` does not have it
+    dry: bool = False
+    scratch: Path | None = None
+    known: ResultFolders = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.known = ResultFolders([self.results])
 
     @cached_property
     def study_data(self) -> StudyData:
@@ -83,130 +143,25 @@ class StudyRun:
 
     @cached_property
     def device(self) -> Device:
-        return this_device()
+        return Device.here()
 
     @cached_property
-    def _earlier(self) -> list[Result]:
-        """What the results folder held at the start."""
-        return read_results(self.results)
-
-    @cached_property
-    def _earlier_speeds(self) -> dict[str, KnownSpeed]:
-        found: dict[str, dict[str, float]] = {}
-        for result in self._earlier:
-            if result.metric in ("train_seq_per_s", "relative_speed"):
-                found.setdefault(result.run, {})[result.metric] = result.value
-        return {
-            key: KnownSpeed(v["train_seq_per_s"], v["relative_speed"]) for key, v in found.items() if len(v) == 2
-        }
-
-    def speeds(self) -> dict[str, KnownSpeed]:
-        """Measured speeds by key, from earlier results and from this folder."""
-        here = {}
-        for path in speed_file(self.out, "").parent.glob("*.json"):
-            train = read_speed(path)["train"]
-            here[path.stem] = KnownSpeed(train["seq_per_s"], train["relative"])
-        return {**self._earlier_speeds, **here}
-
     def plan(self) -> Plan:
-        data = self.study_data
+        """Made once; what is known by then decides what it runs."""
         self.scale.check_seeds(self.seeds, f"scale {self.scale.name}")
-        made = self._steps_made()
-        return make_plan(
-            self.studies, self.scale, data, seeds=self.seeds, only=self.only,
-            finetune=self.finetune and (data.tasks is not None or self.scale.base == "paper"),
-            speeds=self.speeds(), machine=self.device.name,
-            # Other seeds of an equal-time run take as many steps as the first.
-            chosen_steps=lambda study, label, size: made.get((study.name, label, size)),
-            losses=self._loss, collapsed=self._collapsed, repeat_collapsed=self.repeat_collapsed,
-        )  # fmt: skip
+        data = self.study_data
+        context = Context(self.scale, data, self.known.record, self.device.name)
+        finetune = self.finetune and (data.tasks is not None or self.scale.base == "paper")
+        return make_plan(self.studies, context, self.out, self.seeds, self.only, finetune, self.speed)
 
-    def _steps_made(self) -> dict[Place, int]:
-        """The steps of runs that were made here at this scale; of one that stopped before its end, all of them."""
-        here = self.scale.name, self.study_data.identity, self.device.name
-        made: dict[Place, int] = {}
-        for r in reversed(read_results(self.results)):
-            if (r.scale, r.data, r.hardware) != here or r.metric not in ("steps", COLLAPSE):
-                continue
-            steps = round(r.value) if r.metric == "steps" else self._planned_steps(r.run)
-            if steps:
-                made[r.study, r.label, r.size] = steps
-        return made
+    def check_needs(self) -> None:
+        """UserError, before anything is trained, if a task needs a package that is not installed."""
+        from altup.data.tasks import find_tasks
+        from altup.evaluation.metrics import check_metrics
 
-    def _planned_steps(self, key: str) -> int | None:
-        from altup.training.pretraining import PretrainConfig
-
-        record = read_record(self.results, key)
-        return {**usual_fields(PretrainConfig), **record["config"]}["steps"] if record else None
-
-    def _loss(self, key: str) -> float | None:
-        """Of a sweep's run: infinite if it diverged, None if it is not done."""
-        record = read_record(self.results, key)
-        return None if record is None else record["measures"].get("loss", math.inf)
-
-    def _collapsed(self, key: str) -> bool | None:
-        """Whether a run lost what it had learned, or fine-tuning diverged; None where it is not done."""
-        record = read_record(self.results, key)
-        return None if record is None else bool(find_collapse(record))
-
-    def estimate(self, on: Device) -> Callable[[Job], float]:
-        """A function that gives a job's seconds on a device."""
-        vocabulary, speeds = self.study_data.vocabulary, self.speeds()
-        full_names = sorted({r.hardware for r in self._earlier if on.name.lower() in r.hardware.lower()})
-
-        def measured(config: Any) -> float | None:
-            keys = [speed_key(config, vocabulary.padded_size, name) for name in (on.name, *full_names)]
-            return next((speeds[key].seq_per_s for key in keys if key in speeds), None)
-
-        return make_estimate(on, vocabulary, measured)
-
-    def is_done(self, job: Job) -> bool:
-        return job.is_done(self.out) or read_record(self.results, job.key) is not None
-
-    def todo(self, plan: Plan) -> list[Job]:
-        """The training jobs that are not done; a model that others need must be there, not only its record."""
-        jobs = {job.key: job for job in plan.training()}
-        found = more = {job.key for job in plan.wanted() if not self.is_done(job)}
-        while more := {need for key in more for need in jobs[key].needs if not jobs[need].is_done(self.out)}:
-            found = found | more
-        return [job for key, job in jobs.items() if key in found]
-
-    def _never_measured(self, plan: Plan) -> list[Job]:
-        """The runs that have ended without a record, because their evaluations failed. Sweeps wait for theirs."""
-        jobs = {job.key: job for job in (*plan.tuning(), *plan.training()) if job.is_done(self.out)}
-        unknown = [job for job in jobs.values() if read_record(self.results, job.key) is None]
-        return [job for job in unknown if lacks_scores(job, self.out)]
-
-    def _next_of_sweeps(self, plan: Plan) -> list[Job]:
-        """The runs that sweeps wait for. The models that they go on from must be there, not only their records."""
-        return [job for job in plan.tuning() if not job.is_done(self.out)]
-
-    def _plan_with_records(self) -> Plan:
-        """A plan that knows of every run in this folder, also of those that the results did not have."""
-        plan = self.plan()
-        while [
-            job
-            for job in (*plan.tuning(), *plan.training())
-            if record_job(job, self.out, self.results, alone=False)
-        ]:
-            plan = self.plan()  # a sweep may go on, and nothing goes on from a run that collapsed
-        for job in (*plan.training(), *(trial.collapsed for trial in plan.trials if trial.collapsed)):
-            follow_sweep(job, self.results)
-        return plan
-
-    def _tell_collapse(self, job: Job) -> str:
-        reason = (read_record(self.results, job.key) or {}).get("diverged")
-        told = f"collapsed: {job.title}" + (f" ({reason})" if reason else "") + "; it is in no mean"
-        if job.settings["config"]["on_spike"] == "skip":
-            return f"{told}, although spikes were skipped"
-        return f"{told}, and is run again with on_spike: skip" if self.repeat_collapsed else told
-
-    def progress(self, job: Job) -> str:
-        """finished, begun or new."""
-        if self.is_done(job):
-            return "finished"
-        begun = job.kind != "speed" and (job.folder(self.out) / "config.yaml").exists()
-        return "begun" if begun else "new"
+        for column in sorted({column for trial in self.plan.trials for column in trial.columns}):
+            for task in find_tasks(self.scale.columns[column].tasks):
+                check_metrics(task)
 
     def run(
         self,
@@ -214,119 +169,183 @@ class StudyRun:
         jobs: int | None = None,
         time_limit: float | None = None,
         at_once: bool = False,
+        isolated: bool = False,
+        **options: Any,
     ) -> StudyOutcome:
-        """Run everything that is not done: speeds that equal-time runs wait for, sweeps, training, the other
-        speeds."""
+        """Run everything that is not done; `options` are those of the queue."""
         import torch
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        width = jobs or max(gpus, 1)
-        begun, finished, lost = time.monotonic(), 0, False
-        alone = width <= max(gpus, 1)
-        plan = self.plan()
+        width, plan = jobs or max(gpus, 1), self.plan
+        self.check_needs()
+        self._collect()
 
         def done(job: Job) -> None:
-            nonlocal finished, lost
-            finished += 1
-            record_job(job, self.out, self.results, alone)
-            if "tunes" not in job.settings and self._collapsed(job.key):
-                lost = True
-                say(self._tell_collapse(job))
-            if "tunes" in job.settings:
-                drop_weights(job.folder(self.out))
-            collect(plan, self.out, self.results, self.command)
+            record = self.known.record(job.key) or {}
+            if reason := record.get("diverged"):
+                say(f"diverged: {job.title} ({reason}); it is in no mean")
+            self._collect()
 
         queue = Queue(
-            self.out, say, done, self.estimate(self.device), width, _devices(gpus),
-            isolated=gpus > 0 or width > 1, at_once=at_once,
-            until=begun + time_limit if time_limit else float("inf"),
+            self.out, self.results, say, done,
+            lambda job, reason: note_failure(self.results, job.key, job.title, reason),
+            self.estimate(self.device), width=width, devices=_devices(gpus),
+            isolated=isolated or gpus > 0 or width > 1, at_once=at_once,
+            until=time.monotonic() + time_limit if time_limit else math.inf, **options,
         )  # fmt: skip
-        queue.run(plan.speed_first(), alone=True)
+        queue.run(plan.todo)
+        for reason in plan.stuck():
+            say(f"skipped: {reason}")
+        results = self._collect()
+        failed = [job["title"] for job in self.known.failures() if job["key"] in queue.failures]
+        remaining = [job.title for job in queue.remaining.values()]
+        return StudyOutcome(len(queue.finished), failed, remaining, queue.stopped, len(results))
 
-        def ready() -> list[Job]:
-            """The runs that sweeps wait for, and those whose settings are known by now. Each sweep goes on, and is
-            followed by its model's runs, whatever the others do. Without sweeps all settings are known; but
-            nothing goes on from a run that collapsed, and it may be repeated."""
-            nonlocal plan
-            if self.scale.tune or lost:
-                plan = self._plan_with_records()
-            return [*self._next_of_sweeps(plan), *self.todo(plan)]
+    # --- from records to results ---
 
-        plan = self._plan_with_records()
-        queue.run(ready(), more=ready)
-        if self.speed:
-            queue.run(plan.speed, alone=True)
-        plan = self.plan()
-        for trial in (trial for trial in plan.trials if trial.is_lost):
-            say(f"left out: {trial.label}, {trial.size}, seed {trial.seed}, as what it goes on from collapsed")
-        results = collect(plan, self.out, self.results, self.command)
-        for job in self._never_measured(plan):
-            if job.key not in queue.failed:
-                queue.fail(
-                    job, f"it has ended, but no evaluation worked; remove {job.folder(self.out)} to repeat it"
-                )
-        return StudyOutcome(finished, queue.failed, queue.left, queue.stopped, len(results))
+    def _collect(self) -> list[Result]:
+        """The results of every trial that has finished anything, written to the results folder."""
+        lines = [result for trial in self.plan.trials for result in self._results_of(trial)]
+        found = list({result.identity: result for result in lines}.values())
+        if found:
+            write_results(self.results, found)
+        return found
+
+    def _results_of(self, trial: Trial) -> Iterator[Result]:
+        model, context = trial.model, self.plan.context
+        common: dict[str, Any] = {
+            "study": model.study.name, "label": model.row.label, "size": model.variant.name,
+            "scale": self.scale.name, "data": context.data.identity, "budget": model.budget,
+            "command": f"{self.command} --only {shlex.quote(model.row.label)}",
+        }  # fmt: skip
+        try:
+            jobs = trial.jobs()
+        except NotReadyError:
+            jobs = {}
+        for column, job in jobs.items():
+            record = context.known(job.key)
+            if record is None:
+                continue
+            seed, of_model = str(trial.seed), _describe(jobs[""].settings["config"], trial)
+            measures = dict(record["measures"])
+            if job.kind == "pretrain" and "diverged" not in record and model.budget.startswith("the time"):
+                with contextlib.suppress(NotReadyError):  # the speeds are not compared yet
+                    measures["planned_seconds"] = job.steps * model.seconds_a_step()
+            if "diverged" in record:
+                measures["_".join(filter(None, (DIVERGED, column)))] = record["step"]
+            yield from _lines(record, {**common, **of_model, "seed": seed, "step": str(record["step"])}, measures)
+        record = context.known(model.speed_key)
+        if record:
+            speed = {"seed": "", "step": "", "model": "", "setup": "", "length": ""}
+            yield from _lines(
+                record, {**common, **speed}, {n: v for n, v in record["measures"].items() if n in SPEEDS}
+            )
+
+    # --- how long it will take ---
+
+    def estimate(self, on: Device) -> Callable[[Job], float]:
+        """A function that gives a job's seconds on a device."""
+        vocabulary = self.study_data.vocabulary
+        machines = {on.name} | {r.hardware for r in self.known.results if on.name.lower() in r.hardware.lower()}
+
+        def sequences_a_second(config: PretrainConfig) -> float:
+            for machine in sorted(machines):
+                if record := self.known.record(speed_key(config, vocabulary.padded_size, machine)):
+                    return float(record["measures"]["train_seq_per_s"])
+            return on.flops / count_costs(config, vocabulary)["flops_train"]
+
+        speeds: dict[str, float] = {}
+
+        def estimate(job: Job) -> float:
+            from altup.training.pretraining import PretrainConfig
+
+            if job.kind == "speed":
+                return len(job.settings["configs"]) * on.comparison
+            if job.kind == "pretrain":
+                speeds[job.key] = sequences_a_second(PretrainConfig.from_dict(job.settings["config"], job.title))
+                return on.start + job.sequences / speeds[job.key]
+            return on.start + job.sequences / speeds.get(job.settings["of"], 1e3) + on.decoding
+
+        return estimate
+
+    def forecast(self, on: Device) -> list[Line]:
+        """What is done and what is to be done: runs, sweeps, and runs whose steps or settings are not known
+        yet."""
+        estimate, found = self.estimate(on), dict[str, Line]()
+        for trial in self.plan.trials:
+            for line_key, line in self._forecast_of(trial, estimate):
+                found.setdefault(line_key, line)
+        for job in self.plan.context.speed_jobs.values():
+            found.setdefault(job.key, Line(job.title, "new", 0, estimate(job)))
+        return list(found.values())
+
+    def _forecast_of(self, trial: Trial, estimate: Callable[[Job], float]) -> Iterable[tuple[str, Line]]:
+        model, context = trial.model, self.plan.context
+        yield from self._forecast_sweep(model, estimate)
+        try:
+            jobs = trial.jobs()
+        except NotReadyError:
+            jobs = {
+                "": replace(pretrain_job(model.config(trial.seed, {}), model.row, context.data), key=trial.title)
+            }
+        if len(jobs) == 1 and not (context.known(jobs[""].key) or {}).get("diverged"):
+            from altup.studies.jobs import finetune_job
+
+            jobs |= {n: finetune_job(n, self.scale, jobs[""], trial.seed, context.data) for n in trial.columns}
+        for job in jobs.values():
+            seconds, is_done = estimate(job), context.known(job.key) is not None
+            begun = (job.folder(self.out) / "config.yaml").exists()
+            state = "finished" if is_done else "begun" if begun else "new"
+            yield job.key, Line(job.title, state, job.steps, 0.0 if is_done else seconds)
+
+    def _forecast_sweep(self, model: Model, estimate: Callable[[Job], float]) -> Iterable[tuple[str, Line]]:
+        tune = self.scale.tune
+        if model.parent:
+            yield from self._forecast_sweep(model.parent, estimate)
+        if tune is None or not model.grid:
+            return
+        steps = min(tune.steps, model.untuned.steps)
+        job = pretrain_job(replace(model.untuned, steps=steps), model.row, self.study_data)
+        count = count_points(tune.search, model.grid)
+        try:
+            known = [
+                record for record in self.known.records() if record.get("sweep", {}).get("key") == model.sweep_key
+            ]
+            is_done = not (found := model.sweep()) or not found.missing
+        except NotReadyError:
+            known, is_done = [], False
+        left = 0 if is_done else max(1, count - len(known))
+        title = f"sweep of {job.title}: {count} runs"
+        state = "finished" if is_done else "begun" if known else "new"
+        yield model.sweep_key, Line(title, state, steps, left * estimate(job), max(left, 1))
 
 
 def _devices(gpus: int) -> list[str]:
-    import os
-
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(i) for i in range(gpus)]
+    return (visible.split(",") if visible else [str(i) for i in range(gpus)]) if gpus else []
 
 
-@dataclass(frozen=True)
-class Device:
-    """`flops` it reaches in training, and seconds that every run costs beside it."""
-
-    name: str
-    flops: float
-    start: float
-
-
-def this_device() -> Device:
-    import torch
-
-    if torch.cuda.is_available():
-        return find_device(device_name())
-    return Device(device_name(), CPU_FLOPS * torch.get_num_threads(), CPU_START)
-
-
-def find_device(name: str) -> Device:
-    """A GPU by a part of its name."""
-    peak = peak_flops(name)
-    if peak is None:
-        raise UserError(f"the peak of {name!r} is not known; {choose_one(name, PEAK_BF16)}")
-    return Device(name, USE_OF_PEAK * peak, GPU_START)
-
-
-def make_estimate(on: Device, vocabulary: Any, measured: Callable[[Any], float | None]) -> Callable[[Job], float]:
-    """A function that gives a job's seconds. `measured(config)` is a known speed, in sequences a second."""
-
-    def estimate(job: Job) -> float:
-        if job.kind == "speed":
-            on_gpu = on.start == GPU_START
-            return len(job.settings["configs"]) * (COMPARISON if on_gpu else 3.0)
-        if job.kind == "finetune":
-            return on.start + job.sequences / speeds.get(job.settings["of"], 1e3) + _decoding(on)
-        speed = _speed(job, on, vocabulary, measured)
-        speeds[job.key] = speed
-        return on.start + job.sequences / speed
-
-    speeds: dict[str, float] = {}
-    return estimate
-
-
-def _decoding(on: Device) -> float:
-    return DECODING if on.start == GPU_START else 2.0
-
-
-def _speed(job: Job, on: Device, vocabulary: Any, measured: Callable[[Any], float | None]) -> float:
-    from altup.models.accounting import account
+def _describe(settings: dict[str, Any], trial: Trial) -> dict[str, str]:
+    """What the seeds of a model have in common, on what it is measured, and how long it trains."""
     from altup.training.pretraining import PretrainConfig
 
-    config = PretrainConfig.from_dict(job.settings["config"], job.title)
-    if known := measured(config):
-        return known
-    targets = objective_of(config, vocabulary).targets
-    return on.flops / account(config.model_config(vocabulary), config.inputs_length, targets).flops_train
+    config, row = PretrainConfig.from_dict(settings, trial.title), trial.model.row
+    own = {
+        n: value
+        for n, value in deciding_fields(config).items()
+        if n not in ("seed", "steps" if trial.model.budget else "")
+    }
+    return {
+        "model": key_of(own, row.start, row.continues),
+        "setup": ", ".join(f"{name} {getattr(config, name)}" for name in MEASURED_ON),
+        "length": f"{config.steps:,} steps of {config.batch_size:,}",
+    }
+
+
+def _lines(record: Record, common: dict[str, Any], measures: dict[str, float]) -> Iterator[Result]:
+    origin = {name: record[name] for name in ("hardware", "versions", "date")}
+    for metric, value in measures.items():
+        if metric in METRICS:
+            yield Result(
+                **common, **origin, metric=metric, value=value, unit=METRICS[metric].unit, run=record["key"]
+            )

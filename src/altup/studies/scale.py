@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from altup.core.errors import MOST_SEED, UserError, check_choice, check_whole, choose_one
-from altup.core.schema import check_kinds, parse_yaml, read_yaml, refuse_unknown
-from altup.studies.study import FINETUNED, SCALES, SHIPPED, Row, Study
+from altup.core.schema import check_kinds, describe_settings, parse_yaml, read_yaml, refuse_unknown
+from altup.studies.study import FINETUNED, SCALES, Row, Study
 
+SEARCHES = ("coordinate", "grid")
 SMOKE_EXAMPLES = {"train": 24, "validation": 8}
 SMOKE_HELD_OUT = 0.05
 
 
 @dataclass(frozen=True)
 class FinetuneColumn:
-    """A fine-tuning run that fills columns of tables: its tasks, and their own fields of `FinetuneConfig`."""
+    """A fine-tuning run that fills columns of tables: its tasks, and fields of `FinetuneConfig`."""
 
     tasks: list[str]
     settings: dict[str, Any] = field(default_factory=dict)
@@ -32,49 +33,54 @@ class FinetuneColumn:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a scale sweeps. `grid` has each setting's values in their order, `start` where a sweep begins (without
-    it the nearest value to what the model would have), `steps` and `seed` are those of its runs. The settings of
-    `settle` are then walked through once more, in runs of `settle_steps`: what is best after half of the steps
-    need not be so after all of them; values that were more than `settle_within` behind the best in the short runs
-    are left out there. `near` are the settings that are swept for a row with `tune_from`, unless it names its own.
-    `continuing` is the grid of models that go on from a trained one,
-    if it is another."""
+    """What is swept for every model before it is compared, in runs of `steps` steps with `seed`.
+
+    `grid` has each setting's values. `search: coordinate` tries the values of one setting after the other, each
+    time with the best of those before and, of those behind, `start` or the nearest value to the model's own;
+    `search: grid` tries every combination.
+    """
 
     grid: dict[str, list[Any]]
     steps: int
     seed: int = 0
+    search: str = "coordinate"
     start: dict[str, Any] = field(default_factory=dict)
-    continuing: dict[str, list[Any]] = field(default_factory=dict)
-    settle: list[str] = field(default_factory=list)
-    settle_steps: int = 0
-    settle_within: float | None = None
-    near: list[str] = field(default_factory=list)
 
     def check(self, source: str) -> None:
         """Raise UserError where a sweep could not be made."""
-        from altup.core.schema import describe_settings
-        from altup.training.pretraining import PretrainConfig
-
-        known = describe_settings(PretrainConfig)
-        for name, values in (*self.grid.items(), *self.continuing.items()):
-            field_name, _, part = name.partition(".")
-            check_choice(f"{source}: tune", field_name, known)
-            is_mapping = isinstance(known[field_name].default, dict)
-            if bool(part) != is_mapping:
-                told = "name one of its entries" if is_mapping else "it has no entries"
-                raise UserError(f"{source}: tune {name}: {told}, as in lr_factors.embeddings")
-            if not values or len({str(value) for value in values}) < len(values):
-                raise UserError(f"{source}: tune {name}={values!r}; give a list of different values")
-            for i, value in enumerate(values):  # YAML 1.1 reads 1e-3 as text
-                values[i] = known[field_name].read({part: value})[part] if part else known[field_name].read(value)
+        check_choice(f"{source}: tune search", self.search, SEARCHES)
+        check_grid(self.grid, source)
         for name, value in self.start.items():
             check_choice(f"{source}: tune start", name, self.grid)
             check_choice(f"{source}: tune start {name}", value, self.grid[name])
-        for told, names in (("settle", self.settle), ("near", self.near)):
-            for name in names:
-                check_choice(f"{source}: tune {told}", name, self.grid)
-        if bool(self.settle) != (self.settle_steps > 0):
-            raise UserError(f"{source}: tune: settle and settle_steps, the length of its runs, go together")
+
+
+def check_grid(grid: dict[str, list[Any]], source: str) -> None:
+    """Names and values must be those of settings; numbers that YAML reads as text, such as 1e-3, become
+    numbers."""
+    from altup.training.pretraining import PretrainConfig
+
+    known = describe_settings(PretrainConfig)
+    for name, values in grid.items():
+        field_name, _, part = name.partition(".")
+        check_choice(f"{source}: tune", field_name, known)
+        is_mapping = isinstance(known[field_name].default, dict)
+        if bool(part) != is_mapping:
+            remedy = "name one of its entries" if is_mapping else "it has no entries"
+            raise UserError(f"{source}: tune {name}: {remedy}, as in lr_factors.embeddings")
+        if not values or len({str(value) for value in values}) < len(values):
+            raise UserError(f"{source}: tune {name}={values!r}; give a list of different values")
+        for i, value in enumerate(values):
+            values[i] = known[field_name].read({part: value})[part] if part else known[field_name].read(value)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A size and, where a study has several lengths, one of them; results are listed by its `name`."""
+
+    name: str
+    size: str
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,8 @@ class Scale:
 
     `base` is the shipped scale whose exceptions in the studies count. `shapes` are fields of the model's config by
     size. `pretrain`, `by_size` and `given` are fields of `PretrainConfig`, the later ones stronger; a study's own
-    settings come before `given` (from `--set`). `experts` replaces the number of experts; models of an
-    equal-time study train for `minutes`, if any are given. `data` is "embedded" where the scale brings its text.
-    With `tune` each model is trained with its own best settings.
+    settings come before `given` (from `--set`). `experts` replaces the number of experts. `data` is "embedded"
+    where the scale brings its text. With `tune` each model is trained with its own best settings.
     """
 
     name: str
@@ -100,28 +105,14 @@ class Scale:
     by_size: dict[str, dict[str, Any]] = field(default_factory=dict)
     given: dict[str, Any] = field(default_factory=dict)
     experts: int | None = None
-    minutes: float | None = None
     tune: Tuning | None = None
-    finetune: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, FinetuneColumn] = field(default_factory=dict)
     speed: dict[str, int] = field(default_factory=dict)
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any], source: str) -> Scale:
-        """From what `dataclasses.asdict` made of one, and a file has kept."""
-        parts = {"tune": dict[str, Any] | None, "columns": dict[str, dict[str, Any]]}
-        check_kinds(source, values, {**get_type_hints(cls), **parts})
-        for part in values["columns"].values():
-            check_kinds(f"{source}: columns", part, get_type_hints(FinetuneColumn))
-        columns = {name: FinetuneColumn(**column) for name, column in values["columns"].items()}
-        if tune := values.get("tune"):
-            check_kinds(f"{source}: tune", tune, get_type_hints(Tuning))
-            tune = Tuning(**tune)
-            tune.check(source)
-        return cls(**{**values, "columns": columns, "tune": tune or None})
-
     def check_seeds(self, seeds: Sequence[int], source: str) -> None:
         """What is chosen with one seed must be reported with others."""
+        for seed in seeds:
+            check_whole(f"{source}: seed", seed, 0, MOST_SEED)
         if self.tune and self.tune.seed in seeds:
             raise UserError(
                 f"{source}: seed {self.tune.seed} is that of the sweeps, and what is reported must come from "
@@ -132,57 +123,48 @@ class Scale:
         return study.sizes.get(self.base, self.sizes)
 
     def variants_of(self, study: Study) -> list[Variant]:
-        """The sizes at which a study is run, each at every one of its lengths; `--set steps` stands for them."""
+        """The sizes at which a study is run, each at every one of its lengths; `--set steps` replaces them."""
         sizes, lengths = self.sizes_of(study), study.lengths.get(self.base, [])
         if not lengths or "steps" in self.given:
             return [Variant(size, size) for size in sizes]
         return [Variant(f"{size}, {steps:,} steps", size, steps) for size in sizes for steps in lengths]
 
     def grid_of(self, row: Row) -> dict[str, list[Any]]:
-        """What a sweep of a row walks through, as far as its model has it."""
+        """What is swept for a row, as far as its model has it."""
         if self.tune is None:
             return {}
-        return self.tune.continuing if row.continues and self.tune.continuing else self.tune.grid
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A size, and where a study has several lengths one of them; results are told by its `name`."""
-
-    name: str
-    size: str
-    steps: int | None = None
-
-    def changes(self, study: Study, row: Row) -> dict[str, Any]:
-        """What it changes in a row's config: the steps, but not of a row that others continue."""
-        return {"steps": self.steps} if self.steps and row.label not in study.continued else {}
+        if isinstance(row.tune, dict):
+            return row.tune
+        return {name: values for name, values in self.tune.grid.items() if row.tune is None or name in row.tune}
 
 
 def read_variant(name: str) -> tuple[str, int]:
-    """The size and the steps that a variant's name tells; 0 steps where its study has no lengths."""
+    """The size and the steps in a variant's name; 0 steps where its study has no lengths."""
     found = re.fullmatch(r"(.*), (\d[\d,]*) steps", name)
     return (found[1], int(found[2].replace(",", ""))) if found else (name, 0)
 
 
 def find_scale(name: str) -> Scale:
     """A shipped scale, or a user's YAML file, which may build on one: `like: mini`."""
-    if name in SHIPPED:
-        text = files(__package__).joinpath("scales", f"{name}.yaml").read_text(encoding="utf-8")
-        return _build(name, name, parse_yaml(text, name), name)
+    if name in SCALES:
+        return _build(name, name, _read_shipped(name), name)
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"scale {name!r} is not known; {choose_one(name, SCALES)}, or give a YAML file")
     values = read_yaml(path)
     base = values.pop("like", "mini")
-    if base not in SHIPPED:
-        raise UserError(f"{name}: like={base!r} is not known; {choose_one(base, SHIPPED)}")
-    text = files(__package__).joinpath("scales", f"{base}.yaml").read_text(encoding="utf-8")
-    return _build(path.stem, base, _merged(parse_yaml(text, name), values), name)
+    if base not in SCALES:
+        raise UserError(f"{name}: like={base!r} is not known; {choose_one(base, SCALES)}")
+    return _build(path.stem, base, _merged(_read_shipped(base), values), name)
+
+
+def _read_shipped(name: str) -> dict[str, Any]:
+    return parse_yaml(files(__package__).joinpath("scales", f"{name}.yaml").read_text(encoding="utf-8"), name)
 
 
 def _merged(below: Any, above: Any) -> Any:
     """`above` laid over `below`, mapping by mapping; what `above` names comes first, in its order, because a sweep
-    walks through its grid in order. Null takes out what `below` has."""
+    follows the order of its grid. Null removes what `below` has."""
     if not isinstance(above, dict):
         return above
     below = below if isinstance(below, dict) else {}
@@ -191,24 +173,21 @@ def _merged(below: Any, above: Any) -> Any:
 
 
 def _build(name: str, base: str, values: dict[str, Any], source: str) -> Scale:
-    refuse_unknown(source, values, {f.name for f in fields(Scale)} - {"name", "base", "given", "columns"})
-    check_kinds(source, values, {**get_type_hints(Scale), "tune": dict[str, Any] | None})
-    tune = _read_tuning(values.pop("tune", None), source)
+    known = {f.name for f in fields(Scale)} - {"name", "base", "columns"} | {"finetune"}
+    refuse_unknown(source, values, known)
+    kinds = {**get_type_hints(Scale), "tune": dict[str, Any], "finetune": dict[str, dict[str, Any]]}
+    check_kinds(source, values, kinds)
     finetune = values.pop("finetune", {})
-    written = {"settings": dict[str, Any], "columns": dict[str, dict[str, Any]]}
-    refuse_unknown(f"{source}: finetune", finetune, written)
-    check_kinds(f"{source}: finetune", finetune, written)
-    refuse_unknown(f"{source}: finetune columns", finetune.get("columns", {}), FINETUNED)
+    refuse_unknown(f"{source}: finetune", finetune, {"settings", "columns"})
+    columns = {}
     for column, of in finetune.get("columns", {}).items():
-        if not of.get("tasks"):
-            raise UserError(f"{source}: finetune column {column!r} has no tasks; give {{tasks: [glue/cola, …]}}")
-    columns = {
-        column: FinetuneColumn(of["tasks"], {key: value for key, value in of.items() if key != "tasks"})
-        for column, of in finetune.get("columns", {}).items()
-    }
-    scale = Scale(
-        name=name, base=base, tune=tune, finetune=finetune.get("settings", {}), columns=columns, **values
-    )
+        check_choice(f"{source}: finetune columns", column, FINETUNED)
+        if not isinstance(of, dict) or not isinstance(of.get("tasks"), list):
+            raise UserError(f"{source}: column {column} needs tasks, such as {{tasks: [squad]}}")
+        settings = {**finetune.get("settings", {}), **{key: value for key, value in of.items() if key != "tasks"}}
+        columns[column] = FinetuneColumn(of["tasks"], settings)
+    tune = _read_tuning(values.pop("tune", None), source)
+    scale = Scale(name=name, base=base, tune=tune, columns=columns, **values)
     scale.check_seeds(scale.seeds, source)
     return scale
 
@@ -226,44 +205,38 @@ def _read_tuning(values: dict[str, Any] | None, source: str) -> Tuning | None:
     return tuning
 
 
-def with_settings(scale: Scale, given: dict[str, Any], minutes: float | None = None) -> Scale:
+def with_settings(scale: Scale, given: dict[str, Any]) -> Scale:
     """The scale with fields of `PretrainConfig` set (`finetune.NAME` sets those of fine-tuning).
 
-    The name tells both, so that results of different settings are never averaged.
+    The name says so, so that results of different settings are never averaged.
     """
-    if minutes is not None:
-        if not 0 < minutes < float("inf"):
-            raise UserError(f"minutes={minutes} makes no sense; give a number above 0")
-        if minutes != scale.minutes:
-            scale = replace(scale, minutes=minutes, name=f"{scale.name}:minutes={minutes:g}")
     if not given:
         return scale
     from altup.training.pretraining import MODEL_NAMES
 
-    refuse = [name for name in given if name in (*MODEL_NAMES, "model_overrides", "seed", "data")]
-    if refuse:
-        raise UserError(
-            f"--set {refuse[0]}: the study decides that; use --only, --seeds, --data or a study of yours"
-        )
+    for name in given:
+        if name in (*MODEL_NAMES, "model_overrides", "seed", "data"):
+            raise UserError(
+                f"--set {name}: the study decides that; use --only, --seeds, --data or a study of yours"
+            )
     tuned = {name.removeprefix("finetune."): v for name, v in given.items() if name.startswith("finetune.")}
     trained = {name: value for name, value in given.items() if not name.startswith("finetune.")}
+    columns = {
+        name: FinetuneColumn(column.tasks, {**column.settings, **tuned}) for name, column in scale.columns.items()
+    }
     suffix = ",".join(f"{name}={value}" for name, value in sorted(given.items()))
-    name = f"{scale.name}{',' if ':' in scale.name else ':'}{suffix}"
-    return replace(
-        scale, name=name, given=trained, finetune={**scale.finetune, **tuned},
-        columns={name: FinetuneColumn(c.tasks, {**c.settings, **tuned}) for name, c in scale.columns.items()},
-    )  # fmt: skip
+    return replace(scale, name=f"{scale.name}:{suffix}", given={**scale.given, **trained}, columns=columns)
 
 
 def read_seeds(text: str) -> list[int]:
     """`0,1,2` → [0, 1, 2]."""
     try:
-        seeds = [int(part) for part in text.split(",")]
+        seeds = list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise UserError(f"--seeds {text}: give whole numbers with commas, for example 0,1") from None
     for seed in seeds:
-        check_whole("seed", seed, 0, MOST_SEED)
-    return list(dict.fromkeys(seeds))
+        check_whole("--seeds", seed, 0, MOST_SEED)
+    return seeds
 
 
 def count_runs(study: Study, scale: Scale) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,100 +20,61 @@ if TYPE_CHECKING:
     from altup.training.pretraining import PretrainConfig
 
 
+def measure_speed(
+    configs: Mapping[str, PretrainConfig], rounds: int, steps: int, generate_batch: int, generate_tokens: int
+) -> dict[str, dict[str, float]]:
+    """Measures of each model: training steps, forward passes and, where all models generate, generation of
+    `generate_tokens` each. Ratios are to the first model."""
+    from altup.training.engine import numerics
+    from altup.training.parallel import join_process_group
+
+    first = next(iter(configs.values()))
+    with join_process_group() as group, numerics(first.deterministic, first.low_precision):
+        models = {key: _Subject(config, group) for key, config in configs.items()}
+
+        def time(works: dict[str, Work], burst: int) -> dict[str, list[float]]:
+            return time_in_turns(works, group.device, rounds, burst)
+
+        trained = time({key: model.train() for key, model in models.items()}, steps)
+        read = time({key: model.forward() for key, model in models.items()}, steps)
+        found: dict[str, dict[str, float]] = {key: {} for key in configs}
+        for key, config in configs.items():
+            speed = Speed.of(trained[key], trained[next(iter(configs))], config.batch_size)
+            found[key] |= {"train_seq_per_s": speed.seq_per_s, "relative_speed": speed.relative}
+            found[key] |= {"relative_speed_low": speed.low, "relative_speed_high": speed.high}
+            _add(found[key], "forward", read[key], read[next(iter(configs))])
+        if all(model.can_generate for model in models.values()):
+            written = time(
+                {key: model.generate(generate_batch, generate_tokens) for key, model in models.items()}, 1
+            )
+            for key in configs:
+                _add(found[key], "generate", written[key], written[next(iter(configs))])
+        for key, model in models.items():
+            found[key] |= {"peak_memory": model.peak_memory / 2**30} if model.peak_memory is not None else {}
+    return found
+
+
+def _add(found: dict[str, float], what: str, times: Sequence[float], base: Sequence[float]) -> None:
+    found |= {f"{what}_ms": statistics.median(times), f"relative_{what}": Speed.of(times, base, 1).relative}
+
+
 @dataclass(frozen=True)
 class Speed:
-    """Sequences a second, and relative to the first model as median, lower and upper quartile."""
+    """Sequences a second, and relative to another model as median, lower and upper quartile."""
 
     seq_per_s: float
     relative: float
     low: float
     high: float
 
-
-@dataclass(frozen=True)
-class Measured:
-    """Speeds of one model; `peak_memory` of a training step in bytes, where the device tells it."""
-
-    train: Speed
-    forward: Speed
-    generate: Speed | None
-    forward_ms: float
-    generate_ms: float | None
-    peak_memory: int | None
-
-
-def compare_training(
-    configs: Mapping[str, PretrainConfig], rounds: int, steps: int = 2, built: Callable[[], None] = lambda: None
-) -> dict[str, Speed]:
-    """Whole training steps (forward, backward, optimizer) of fresh models on the data of their configs. `built` is
-    called before the first is timed."""
-    with _subjects(configs) as subjects:
-        built()
-        return _speeds(subjects.time("train", rounds, steps), subjects.batch_sizes)
-
-
-def measure_speed(
-    configs: Mapping[str, PretrainConfig], rounds: int, steps: int, generate_batch: int, generate_tokens: int
-) -> dict[str, Measured]:
-    """Training steps, forward passes and, where the models generate, generation of `generate_tokens` each."""
-    with _subjects(configs) as subjects:
-        train = subjects.time("train", rounds, steps)
-        forward = subjects.time("forward", rounds, steps)
-        generate = None
-        if subjects.can_generate:
-            generate = subjects.time("generate", rounds, 1, generate_batch, generate_tokens)
-        memory = {name: model.peak_memory for name, model in subjects.models.items()}
-    trained, passed = _speeds(train, subjects.batch_sizes), _speeds(forward, subjects.batch_sizes)
-    written = _speeds(generate, dict.fromkeys(configs, generate_batch)) if generate else {}
-    return {
-        name: Measured(
-            trained[name], passed[name], written.get(name), statistics.median(forward[name]),
-            statistics.median(generate[name]) if generate else None, memory[name],
+    @classmethod
+    def of(cls, times: Sequence[float], base: Sequence[float], batch_size: int) -> Speed:
+        """From the milliseconds of a step in each round, and those of the other model in the same rounds."""
+        ratios = [b / t for t, b in zip(times, base, strict=True)]
+        low, middle, high = (
+            statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
         )
-        for name in configs
-    }  # fmt: skip
-
-
-def _speeds(times: Mapping[str, Sequence[float]], batch_sizes: Mapping[str, int]) -> dict[str, Speed]:
-    base = next(iter(times.values()))
-    return {name: summarise(own, base, batch_sizes[name]) for name, own in times.items()}
-
-
-def summarise(times: Sequence[float], base: Sequence[float], batch_size: int) -> Speed:
-    """`times` are milliseconds a step in each round, `base` those of the model to compare with in the same
-    rounds."""
-    ratios = [b / t for t, b in zip(times, base, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-    return Speed(1000 * batch_size / statistics.median(times), middle, low, high)
-
-
-@dataclass(frozen=True)
-class _Subjects:
-    """Fresh models of some configs, all in this process."""
-
-    models: dict[str, _Subject]
-    batch_sizes: dict[str, int]
-    device: torch.device
-
-    def time(self, what: str, rounds: int, burst: int, *sizes: int) -> dict[str, list[float]]:
-        """Milliseconds of one repetition of each model in every round."""
-        works = {name: getattr(model, what)(*sizes) for name, model in self.models.items()}
-        return time_in_turns(works, self.device, rounds, burst)
-
-    @property
-    def can_generate(self) -> bool:
-        return all(model.can_generate for model in self.models.values())
-
-
-@contextmanager
-def _subjects(configs: Mapping[str, PretrainConfig]) -> Iterator[_Subjects]:
-    from altup.training.engine import numerics
-    from altup.training.parallel import join_process_group
-
-    first = next(iter(configs.values()))
-    with join_process_group() as group, numerics(first.deterministic, first.low_precision):
-        models = {name: _Subject(config, group) for name, config in configs.items()}
-        yield _Subjects(models, {name: config.batch_size for name, config in configs.items()}, group.device)
+        return cls(1000 * batch_size / statistics.median(times), middle, low, high)
 
 
 class _Subject:
@@ -144,7 +105,7 @@ class _Subject:
         return bool(getattr(self._model, "can_generate", lambda: False)())
 
     def train(self) -> Work:
-        """Whole training steps."""
+        """Whole training steps: forward, backward, optimizer."""
         self._model.train()
         return Work(lambda i: self._engine.step(i, self._batch, self._batch.tokens), mode="train", together=True)
 
@@ -173,7 +134,7 @@ class _Subject:
         """Greedy generation of `tokens` tokens for `batch` inputs, without stopping early."""
         self._model.eval()
         self._model.generation_config = copy.deepcopy(self._model.generation_config)
-        # Not `min_new_tokens`, with which a GPU would not take the fast way that users' greedy decoding goes.
+        # Not `min_new_tokens`, with which a GPU would not take the fast way of users' greedy decoding.
         self._model.generation_config.eos_token_id = None
         inputs = self._batch.micro[0]["input_ids"][:batch].long().to(self._device)
 

@@ -5,9 +5,8 @@ Studies are YAML files in `library/`, or a user's own. docs/studies.md explains 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -31,8 +30,12 @@ class Metric:
 
     @property
     def head(self) -> str:
-        """Of a column: the title with its unit, unless it says it itself."""
+        """The title of a column, with its unit unless the title names it."""
         return self.title if self.unit in self.title else f"{self.title} ({self.unit})"
+
+    @property
+    def difference_unit(self) -> str:
+        return "points" if self.unit == "%" else self.unit
 
     def show(self, value: float) -> str:
         if abs(value) >= 1e6:
@@ -42,24 +45,22 @@ class Metric:
 
 @dataclass(frozen=True)
 class FinetunedColumn:
-    """What a model may be fine-tuned for. `measures` are ours, with the metric of the column's one task, or None
-    for the mean over its tasks. A run that diverged has the measure `collapse` instead."""
+    """A suite or task to fine-tune on. `measures` are ours, each with the metric of the column's one task, or None
+    for the mean over its tasks."""
 
     title: str
     measures: dict[str, str | None]
-    collapse: str
 
 
 FINETUNED: dict[str, FinetunedColumn] = {
-    "glue": FinetunedColumn("GLUE", {"glue": None}, "collapse_glue"),
-    "superglue": FinetunedColumn("SuperGLUE", {"superglue": None}, "collapse_superglue"),
-    "squad": FinetunedColumn("SQuAD", {"squad_em": "exact_match", "squad_f1": "f1_words"}, "collapse_squad"),
+    "glue": FinetunedColumn("GLUE", {"glue": None}),
+    "superglue": FinetunedColumn("SuperGLUE", {"superglue": None}),
+    "squad": FinetunedColumn("SQuAD", {"squad_em": "exact_match", "squad_f1": "f1_words"}),
     "triviaqa": FinetunedColumn(
-        "TriviaQA", {"triviaqa_em": "trivia_exact_match", "triviaqa_f1": "trivia_f1_words"}, "collapse_triviaqa"
+        "TriviaQA", {"triviaqa_em": "trivia_exact_match", "triviaqa_f1": "trivia_f1_words"}
     ),
 }
-COLLAPSE = "collapse"  # the measure of a pretraining run that lost what it had learned
-COLLAPSES = {COLLAPSE, *(column.collapse for column in FINETUNED.values())}
+DIVERGED = "diverged"  # the measure of a run that diverged, which has no other: the step at which it ended
 METRICS: dict[str, Metric] = {
     "accuracy": Metric("held-out accuracy", "%", paper=("pretrain_accuracy", "mlm_accuracy")),
     "loss": Metric("held-out loss", "nats a token", 3, higher=False),
@@ -81,34 +82,26 @@ METRICS: dict[str, Metric] = {
     "flops_train": Metric("training FLOPs", "FLOPs a sequence", 0, higher=False),
     "run_flops": Metric("FLOPs of the run", "FLOPs", 0, None),
     "steps": Metric("steps", "updates", 0, None),
-    "train_seconds": Metric("seconds of training, measured", "s", 1, None),
-    "planned_seconds": Metric("seconds of training, planned", "s", 1, None),
-    COLLAPSE: Metric("last held-out loss above the lowest of a run that collapsed", "nats a token", 3, None),
+    "train_seconds": Metric("training time, measured", "s", 1, None),
+    "planned_seconds": Metric("training time, by the speed compared", "s", 1, None),
+    DIVERGED: Metric("diverged at step", "updates", 0, None),
     **{
-        column.collapse: Metric(f"step by which fine-tuning on {column.title} diverged", "updates", 0, None)
-        for column in FINETUNED.values()
+        f"{DIVERGED}_{name}": Metric(f"fine-tuning on {column.title} diverged at step", "updates", 0, None)
+        for name, column in FINETUNED.items()
     },
 }
-# Ratios to the dense model, in whose rounds they were measured.
+# Ratios to the dense model, which takes turns with the others in the same comparison.
 RELATIVE = ("relative_speed", "relative_forward", "relative_generate")
+SPEEDS = (*RELATIVE, "train_seq_per_s", "forward_ms", "generate_ms", "peak_memory")
 # Counted from the shape of the model.
 STATIC = ("embedding_params", "non_embedding_params", "flops_train")
-# Measures of which the difference to the baseline is worth a number.
+# Measures whose difference to the baseline is shown.
 GAINS = ("accuracy", "loss", *(name for column in FINETUNED.values() for name in column.measures))
 
-
-def metric_of_column(column: str) -> str | None:
-    """Our measure for a column of the paper's tables."""
-    return next((name for name, metric in METRICS.items() if column in metric.paper), None)
-
-
-LIBRARY = "library"
-SCALES = ("smoke", "long", "mini", "paper")
-SUPERSEDED = ("mini-adamw",)  # what was `mini` first; there are results of it
-SHIPPED = (*SCALES, *SUPERSEDED)
-# What a paper's row and a study's row are compared by, with what a row means that does not say it.
+SCALES = ("smoke", "mini", "paper")
+# The columns that identify a row of the paper's tables, with the values of a row that does not name them.
 IDENTITY = {"method": "dense", "k": 1, "stride": 1, "extra_layers": 0}
-# How P and g of AltUp may start other than as the identity and ones: `coefficients.py`.
+# How P and g of AltUp may start other than as the identity and ones: `work.set_coefficients`.
 STARTS = {"P": ("average", "noisy"), "g": ("active",)}
 
 
@@ -116,9 +109,9 @@ STARTS = {"P": ("average", "noisy"), "g": ("active",)}
 class Row:
     """One model of a study: fields of `PretrainConfig`, how its coefficients start, and exceptions by scale.
 
-    `continues` is the label of a dense row, as whose trained model this one begins, widened to its own method.
-    With `time_of` it trains as long as the row of that label takes. With `tune_from` its sweep begins where that
-    of the row of that label ended; `tune` are the settings that are swept, if not all that the scale says.
+    `continues` is the label of a dense row: this row starts from that row's trained model, widened to its own
+    method. With `time_of` or `flops_of` it trains for the time or the FLOPs of the row of that label. `tune` are
+    the settings to sweep, where they are not all of the scale's: their names, or a grid of their own.
     """
 
     label: str
@@ -126,14 +119,18 @@ class Row:
     start: dict[str, str] = field(default_factory=dict)
     continues: str | None = None
     time_of: str | None = None
-    tune_from: str | None = None
-    tune: list[str] | None = None
+    flops_of: str | None = None
+    tune: list[str] | dict[str, list[Any]] | None = None
     at: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
     def settings_at(self, scale: str) -> dict[str, Any] | None:
         """The fields at a scale; None where the row is not run."""
         change = self.at.get(scale, {})
         return None if change is None else {**self.settings, **change}
+
+    @property
+    def family(self) -> str:
+        return str(self.settings.get("model", "t5"))
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -165,11 +162,9 @@ class Study:
     `table` names a table of the paper, of which the rows that agree with `where` belong to this study. `sizes`,
     `settings` and `lengths` (numbers of steps, each compared for itself) are by scale; where a scale is not named
     its own count. Where rows continue others, the lengths are theirs. `finetune` lists the columns that a model
-    may be fine-tuned for, and `finetune_at` the scales at which that is done. With `equal_time` every model trains
-    as long as the row of that label takes for the scale's steps; `speeds` by label, measured before and relative
-    to each other, say how many steps that makes, so that none are measured for it. `frontier` names the dense rows
-    between which the speedup at equal accuracy is interpolated; `speeds` count there where none were measured.
-    `baseline` is what differences are taken to.
+    may be fine-tuned for, and `finetune_at` the scales at which that is done. `equal_time` and `equal_flops` give
+    every row the `time_of` or the `flops_of` that row. `frontier` names the dense rows between which the speedup
+    at equal accuracy is interpolated. `baseline` is what differences are taken to.
     """
 
     name: str
@@ -187,33 +182,18 @@ class Study:
     finetune: tuple[str, ...] = ()
     finetune_at: tuple[str, ...] = ("paper",)
     equal_time: str | None = None
-    speeds: dict[str, float] = field(default_factory=dict)
+    equal_flops: str | None = None
     frontier: tuple[str, ...] = ()
     expect: tuple[Claim, ...] = ()
     order: int = 100
 
     def row(self, label: str) -> Row:
-        for row in self.rows:
-            if row.label == label:
-                return row
-        raise UserError(f"study {self.name} has no row {label!r}; it has {', '.join(r.label for r in self.rows)}")
+        return next(row for row in self.rows if row.label == label)
 
     def is_paired(self, one: str, other: str) -> bool:
-        """Whether two rows' runs of a seed go on from one model, or one of them from the other's."""
+        """Whether two rows' runs of a seed start from one trained model, or one of them from the other's."""
         first, second = ((row.continues or row.label) for row in map(self.row, (one, other)))
         return first == second
-
-    def timed_by(self, row: Row) -> str | None:
-        """The label of the row as long as which this one trains, if any."""
-        return row.time_of or self.equal_time
-
-    def steps_by_speeds(self, row: Row, steps: int) -> int | None:
-        """The steps that a row makes while the one as long as which it trains makes `steps`, by the speeds that
-        the study gives, if any."""
-        timed_by = self.timed_by(row)
-        if not self.speeds or timed_by is None:
-            return None
-        return max(1, round(steps * self.speeds[row.label] / self.speeds[timed_by]))
 
     @property
     def continued(self) -> set[str]:
@@ -222,62 +202,56 @@ class Study:
 
     def paper_rows(self) -> list[dict[str, Any]]:
         """The rows of the paper's table that belong here."""
-        if self.table is None:
-            return []
-        found = paper.table(self.table)
+        found = paper.table(self.table) if self.table else []
         return [row for row in found if all(row[name] in values for name, values in self.where.items())]
 
     def label_of(self, paper_row: Mapping[str, Any]) -> str | None:
         """The study's row that a row of the paper's table describes."""
-        theirs = {name: paper_row.get(name, usual) for name, usual in IDENTITY.items()}
+        wanted = {name: paper_row.get(name, usual) for name, usual in IDENTITY.items()}
+        if "stride" not in paper_row:
+            del wanted["stride"]
         for row in self.rows:
-            ours = row.identity
-            if "stride" not in paper_row:
-                ours = {**ours, "stride": theirs["stride"]}
-            if ours == theirs and not row.start:
+            if not row.start and {name: row.identity[name] for name in wanted} == wanted:
                 return row.label
         return None
 
 
-def read_study(name: str, text: str, source: str) -> Study:
-    """A study from its YAML text."""
-    return build_study(name, parse_yaml(text, source), source)
-
-
 def build_study(name: str, values: dict[str, Any], source: str) -> Study:
     """A study from the values of its YAML; what is not understood is refused by name."""
-    known = {f.name for f in fields(Study)} - {"name"}
-    refuse_unknown(source, values, known)
-    written = {"rows": dict[str, Any], "expect": list[Any]}
-    check_kinds(source, values, {**get_type_hints(Study), **written})
+    refuse_unknown(source, values, {f.name for f in fields(Study)} - {"name"})
+    check_kinds(source, values, {**get_type_hints(Study), "rows": dict[str, Any], "expect": list[Any]})
     for needed in ("title", "question", "rows"):
         if not values.get(needed):
             raise UserError(f"{source}: {needed!r} is missing; see docs/studies.md")
-    rows = tuple(_read_row(label, row, source) for label, row in values.pop("rows").items())
-    expect = tuple(_read_claim(entry, source) for entry in values.pop("expect", ()))
+    values = {"finding": "", "measures": ["accuracy", "loss", "relative_speed"], **values}
+    values["rows"] = tuple(_read_row(str(label), row, source) for label, row in values["rows"].items())
+    values["expect"] = tuple(_read_claim(entry, source) for entry in values.get("expect", ()))
     for name_of_list in ("measures", "finetune", "finetune_at", "frontier"):
         if name_of_list in values:
             values[name_of_list] = tuple(values[name_of_list])
-    values = {"finding": "", "measures": ("accuracy", "loss", "relative_speed"), **values}
-    study = Study(name=name, rows=rows, expect=expect, **values)
+    study = Study(name=name, **values)
     _check(study, source)
-    return study
+    return replace(study, rows=tuple(_with_budget(study, row) for row in study.rows))
+
+
+def _with_budget(study: Study, row: Row) -> Row:
+    if row.time_of or row.flops_of or row.label in study.continued:
+        return row
+    time_of, flops_of = (of if of != row.label else None for of in (study.equal_time, study.equal_flops))
+    return replace(row, time_of=time_of, flops_of=flops_of)
 
 
 def _read_row(label: str, values: Any, source: str) -> Row:
     if not isinstance(values, dict):
         raise UserError(f"{source}: row {label!r} must hold fields, such as {{method: altup, k: 2}}")
-    values = dict(values)
-    hints = {**get_type_hints(Row), "model_overrides": dict[str, Any]}
-    check_kinds(f"{source}: row {label!r}", values, hints)
-    names = [f.name for f in fields(Row) if f.name not in ("label", "settings")]
-    return Row(str(label), **{name: values.pop(name) for name in names if name in values}, settings=values)
-
-
-def check_start(start: Mapping[str, str]) -> None:
-    for name, value in start.items():
-        check_choice("start", name, STARTS)
-        check_choice(f"start {name}", value, STARTS[name])
+    check_kinds(f"{source}: row {label!r}", values, {**get_type_hints(Row), "model_overrides": dict[str, Any]})
+    own = {f.name for f in fields(Row)} - {"label", "settings"}
+    settings = {name: value for name, value in values.items() if name not in own}
+    row = Row(label, settings, **{name: value for name, value in values.items() if name in own})
+    for name, value in row.start.items():
+        check_choice(f"{source}: start", name, STARTS)
+        check_choice(f"{source}: start {name}", value, STARTS[name])
+    return row
 
 
 def _read_claim(values: Any, source: str) -> Claim:
@@ -288,80 +262,59 @@ def _read_claim(values: Any, source: str) -> Claim:
 
 
 def _check(study: Study, source: str) -> None:
-    """Check that every name that is used is defined."""
-    for metric in (*study.measures, *(e.metric for e in study.expect)):
+    """Check that every name that is used is defined, and that claims compare what can be compared."""
+    for metric in (*study.measures, *(claim.metric for claim in study.expect)):
         check_choice(f"{source}: measures", metric, METRICS)
+    labels = [row.label for row in study.rows]
+    named = [study.baseline, study.equal_time, study.equal_flops, *study.frontier]
+    named += [label for claim in study.expect for label in (claim.better, claim.than)]
+    named += [label for row in study.rows for label in (row.continues, row.time_of, row.flops_of)]
+    for label in filter(None, named):
+        check_choice(f"{source}: label", label, labels)
     for claim in study.expect:
+        better, than = study.row(claim.better), study.row(claim.than)
         if METRICS[claim.metric].higher is None:
             raise UserError(f"{source}: expect: of {claim.metric} neither more nor less is better; claim another")
-    labels = [row.label for row in study.rows]
-    named = [
-        study.baseline,
-        *filter(None, [study.equal_time]),
-        *study.frontier,
-        *(x for e in study.expect for x in (e.better, e.than)),
-    ]
-    named += [label for row in study.rows for label in (row.continues, row.time_of, row.tune_from) if label]
-    for label in named:
-        check_choice(f"{source}: label", label, labels)
+        if claim.metric in ("accuracy", "loss") and better.family != than.family:
+            raise UserError(
+                f"{source}: expect: {claim.better!r} ({better.family}) and {claim.than!r} ({than.family}) learn "
+                f"different objectives, so their {claim.metric} cannot be compared; claim a score or speed"
+            )
+    if study.equal_time and study.equal_flops:
+        raise UserError(f"{source}: equal_time and equal_flops exclude each other; make two studies")
     for row in study.rows:
         if row.continues and study.row(row.continues).continues:
             raise UserError(f"{source}: row {row.label!r} continues {row.continues!r}, which continues another")
-        if row.time_of and study.row(row.time_of).time_of:
-            raise UserError(f"{source}: row {row.label!r} has the time of {row.time_of!r}, which has another's")
-        if row.label in _relatives(study, row):
-            raise UserError(f"{source}: row {row.label!r} is tuned from itself; one row must begin by itself")
-    _check_speeds(study, source, labels)
+        reference = row.time_of or row.flops_of
+        if reference and (study.row(reference).time_of or study.row(reference).flops_of):
+            raise UserError(f"{source}: row {row.label!r} trains as {reference!r} does, which trains as another")
+        if row.time_of and row.flops_of:
+            raise UserError(f"{source}: row {row.label!r}: time_of and flops_of exclude each other")
     exceptions = [scale for row in study.rows for scale in row.at]
     for scale in (*exceptions, *study.sizes, *study.settings, *study.lengths, *study.finetune_at):
-        check_choice(f"{source}: scale", scale, SHIPPED)
+        check_choice(f"{source}: scale", scale, SCALES)
     for column in study.finetune:
         check_choice(f"{source}: finetune", column, FINETUNED)
-    for row in study.rows:
-        check_start(row.start)
     if study.table is not None:
         check_choice(f"{source}: table", study.table, paper.TABLES)
         refuse_unknown(f"{source}: where", study.where, paper.table(study.table)[0])
-        for theirs in study.paper_rows():
-            if study.label_of(theirs) is None:
-                told = ", ".join(f"{name} {theirs[name]}" for name in ("model", *IDENTITY) if name in theirs)
+        for of_paper in study.paper_rows():
+            if study.label_of(of_paper) is None:
+                found = ", ".join(f"{name} {of_paper[name]}" for name in ("model", *IDENTITY) if name in of_paper)
                 raise UserError(
-                    f"{source}: no row describes {told} of the table; add one, or leave it out by `where`"
+                    f"{source}: no row describes {found} of the table; add one, or exclude it by `where`"
                 )
-
-
-def _check_speeds(study: Study, source: str, labels: list[str]) -> None:
-    timed = any(study.timed_by(row) for row in study.rows)
-    if study.speeds and not (timed or study.frontier or "relative_speed" in study.measures):
-        raise UserError(
-            f"{source}: speeds count the steps of rows that train in equal time, place models beside a frontier "
-            "and fill the column relative_speed; add equal_time, frontier or the measure"
-        )
-    for label in study.speeds:
-        check_choice(f"{source}: speeds", label, labels)
-    for label in labels if study.speeds else ():
-        if not 0 < study.speeds.get(label, 0.0) < math.inf:
-            raise UserError(f"{source}: speeds has none of {label!r}; give a number above 0 for every row")
-
-
-def _relatives(study: Study, row: Row) -> list[str]:
-    """The rows from which a row is tuned, one after the other; the last is named twice where they go round."""
-    found: list[str] = []
-    while row.tune_from and row.tune_from not in found:
-        found.append(row.tune_from)
-        row = study.row(row.tune_from)
-    return found
 
 
 @cache
 def shipped() -> dict[str, Study]:
-    """The studies of the library, in the order in which the report tells them."""
-    folder = files(__package__).joinpath(LIBRARY)
-    found = [
-        read_study(file.name.removesuffix(".yaml"), file.read_text(encoding="utf-8"), file.name)
-        for file in folder.iterdir()
+    """The studies of the library, in the order of the report."""
+    texts = {
+        file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8")
+        for file in files(__package__).joinpath("library").iterdir()
         if file.name.endswith(".yaml")
-    ]
+    }
+    found = [build_study(name, parse_yaml(text, f"{name}.yaml"), f"{name}.yaml") for name, text in texts.items()]
     return {study.name: study for study in sorted(found, key=lambda s: (s.order, s.name))}
 
 

@@ -1,79 +1,323 @@
-"""The tables of studies: Markdown for documents, CSV for programs, and tables of the report that can be sorted."""
+"""The tables of studies beside the paper's: built once, shown as HTML, Markdown, CSV or in a terminal."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+import itertools
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from altup.core.text import number_of, signed
-from altup.studies.comparison import NOT_RUN, SPEED, compare, measures_shown, show_pair
-from altup.studies.frontier import LATENCIES, compare_speedups, printed_speedups
-from altup.studies.pages import Cell, Column, DataTable
-from altup.studies.results import Records
-from altup.studies.statistics import Difference, Statistics
-from altup.studies.study import FINETUNED, METRICS, STATIC, Metric, Study
+from altup.studies.frontier import LATENCIES, NOT_RUN, compare_speedups
+from altup.studies.results import Record, ResultFolders
+from altup.studies.statistics import (
+    BETTER,
+    NOT_SIGNIFICANT,
+    ONE_SEED,
+    WORSE,
+    Difference,
+    Mean,
+    Statistics,
+    Verdict,
+)
+from altup.studies.study import (
+    FINETUNED,
+    GAINS,
+    METRICS,
+    RELATIVE,
+    STATIC,
+    Metric,
+    Study,
+)
+from altup.studies.sweep import edges
+
+if TYPE_CHECKING:
+    from altup.core.terminal import Console
 
 FORMATS = ("table", "markdown", "csv")
 PERCENT = Metric("speedup", "%", 1)
+SPEED = "train_seq_per_s"
+HEAD = 14  # columns of a measure's name in a terminal, which may take several lines
 
 
-def text_table(study: Study, stats: Statistics, form: str) -> str:
-    """Every row of the paper's table and of ours, as Markdown or CSV."""
-    rows = compare(study, stats)
-    shown = measures_shown(rows, study)
-    has_paper = {m: any(row.cells[m].paper is not None for row in rows) for m in shown}
-    head = ["model", "seeds"]
-    for m in shown:
-        title = METRICS[m].head
-        head += [f"{title}, paper"] if has_paper[m] else []
-        head.append(f"{title}, ours")
-    body = []
-    for row in rows:
-        cells = [row.name, row.count]
-        for m in shown:
-            theirs, ours = show_pair(row.cells[m], m)
-            cells += [theirs] if has_paper[m] else []
-            cells.append(ours or (NOT_RUN if not row.run and m == shown[0] else "–"))
-        body.append(cells)
-    if form == "csv":
+@dataclass(frozen=True)
+class Cell:
+    """A cell's text, smaller text below it, and the value it is sorted by (the text by default)."""
+
+    text: str | int = ""
+    below: str = ""
+    value: float | None = None
+    kind: str = ""
+
+    @property
+    def line(self) -> str:
+        return f"{self.text} ({self.below})" if self.below and self.text else str(self.text) or self.below
+
+
+@dataclass(frozen=True)
+class Column:
+    """`group` is the common head over neighbouring columns of the same group."""
+
+    name: str
+    group: str = ""
+    text: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells, of which the first names the row; `filters` asks for a field above the page's table that
+    searches it."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    filters: bool = False
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """The common heads and how many columns each spans; none where no column has one."""
+        if not any(column.group for column in self.columns):
+            return []
+        runs = itertools.groupby(enumerate(self.columns), lambda c: c[1].group or c[0])
+        return [(name if isinstance(name, str) else "", len(list(columns))) for name, columns in runs]
+
+    def __html__(self) -> str:
+        from altup.studies.pages import macro
+
+        return str(macro("data_table", self))
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """The head and the rows as plain text."""
+        head = [f"{column.group}, {column.name}" if column.group else column.name for column in self.columns]
+        return [head, *([cell.line for cell in row] for row in self.rows)]
+
+    def markdown(self) -> str:
+        head, *body = self.lines
+        lines = [head, ["---"] * len(head), *body]
+        table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+        return f"{table}\n\n{self.caption}\n"
+
+    def csv(self) -> str:
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([head, *body])
+        csv.writer(text, lineterminator="\n").writerows(self.lines)
         return text.getvalue()
-    lines = [head, ["---"] * len(head), *body]
-    table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
-    return f"### {study.title}\n\n{study.question}\n\n{table}\n"
+
+    def print(self, console: Console) -> None:
+        from altup.core.tables import print_table
+
+        head = ["\n".join([*textwrap.wrap(column.group, HEAD), column.name]) for column in self.columns]
+        body = [["\n".join(filter(None, (str(cell.text), cell.below))) for cell in row] for row in self.rows]
+        kept = [i for i in range(len(head)) if i == 0 or any(line[i] for line in body)]
+        joined = {n for n, i in enumerate(kept) if i and self.columns[i].group == self.columns[i - 1].group != ""}
+        print_table(console, [head[i] for i in kept], [[line[i] for i in kept] for line in body], joined=joined)
+        if self.caption:
+            console.print(self.caption, style="dim", markup=False)
 
 
-def text_claims(study: Study, stats: Statistics) -> str:
-    """The outcome of each claim, as a list."""
-    lines = [f"- {claim} – **{word}**" for claim, word in tell_claims(study, stats)]
-    return "\n".join(lines) + ("\n" if lines else "")
+# --- a study beside the paper ---
 
 
-def text_speedups(study: Study, stats: Statistics) -> str:
-    """The speedups at equal score of the models that were run, as a list; empty for a study without a frontier."""
-    lines = []
-    for row in compare_speedups(study, stats) if study.frontier else ():
-        for name, found in row.ours.items():
-            told = found if isinstance(found, str) else show_difference(found, PERCENT) + " %"
-            if isinstance(found, Difference):
-                told += show_interval(found, PERCENT, ", 95 % interval ")
-            if found != NOT_RUN:
-                lines.append(f"- {row.label} ({row.size}), speedup at equal {row.benchmark}, {name}: {told}\n")
-    return "".join(lines)
+def paper_numbers(study: Study) -> dict[tuple[str, str], dict[str, float]]:
+    """(size, label) → measure → the paper's number."""
+    columns = {column: name for name, metric in METRICS.items() for column in metric.paper}
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for row in study.paper_rows():
+        size = study.sizes["paper"][0] if row["model"] == "lightweight-bert" else str(row["model"])
+        numbers = {columns[c]: float(v) for c, v in row.items() if c in columns and isinstance(v, int | float)}
+        found.setdefault((size, str(study.label_of(row))), {}).update(numbers)
+    for (size, _), numbers in found.items():
+        base = found.get((size, study.baseline), {})
+        if SPEED in numbers and SPEED in base:
+            numbers["relative_speed"] = numbers[SPEED] / base[SPEED]
+    return found
 
 
-def tell_claims(study: Study, stats: Statistics) -> Iterator[tuple[str, str]]:
-    """Each claim with our numbers, and its verdict."""
-    for verdict in stats.verdicts(study):
-        claim, d = verdict.claim, verdict.difference
-        metric = METRICS[claim.metric]
-        number = ""
-        if d is not None:
-            number = f": {show_difference(d, metric)} {metric.unit}{show_interval(d, metric, ', 95 % interval ')}"
-            number += f" ({verdict.size}; {show_seeds(d)})"
-        yield f"{claim.better} better than {claim.than} in {metric.title}{number}", verdict.word
+def study_table(study: Study, stats: Statistics, known: ResultFolders, run_alone: bool = False) -> Table:
+    """The rows of the paper's table in its order, then what was run beyond it: for every measure the paper's
+    number and ours, with the difference to the baseline below it. `run_alone` leaves out what was not run."""
+    numbers = paper_numbers(study)
+    ran = [
+        (size, row.label) for size in stats.sizes_of(study) for row in study.rows
+        if size in stats.sizes(study.name, row.label)
+    ]  # fmt: skip
+    rows = [place for place in dict.fromkeys([*numbers, *ran]) if place in ran or not run_alone]
+    ours = {(place, m): _ours(study, stats, *place, m) for place in rows for m in study.measures}
+    of_paper = {(place, m): numbers.get(place, {}).get(m) for place in rows for m in study.measures}
+    has_ours = [m for m in study.measures if any(ours[place, m] for place in rows)]
+    has_paper = [m for m in study.measures if any(of_paper[place, m] is not None for place in rows)]
+    shown = [m for m in study.measures if m in has_ours or (m in has_paper and not run_alone)]
+    columns = [Column("model", text=True), Column("seeds")]
+    for m in shown:
+        columns += [
+            Column(name, METRICS[m].head) for name in ("paper", "ours") if name == "ours" or m in has_paper
+        ]
+    body = []
+    for place in rows:
+        cells = [Cell(" · ".join(place), _remark(study, stats, *place)), _count(study, stats, *place)]
+        for m in shown:
+            if m in has_paper:
+                cells.append(_paper_cell(study, numbers, *place, m))
+            cells.append(
+                ours[place, m] or Cell(NOT_RUN if place not in ran and m == shown[0] else "–", kind="absent")
+            )
+        body.append(cells)
+    return Table(columns, body, _caption(study, stats, known, shown, has_paper))
+
+
+def _count(study: Study, stats: Statistics, size: str, label: str) -> Cell:
+    seeds = len(stats.runs(study.name, label, size))
+    return Cell(str(seeds) if seeds else "–", stats.describe_diverged(study.name, label, size), seeds)
+
+
+def _remark(study: Study, stats: Statistics, size: str, label: str) -> str:
+    reason = stats.reason_against(study, size, "loss", label, study.baseline)
+    return f"not comparable with {study.baseline}: {reason}" if reason else ""
+
+
+def _paper_cell(
+    study: Study, numbers: dict[tuple[str, str], dict[str, float]], size: str, label: str, metric: str
+) -> Cell:
+    number, base = (numbers.get((size, name), {}).get(metric) for name in (label, study.baseline))
+    if number is None:
+        return Cell("")
+    form, gain = METRICS[metric], ""
+    if metric in GAINS and base is not None and label != study.baseline:
+        gain = signed(number - base, form.digits)
+    return Cell(form.show(number), gain, number)
+
+
+def _ours(study: Study, stats: Statistics, size: str, label: str, metric: str) -> Cell | None:
+    form, mean = METRICS[metric], stats.mean(study.name, label, size, metric)
+    if metric in RELATIVE and mean is not None:  # measured relative to the dense model
+        base = stats.mean(study.name, study.baseline, size, metric)
+        return Cell(form.show(mean.mean / base.mean), value=mean.mean / base.mean) if base else None
+    if metric in STATIC and mean is None:
+        mean = _count_from_shape(study, label, size, metric)
+    if mean is None:
+        return None
+    if metric not in GAINS:
+        return Cell(form.show(mean.mean), value=mean.mean)
+    error = f" ± {form.show(mean.error)}" if mean.error is not None else ""
+    gain = stats.difference(study, size, metric, label, study.baseline) if label != study.baseline else None
+    return Cell(form.show(mean.mean) + error, show_difference(gain, form) if gain else "", mean.mean)
+
+
+def _count_from_shape(study: Study, label: str, size: str, metric: str) -> Mean | None:
+    """Parameters and FLOPs of the paper's model, from its configuration."""
+    from altup.models.accounting import account
+    from altup.models.families import family
+
+    row = study.row(label)
+    config_class = family(row.family).config_class
+    if size not in config_class.SIZES:
+        return None
+    names = {n: row.settings[n] for n in ("method", "k", "stride", "experts", "extra_layers") if n in row.settings}
+    cost = account(config_class.from_preset(size, **names))
+    value = {"embedding_params": cost.embedding, "non_embedding_params": cost.non_embedding}
+    return Mean(float(value.get(metric, cost.flops_train)), 1, None, "counted")
+
+
+def _caption(
+    study: Study, stats: Statistics, known: ResultFolders, shown: Sequence[str], has_paper: Sequence[str]
+) -> str:
+    found = [f"Scale {stats.scale}, text {stats.data}."] if stats.results else []
+    if stats.elsewhere:
+        found.append(f"There are other results, which are not shown: {stats.elsewhere}.")
+    found.append(
+        f"Below a score: its difference to {study.baseline} of the same size, ± its standard error over seeds."
+    )
+    if any(m in STATIC for m in shown):
+        found.append("Parameters and FLOPs of models that were not run are counted from their shape.")
+    if SPEED in has_paper:
+        found.append("The paper counts sequences a second by the core of its accelerators.")
+    return " ".join([*found, *_partial_columns(study, stats, known)])
+
+
+def _partial_columns(study: Study, stats: Statistics, known: ResultFolders) -> Iterator[str]:
+    """The fine-tuned columns without some tasks of a suite, or with a part of the held-out examples."""
+    from altup.data.tasks import SUITES
+
+    found: dict[str, None] = {}
+    for run in dict.fromkeys(r.run for r in stats.results if r.seed and r.metric in study.measures):
+        record = known.record(run)
+        if record is None or record["kind"] != "finetune" or "diverged" in record:
+            continue
+        tasks, name = list(record["tasks"]), FINETUNED[record["column"]].title
+        if set(SUITES.get(tasks[0].split("/")[0], ())) - set(tasks):
+            found[f"Ours of {name} is the mean of {', '.join(task.split('/')[-1] for task in tasks)} alone."] = (
+                None
+            )
+        if record["missing"]:
+            found[f"Ours of {name} counts a part of the examples ({', '.join(record['missing'])})."] = None
+    yield from found
+
+
+# --- claims ---
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its outcome in words: `number` is the difference with its standard error, `why` says how the
+    seeds lead from it to the verdict, `paper` what the paper has."""
+
+    verdict: Verdict
+    claim: str
+    metric: str
+    word: str
+    number: str
+    why: str
+    paper: str
+    of_paper: float | None  # the paper's difference at the same size
+
+
+def judge_claims(study: Study, stats: Statistics) -> list[Judged]:
+    """Every claim of a study at every size where it was run."""
+    numbers = paper_numbers(study)
+    return [_judge(verdict, numbers) for verdict in stats.verdicts(study)]
+
+
+def _judge(verdict: Verdict, numbers: dict[tuple[str, str], dict[str, float]]) -> Judged:
+    claim, d = verdict.claim, verdict.difference
+    metric, of_paper = METRICS[claim.metric], dict[str, float]()
+    for size in dict.fromkeys(size for size, _ in numbers):
+        one, other = (numbers.get((size, name), {}).get(claim.metric) for name in (claim.better, claim.than))
+        if one is not None and other is not None:
+            of_paper[size] = one - other
+    same = of_paper.get(verdict.size) if d else None
+    relevant, word = [same] if same is not None else list(of_paper.values()), verdict.word
+    if d is not None and relevant and word in (BETTER, WORSE):
+        agreeing = {(value > 0) == (d.mean > 0) for value in relevant}
+        word = "reproduces the paper" if agreeing == {True} else word
+        word = "contradicts the paper" if agreeing == {False} else word
+    listed = ", ".join(f"{signed(value, metric.digits)} ({size})" for size, value in of_paper.items())
+    return Judged(
+        verdict,
+        f"{claim.better} better than {claim.than}",
+        metric.title + (f", {verdict.size}" if d else ""),
+        word,
+        f"{show_difference(d, metric)} {metric.difference_unit}" if d else "",
+        _why(verdict, metric),
+        f"The paper: {listed}." if listed else "Not a claim of the paper.",
+        same,
+    )
+
+
+def _why(verdict: Verdict, metric: Metric) -> str:
+    """How the verdict follows from the seeds."""
+    d = verdict.difference
+    if d is None:
+        return f"{verdict.why}." if verdict.why else "Not run at this scale."
+    seeds = number_of(d.seeds[0], "seed") + (" each" if d.seeds[0] == d.seeds[1] else f" against {d.seeds[1]}")
+    if verdict.word == ONE_SEED:
+        return f"{seeds}: no interval."
+    interval = f"95 % interval {show_interval(d, metric)}, {seeds}"
+    if verdict.word == NOT_SIGNIFICANT:
+        return f"{interval}; it includes zero."
+    return f"{interval}{'' if metric.higher else '; lower is better'}."
 
 
 def show_difference(d: Difference, metric: Metric) -> str:
@@ -81,137 +325,92 @@ def show_difference(d: Difference, metric: Metric) -> str:
     return signed(d.mean, metric.digits) + (f" ± {metric.show(d.error)}" if d.error is not None else "")
 
 
-def show_interval(d: Difference, metric: Metric, before: str = "") -> str:
-    """`−0.10 to +0.68`, with `before` in front; empty where a model has one seed."""
+def show_interval(d: Difference, metric: Metric) -> str:
+    """`−0.10 to +0.68`; empty where a model has one seed."""
     if d.low is None or d.high is None:
         return ""
-    return f"{before}{signed(d.low, metric.digits)} to {signed(d.high, metric.digits)}"
+    return f"{signed(d.low, metric.digits)} to {signed(d.high, metric.digits)}"
 
 
-def show_seeds(d: Difference) -> str:
-    ours, theirs = d.seeds
-    return number_of(ours, "seed") + ("" if ours == theirs else f" against {theirs}")
+# --- speedups, sweeps, all results ---
 
 
-def study_table(study: Study, stats: Statistics, record: Records) -> DataTable:
-    """For every measure the paper's number and ours, gains over the baseline below them."""
-    rows = compare(study, stats)
-    shown = measures_shown(rows, study)
-    has_paper = {m: any(row.cells[m].paper is not None for row in rows) for m in shown}
-    columns = [Column("model", text=True)]
-    for m in shown:
-        head = METRICS[m].head
-        columns += [Column("paper", head)] if has_paper[m] else []
-        columns.append(Column("ours", head))
-    body = []
-    for row in rows:
-        beyond = study.table is not None and not row.in_paper
-        below = [row.size, *([number_of(row.seeds, "seed")] if row.seeds else [])]
-        below += [row.collapsed] if row.collapsed else []
-        below += ["not in the paper's table"] if beyond else []
-        cells = [Cell(row.label, below=", ".join(below))]
-        for m in shown:
-            pair = row.cells[m]
-            theirs, ours = show_pair(pair, m)
-            if has_paper[m]:
-                cells.append(_with_gain(theirs, pair.paper))
-            if ours:
-                cells.append(_with_gain(ours, pair.ours.mean if pair.ours else None))
-            else:
-                once = not row.run and m == shown[0]
-                cells.append(Cell(NOT_RUN, kind="absent told") if once else Cell("–", kind="absent"))
-        body.append(cells)
-    caption = f"Below a score: its difference to {study.baseline} of the same size"
-    caption += (
-        ", ± its standard error over the seeds of both models." if any(row.seeds > 1 for row in rows) else "."
-    )
-    if any(m in STATIC for m in shown):
-        caption += " Parameters and FLOPs of models that were not run are counted from their shape."
-    if has_paper.get(SPEED):
-        caption += " The paper's sequences a second are counted by the core of its accelerators."
-    return DataTable(columns, body, caption + missing_note(study, stats, record))
-
-
-def _with_gain(text: str, value: float | None) -> Cell:
-    """`61.86 (+0.65)` as a number with its gain below."""
-    number, bracket, gain = text.partition(" (")
-    return Cell(number, gain.removesuffix(")") if bracket else "", value)
-
-
-def missing_note(study: Study, stats: Statistics, record: Records) -> str:
-    """A sentence on the fine-tuned columns that leave out tasks of a suite, or a part of the held-out examples."""
-    from altup.data.tasks import SUITES
-
-    told: dict[str, None] = {}  # in order, each once
-    for result in stats.results:
-        kept = record(result.run) if result.study == study.name and result.seed else None
-        if kept is None or kept["kind"] != "finetune" or "diverged" in kept or result.metric not in study.measures:
-            continue
-        tasks, name = list(kept["tasks"]), FINETUNED[kept["column"]].title
-        left_out = [task for task in SUITES.get(tasks[0].split("/")[0], ()) if task not in tasks]
-        if left_out:
-            told[f"{name} is the mean of {', '.join(task.split('/')[-1] for task in tasks)} alone"] = None
-        if kept["missing"]:
-            told[f"{name} counts a part of the examples ({', '.join(kept['missing'])})"] = None
-    return f" Our numbers are partial: {'; '.join(told)}." if told else ""
-
-
-def speedup_table(study: Study, stats: Statistics) -> DataTable:
-    """Speedup at equal score by what was timed; for a study of the paper's also the paper's, and our arithmetic on
-    its printed numbers."""
-    ours, of_paper = compare_speedups(study, stats), study.table is not None
-    timed = [name for name in LATENCIES if any(row.ours[name] != NOT_RUN for row in ours)] or ["training"]
+def speedup_table(study: Study, stats: Statistics) -> Table:
+    """Speedup at equal score by what was timed; for a study of the paper's also the paper's."""
+    rows = compare_speedups(study, stats)
+    has_paper = any(row.paper is not None for row in rows)
+    timed = [metric for metric in LATENCIES if any(row.ours[metric] != NOT_RUN for row in rows)] or [
+        "relative_speed"
+    ]
     head = "speedup at equal score (%)"
     columns = [Column("model", text=True), Column("score", text=True)]
-    columns += [Column("paper", head)] if of_paper else []
-    columns += [Column(f"ours, {name}", head) for name in timed]
-    columns += [Column("printed numbers", head)] if of_paper else []
-    body = []
-    for row in ours:
-        cells = [Cell(row.label, below=row.size), Cell(row.benchmark)]
-        if of_paper:
-            cells.append(Cell("") if row.paper is None else Cell(f"{row.paper:.0f}", value=row.paper))
-        cells += [_speedup_cell(row.ours[name]) for name in timed]
-        body.append([*cells, Cell("")] if of_paper else cells)
-    for row in printed_speedups() if of_paper else ():
-        blank = [Cell("")] * (1 + len(timed))
-        body.append(
-            [Cell(row.label, below=row.size), Cell(row.benchmark), *blank, _percent_cell(row.paper, 0, "")]
-        )
+    columns += [Column("paper", head)] if has_paper else []
+    columns += [Column(f"ours, {LATENCIES[metric][0]}", head) for metric in timed]
+    body = [
+        [
+            Cell(f"{row.size} · {row.label}"), Cell(row.benchmark),
+            *([Cell("" if row.paper is None else f"{row.paper:.0f}", value=row.paper)] if has_paper else []),
+            *(_speedup_cell(row.ours[metric]) for metric in timed),
+        ]
+        for row in rows
+    ]  # fmt: skip
     caption = (
         "(latency of the dense model that would reach the score − latency) / latency, the dense model "
-        "interpolated between those measured. Where no two of them bracket the score there is no number: "
-        "nothing is extrapolated. Below it: Student's 95 % interval, from the seeds of the model and of the two "
-        "dense ones."
+        "interpolated "
+        "between those measured; below it Student's 95 % interval. Nothing is extrapolated."
     )
-    if of_paper:
-        caption += " “Printed numbers”: our arithmetic on the paper's scores and speeds of S, B, L."
-    return DataTable(columns, body, caption)
+    return Table(columns, body, caption)
 
 
 def _speedup_cell(found: Difference | str) -> Cell:
     if isinstance(found, str):
         return Cell(found, kind="absent")
-    return _percent_cell(found.mean, PERCENT.digits, show_interval(found, PERCENT))
+    return Cell(signed(found.mean, PERCENT.digits), show_interval(found, PERCENT), found.mean)
 
 
-def _percent_cell(value: float | None, digits: int, below: str) -> Cell:
-    return Cell("") if value is None else Cell(signed(value, digits), below, value)
-
-
-def results_table(stats: Statistics) -> DataTable:
-    """Every result, to be searched."""
+def sweep_table(study: Study, stats: Statistics, known: ResultFolders) -> Table | None:
+    """What the sweep of each model chose, and from which values; None where nothing was swept."""
+    swept: dict[str, list[Record]] = {}
+    for record in known.records():
+        if "sweep" in record:
+            swept.setdefault(record["sweep"]["key"], []).append(record)
+    rows: list[Sequence[Cell]] = []
+    for size in stats.sizes_of(study):
+        for row in study.rows:
+            runs = stats.runs(study.name, row.label, size)
+            reported = known.record(runs[0]) if runs else None
+            if not reported or reported.get("sweep_key") not in swept:
+                continue
+            tried, chosen = swept[reported["sweep_key"]], reported["chosen"]
+            grid: dict[str, list[Any]] = tried[0]["sweep"]["grid"]
+            settings = [
+                f"{name} {chosen[name]} of {', '.join(map(str, grid[name]))}" for name in grid if name in chosen
+            ]
+            beyond = ", ".join(edges(grid, chosen))
+            rows.append([
+                Cell(f"{size} · {row.label}"), Cell(len(tried)), Cell(f"{tried[0]['step']:,}"),
+                Cell("; ".join(settings)), Cell(beyond),
+            ])  # fmt: skip
     columns = [
-        Column("study", text=True), Column("model", text=True), Column("size", text=True), Column("seed"),
-        Column("measure", text=True), Column("value"), Column("unit", text=True), Column("step"),
-        Column("run", text=True), Column("on", text=True), Column("date", text=True),
+        Column("model", text=True), Column("runs"), Column("steps"), Column("chosen", text=True),
+        Column("at the edge of its values", text=True),
     ]  # fmt: skip
+    caption = (
+        "Each model's best settings, on another part of the held-out text and with another seed than reported."
+    )
+    return Table(columns, rows, caption) if rows else None
+
+
+def results_table(results: Sequence[Any]) -> Table:
+    """Every result, to be searched."""
+    names = ("study", "label", "size", "seed", "metric", "value", "unit", "step", "run", "hardware", "date")
+    columns = [Column(name, text=name not in ("seed", "value", "step")) for name in names]
     rows = [
         [
-            Cell(r.study), Cell(r.label), Cell(r.size), Cell(r.seed), Cell(METRICS[r.metric].title),
-            Cell(METRICS[r.metric].show(r.value), value=r.value), Cell(r.unit), Cell(r.step), Cell(r.run),
-            Cell(r.hardware), Cell(r.date),
+            Cell(METRICS[r.metric].show(r.value), value=r.value) if name == "value"
+            else Cell(METRICS[r.metric].title if name == "metric" else getattr(r, name))
+            for name in names
         ]
-        for r in stats.results
+        for r in results
     ]  # fmt: skip
-    return DataTable(columns, rows, "One row a run and measure. Click a head to sort.", filters=True)
+    return Table(columns, rows, "One row a run and measure. Click a head to sort.", filters=True)
