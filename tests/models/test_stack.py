@@ -10,8 +10,11 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from altup.core.errors import UserError
+from altup.kernels.add_norm import add_norm_reference
+from altup.kernels.fp8.reference import VALUE, power_of_two, quantize_reference
+from altup.models.families import FAMILIES
 from altup.models.stack import compile_layers, left_uncompiled
-from altup.nn.linear import join_maps
+from altup.nn.linear import join_maps, use_fp8
 from tests.models.helpers import ALL_METHODS, STACKS, batch, tiny, tiny_t5
 
 # Methods combine without code of their own: these hold every part. Dense and AltUp alone are among BY_LAYER.
@@ -339,3 +342,42 @@ def test_the_state_of_sum_is_rounded_as_autocast_rounds():
         torch.set_autocast_dtype("cuda", dtype)
         torch.set_autocast_enabled("cuda", False)
     assert block.dtype == torch.bfloat16
+
+
+class _Unwritten(torch.autograd.Function):
+    """NaN with the gradient of x: what stands beside a norm in 8 bits."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.full_like(x, torch.nan)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+@pytest.mark.parametrize("family", ["t5", "decoder"])
+def test_a_norm_in_8_bits_is_all_that_its_reader_reads(family, fusing, monkeypatch):
+    """The kernel that rounds a norm as it makes it is stood in for by its definition."""
+    shape = {"vocab_size": 64, "d_model": 32, "d_ff": 64, "d_kv": 16, "num_heads": 2, "num_layers": 3}
+    values = {**shape, "num_kv_heads": 1} if family == "decoder" else shape
+    torch.manual_seed(0)
+    model = FAMILIES[family].model_class(FAMILIES[family].config_class.from_preset("tiny", **values)).train()
+    ids = torch.randint(3, 64, (2, 16))
+    data = {"input_ids": ids, "labels": ids}
+    fusing()
+    use_fp8(model)
+    want = passes(model, data)
+    rounded = []
+
+    def add_norm_fp8(x, update, weight, eps):
+        total, normed = add_norm_reference(x, update, weight, eps)
+        scale = power_of_two(weight.detach().abs().amax() * len(weight) ** 0.5, VALUE)
+        rounded.append(total.shape)
+        return total, _Unwritten.apply(normed), quantize_reference(normed.detach(), scale, VALUE), scale
+
+    monkeypatch.setattr("altup.models.layers.add_norm_fp8", add_norm_fp8)
+    monkeypatch.setattr("altup.models.layers.rounds_norms", lambda x, update: True)
+    torch.testing.assert_close(passes(model, data), want)
+    sublayers = 3 * 3 + 3 * 2 if family == "t5" else 3 * 2  # all but each stack's first norm
+    assert len(rounded) == sublayers - (2 if family == "t5" else 1)
