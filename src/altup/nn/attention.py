@@ -153,8 +153,17 @@ class Attention(Fp8Maps):
         New keys and values are appended to `cache`; with `cached=True` they are only read from it.
         """
         own = (self.k, self.v) if memory is None and not cached else ()
+        options: dict[str, Any] = {
+            "by_distance": bias,
+            "causal": seen.causal,
+            "query_segments": seen.query_segments,
+            "key_segments": seen.key_segments,
+            "constant_beyond": constant_beyond,
+            "dropout": self.dropout if self.training else 0.0,
+            "per_sequence": self.per_sequence,
+        }
         if isinstance(memory, Joined) or (own and cache is None and self.joins("projections", x)):
-            return self._attend_joined(x, bias, seen, memory, constant_beyond)
+            return self._output(self._attend_joined(x, seen, memory, options))
         slots = PEAKS if own and cache is None and self._takes_kernels(x, bias, seen) else 0
         rounded = self.rounded_maps("memory" if memory is not None or cached else "own")
         mapped = apply_linears(x, (*own, self.q), self.in_fp8("projections"), rounding, slots, rounded)
@@ -167,51 +176,23 @@ class Attention(Fp8Maps):
             k, v = self.project(memory) if memory is not None else map(self._heads, projected)
             if cache is not None:
                 k, v = cache.update(k, v, self.index)
-        dropout = self.dropout if self.training else 0.0
-        q = self._heads(queries)
-        mixed = attention(
-            q,
-            k,  # type: ignore[arg-type]
-            v,  # type: ignore[arg-type]
-            seen.additive,
-            by_distance=bias,
-            causal=seen.causal,
-            query_segments=seen.query_segments,
-            key_segments=seen.key_segments,
-            constant_beyond=constant_beyond,
-            dropout=dropout,
-            per_sequence=self.per_sequence,
-            peaks=peaks[0] if peaks else None,
-        )
-        return self._output(mixed)
+        options["peaks"] = peaks[0] if peaks else None
+        return self._output(attention(self._heads(queries), k, v, seen.additive, **options))  # type: ignore[arg-type]
 
     def _takes_kernels(self, x: Tensor, bias: Tensor | None, seen: Seen) -> bool:
         """Whether `attention` will take its own kernels for 16 bits."""
         wanted = bias is not None or seen.query_segments is not None
         return wanted and seen.additive is None and self.d_kv in WIDTHS and runs_triton(x.device)
 
-    def _attend_joined(
-        self, x: Tensor, bias: Tensor | None, seen: Seen, memory: Any, constant_beyond: int | None
-    ) -> Tensor:
-        """`forward` without a cache, where as much as possible is one product."""
+    def _attend_joined(self, x: Tensor, seen: Seen, memory: Any, options: dict[str, Any]) -> Tensor:
+        """What `attention` gives without a cache, where as much as possible is one product."""
         maps = (self.q,) if memory is not None else (self.q, self.k, self.v)
         parts = [joined_linear(x, maps).unflatten(-1, (len(maps), -1, self.d_kv))]
         if memory is not None:
             parts.append(memory.both)
-        options: dict[str, Any] = {
-            "by_distance": bias,
-            "causal": seen.causal,
-            "query_segments": seen.query_segments,
-            "key_segments": seen.key_segments,
-            "constant_beyond": constant_beyond,
-            "dropout": self.dropout if self.training else 0.0,
-            "per_sequence": self.per_sequence,
-        }
         if seen.additive is None:
-            mixed = joined_attention(*parts, **options)
-        else:
-            mixed = attention(*apart(parts), seen.additive, **options)
-        return self._output(mixed)
+            return joined_attention(*parts, **options)
+        return attention(*apart(parts), seen.additive, **options)
 
     def _output(self, mixed: Tensor) -> Tensor:
         """[batch, heads, tokens, d_kv] → [batch, tokens, width]."""
