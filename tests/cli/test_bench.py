@@ -75,7 +75,7 @@ def test_a_run_on_a_cpu_tells_what_it_measured():
     told = " ".join(run.stdout.split())
     assert "Not measured (need a GPU): dense, altup k2." in told
     assert "Toy sizes" in told
-    assert "3 providers, were left out" in told
+    assert "3 providers, were not measured" in told
 
 
 def test_stored_rows_are_printed_again_as_they_were(measured):

@@ -52,7 +52,7 @@ def test_show_tells_which_lines_it_left_out(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").write_text('{"input": "a", "tar\n{"input": "b", "target": "c"}\n')
     result = run.invoke(app, ["tasks", "show", str(tmp_path / "own.jsonl")])
     assert result.exit_code == 0
-    assert "left out: 1 × broken JSON" in result.output
+    assert "skipped: 1 × broken JSON" in result.output
 
 
 def test_show_explains_a_wrong_name_or_split(data: Path) -> None:

@@ -36,9 +36,9 @@ def unpack(packed: dict[str, np.ndarray]) -> list[tuple[tuple[int, ...], tuple[i
     ):
         assert set(segments) - {0} == set(target_segments) - {0}
         for segment in sorted(set(segments) - {0}):
-            places = np.flatnonzero(segments == segment)
-            assert (np.diff(places) == 1).all()
-            found.append((tuple(ids[places]), tuple(labels[target_segments == segment])))
+            positions = np.flatnonzero(segments == segment)
+            assert (np.diff(positions) == 1).all()
+            found.append((tuple(ids[positions]), tuple(labels[target_segments == segment])))
         assert (ids[segments == 0] == 0).all()
         assert (labels[target_segments == 0] == IGNORED).all()
     return found
@@ -96,7 +96,7 @@ def test_wide_rows_are_full(shortest, longest):
     narrow, wide = (make(inputs, targets, usual(inputs, targets)) for make in (narrow_rows, wide_rows))
     assert sum(inputs) > 0.96 * wide.number * wide.width
     assert sum(targets) > 0.75 * wide.number * wide.target_width
-    assert wide.places < 1.005 * narrow.places
+    assert wide.positions < 1.005 * narrow.positions
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
@@ -112,8 +112,8 @@ def test_batches_have_few_shapes(layout, batch, most, longs):
     like = usual(inputs.ravel(), targets.ravel())
     found = [LAYOUTS[layout](x.tolist(), y.tolist(), like) for x, y in zip(inputs, targets, strict=True)]
     assert len({(rows.number, rows.width, rows.target_width) for rows in found}) <= most
-    places, tokens = sum(rows.places for rows in found), inputs.sum() + targets.sum()
-    assert tokens > {8: 0.5, 32: 0.7, 192: 0.8}[batch] * places
+    positions, tokens = sum(rows.positions for rows in found), inputs.sum() + targets.sum()
+    assert tokens > {8: 0.5, 32: 0.7, 192: 0.8}[batch] * positions
 
 
 def test_wide_rows_end_with_tiles():
@@ -126,7 +126,7 @@ def test_wide_rows_end_with_tiles():
 def test_an_input_longer_than_wide_rows_makes_fewer_of_them():
     inputs, targets = [200] * 255 + [8192], [5] * 256
     rows = wide_rows(inputs, targets, usual(inputs, targets))
-    assert rows.places < 1.2 * sum(inputs)
+    assert rows.positions < 1.2 * sum(inputs)
 
 
 def test_the_room_for_targets_is_what_makes_the_fewest_places():

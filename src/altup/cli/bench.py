@@ -39,7 +39,7 @@ def command(
     """Measure speed and memory here, beside peers: every ratio comes from one run.
 
     Providers of a case take turns; one whose result does not agree with the reference is reported and not timed,
-    and one that fails does not stop the others. Exit code 1 if one of ours disagreed.
+    and one that fails does not stop the others. Exit code 1 if one of altup's disagreed.
 
     Examples:
 
@@ -57,7 +57,7 @@ def command(
     """
     config = BenchConfig(cases=cases or [], **settings)
     if show is not None and out is not None:
-        raise UserError(f"--out {out} is for rows that are measured, and --show measures nothing; leave one out")
+        raise UserError(f"--out {out} is for rows that are measured, and --show measures nothing; remove one")
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"--plot {plot}: name a file that ends in .png, .svg or .pdf")
     if plot is not None:
@@ -87,11 +87,11 @@ def _tell_toys(rows: list[BenchRow]) -> str:
     """What a quick run is good for."""
     from altup.bench.show import NEED_GPU
 
-    told = "Toy sizes: they show that everything runs and agrees with its definition, not how fast it is."
+    text = "Toy sizes: they show that everything runs and agrees with its definition, not how fast it is."
     left_out = sum(row.note in NEED_GPU for row in rows)
     if left_out:
-        told += f"\nNo GPU here: compiled code and Triton kernels, {left_out} providers, were left out."
-    return told + "\nSpeed: `altup bench` on a GPU, or what was measured on one: docs/benchmarks.md."
+        text += f"\nNo GPU here: compiled code and Triton kernels, {left_out} providers, were not measured."
+    return text + "\nSpeed: `altup bench` on a GPU, or what was measured on one: docs/benchmarks.md."
 
 
 def _stored(config: BenchConfig, path: Path, printed: TextIO | None, as_json: bool) -> list[BenchRow]:

@@ -212,13 +212,13 @@ def check_compiler(torch: dict[str, Any], quick: bool) -> list[Check]:
 def check_bf16() -> Check:
     """Whether bf16 products on the CPU work; only trying shows it."""
     try:
-        told = make_bf16_safe()
+        limited = make_bf16_safe()
     except UserError as error:
         return Check("speed", "bf16 on the CPU", "missing", str(error), "train with --precision fp32")
     limit = os.environ.get(ISA_VARIABLE)
-    detail = told or ("works" + (f" ({ISA_VARIABLE}={limit})" if limit else ""))
-    remedy = f"altup sets it by itself; elsewhere: export {ISA_VARIABLE}={SAFE_ISA}" if told else ""
-    return Check("speed", "bf16 on the CPU", "missing" if told else "ok", detail, remedy)
+    detail = limited or ("works" + (f" ({ISA_VARIABLE}={limit})" if limit else ""))
+    remedy = f"altup sets it by itself; elsewhere: export {ISA_VARIABLE}={SAFE_ISA}" if limited else ""
+    return Check("speed", "bf16 on the CPU", "missing" if limited else "ok", detail, remedy)
 
 
 def check_optional() -> list[Check]:
@@ -298,8 +298,8 @@ def _print(checks: list[Check], healthy: bool) -> None:
             view.add_row("", Text(group, style="bold"), "")
         mark, style = marks[check.status]
         # Text, because a detail may hold square brackets, which rich would read as markup.
-        told = Text(check.detail) + Text(f"\n→ {check.remedy}" if check.remedy else "", style=style)
-        view.add_row(Text(mark, style=style), check.name, told)
+        text = Text(check.detail) + Text(f"\n→ {check.remedy}" if check.remedy else "", style=style)
+        view.add_row(Text(mark, style=style), check.name, text)
     console = Console()
     console.print(view)
     broken = ", ".join(check.name for check in checks if check.status == "broken")

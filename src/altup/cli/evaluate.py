@@ -77,7 +77,7 @@ def command(
     else:
         Console().print(score_table(found.scores, found.model))
     if left_out := found.bad_input.summary():
-        typer.secho(f"left out: {left_out}", err=True, fg="yellow")
+        typer.secho(f"skipped: {left_out}", err=True, fg="yellow")
     typer.echo(f"predictions {'' if predict_only else 'and scores '}are in {found.folder}")
 
 
@@ -85,8 +85,8 @@ def tell_predictions(found: Predictions) -> None:
     for split in found.splits:
         notes = [f"{split.unknown:,} are no label"] if split.unknown else []
         notes += [f"{split.cut:,} inputs were cut"] if split.cut else []
-        told = f" ({'; '.join(notes)})" if notes else ""
-        typer.echo(f"{split.task}, {split.split}: {number_of(split.examples, 'prediction')}{told}")
+        text = f" ({'; '.join(notes)})" if notes else ""
+        typer.echo(f"{split.task}, {split.split}: {number_of(split.examples, 'prediction')}{text}")
 
 
 def score_table(scores: list[TaskScore], title: str) -> Any:

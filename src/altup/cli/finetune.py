@@ -23,10 +23,10 @@ def command(
     push_to_hub: PushToHub = None,
     **settings: Any,
 ) -> None:
-    """Fine-tune a model. Stop it with Ctrl-C or SIGTERM: it saves (exit code 75) and goes on with --resume.
+    """Fine-tune a model. Stop it with Ctrl-C or SIGTERM: it saves (exit code 75) and continues with --resume.
 
-    Takes T5s and other sequence-to-sequence models, causal models and encoders, ours and Hugging Face's, widened
-    or not. An encoder gets a head for the labels or the score of its tasks; the others learn text to text.
+    Takes T5s and other sequence-to-sequence models, causal models and encoders, altup's and Hugging Face's,
+    widened or not. An encoder gets a head for the labels or the score of its tasks; the others learn text to text.
 
     The defaults are the paper's recipe: Adafactor at a constant 0.001, dropout 0.1, batch 256, 50,000 steps.
     Models that are no T5s have AdamW at a constant 0.0001 instead.

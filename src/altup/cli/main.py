@@ -109,10 +109,10 @@ def _run() -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:
-        told = _explain(error)
-        if os.environ.get("ALTUP_TRACEBACK") or not told:
+        text = _explain(error)
+        if os.environ.get("ALTUP_TRACEBACK") or not text:
             raise
-        typer.secho(f"altup: {printable(told)}", err=True, fg="red")
+        typer.secho(f"altup: {printable(text)}", err=True, fg="red")
         if isinstance(error, OSError):
             outlive_stdout()  # or Python would try once more on its way out, and take another exit code
         return 2
@@ -131,8 +131,8 @@ def _explain(error: BaseException) -> str:
     if isinstance(error, UserError):
         return str(error)
     if is_out_of_memory(error):
-        told = shorten(str(error) or type(error).__name__, 300)
-        return f"out of memory: {told}; give a smaller batch, shorter sequences or a smaller model"
+        text = shorten(str(error) or type(error).__name__, 300)
+        return f"out of memory: {text}; give a smaller batch, shorter sequences or a smaller model"
     if isinstance(error, OSError) and (error.filename is not None or error.errno in NO_ROOM):
         where = error.filename or "what it writes or prints was not taken"
         return f"{where}: {error.strerror}; {disk_remedy(error)}"

@@ -75,8 +75,8 @@ def command(
 ) -> None:
     """Turn text into a tokenizer and hashed token shards, ready for `altup pretrain`.
 
-    Run the same command again to go on after an interruption. The result does not depend on the number of workers,
-    nor on whether it was made in parts.
+    Run the same command again to continue after an interruption. The result does not depend on the number of
+    workers, nor on whether it was made in parts.
     """
     from altup.core.console import outlive_stdout
     from altup.core.errors import UserError
@@ -160,11 +160,11 @@ def _merge(out: Path, recipe: Recipe | None) -> None:
 
 @contextmanager
 def _goes_on() -> Iterator[None]:
-    """Ctrl-C ends with the advice to go on."""
+    """Ctrl-C ends with the advice to continue."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.secho("Stopped. Run the same command again to go on from the last finished shard.", err=True)
+        typer.secho("Stopped. Run the same command again to continue from the last finished shard.", err=True)
         raise typer.Exit(130) from None
 
 
@@ -303,4 +303,4 @@ def _report(manifest: Manifest, recipe: Recipe | None) -> None:
             "No validation text: give more text or --validation, or hold out more with --validation-fraction."
         )
     for reason, count in manifest.skipped().items():
-        typer.echo(f"Skipped: {count:,} × {reason} (the first places are in manifest.json)")
+        typer.echo(f"Skipped: {count:,} × {reason} (the first of them are in manifest.json)")

@@ -18,9 +18,9 @@ def command(
 ) -> None:
     """Pretrain a model: t5 by span corruption, bert by masked and decoder by causal language modelling.
 
-    --from MODEL goes on from a trained one, which may be of any class of transformers, widened or not.
+    --from MODEL starts from a trained one, of any class of transformers, widened or not.
 
-    Stop it with Ctrl-C, SIGTERM, SIGHUP or SIGUSR1: it saves (exit code 75) and goes on with --resume.
+    Stop it with Ctrl-C, SIGTERM, SIGHUP or SIGUSR1: it saves (exit code 75) and continues with --resume.
 
     Several processes: torchrun --nproc-per-node 8 -m altup pretrain …
     """

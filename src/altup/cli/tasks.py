@@ -126,7 +126,7 @@ def show(
             wanted = " | ".join(str(reference) for reference in dict.fromkeys(example.references))
             console.print(Text.assemble(("compared with  ", "dim"), wanted))
     if left_out := bad_input.summary():
-        console.print(Text(f"\nleft out: {left_out}", "yellow"))
+        console.print(Text(f"\nskipped: {left_out}", "yellow"))
 
 
 def _sizes(task: Task, source: TaskSource | None) -> dict[str, int]:

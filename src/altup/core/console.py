@@ -72,7 +72,7 @@ def lasting_stream(descriptor: int, encoding: str | None = None) -> GuardedText:
 
 
 def outlive_stderr() -> None:
-    """For every verb: messages that nobody can read change neither the work nor the exit code.
+    """For every verb: messages that cannot be shown change neither the work nor the exit code.
 
     A descriptor that was closed would be given to the next file that is opened, and messages would go there.
     """

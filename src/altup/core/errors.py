@@ -77,8 +77,8 @@ def is_system_error(error: BaseException) -> bool:
 
 def disk_remedy(error: BaseException) -> str:
     """What to do where the operating system did not let a file be written."""
-    told = RUST_ERROR.search(str(error))
-    number = int(told[1]) if told else getattr(error, "errno", None)
+    found = RUST_ERROR.search(str(error))
+    number = int(found[1]) if found else getattr(error, "errno", None)
     return next((remedy for numbers, remedy in REMEDIES.items() if number in numbers), "repair the disk")
 
 

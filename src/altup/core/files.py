@@ -123,7 +123,7 @@ def refuse_foreign(
 ) -> None:
     """UserError for a file that would be written over and is not of this `kind`; an empty one may be.
 
-    `ours` tells: one of these bytes stands at the beginning of such a file, or a function of its path.
+    `ours`: one of these bytes stands at the beginning of such a file, or a function of its path.
     """
     if not path.exists() or not check_regular(path).stat().st_size:
         return

@@ -158,5 +158,5 @@ def make_bf16_safe() -> str | None:
 
 def ensure_bf16(device: str) -> None:
     """Every verb calls this before it computes in bf16: on a CPU it tries a product and prints what it changed."""
-    if device == "cpu" and (told := make_bf16_safe()):
-        print(told, file=sys.stderr)
+    if device == "cpu" and (text := make_bf16_safe()):
+        print(text, file=sys.stderr)

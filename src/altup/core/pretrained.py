@@ -118,10 +118,13 @@ def load_model(
     if skeleton is not None and getattr(config, "quantization_config", None) is None:
         _refuse_other_kinds(str(place), skeleton, files)
     fixed = {"use_safetensors": True, "trust_remote_code": False}
-    told = {"ignore_mismatched_sizes": True, "output_loading_info": True}  # weights of other shapes are told below
+    reported = {
+        "ignore_mismatched_sizes": True,
+        "output_loading_info": True,
+    }  # other shapes: below
     try:
         with _no_bar_in_logs():
-            model, info = model_class.from_pretrained(place, **{**options, **fixed, **told})
+            model, info = model_class.from_pretrained(place, **{**options, **fixed, **reported})
     except UserError:
         raise
     except (OSError, ValueError, SafetensorError) as error:

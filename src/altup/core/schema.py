@@ -63,7 +63,7 @@ class Setting:
     - `choices`: the values it may have, the elements of a list, or the keys of a mapping. A function that returns
       them is called when they are needed, as `help` may be one: what other modules register need not be imported
       before.
-    - `may_change`: whether a run may go on with another value.
+    - `may_change`: whether a resumed run may have another value.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Settings:
 
     @classmethod
     def may_change(cls) -> frozenset[str]:
-        """The fields in which a config may differ when its run goes on."""
+        """The fields in which a config may differ when its run resumes."""
         return frozenset(name for name, one in describe_settings(cls).items() if one.may_change)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from altup.core.terminal import Console
 
-PIPED = 160  # columns where nobody says how many there are
+PIPED = 160  # columns where their number is unknown
 GAP = 2  # columns behind every column
 NAMES = 0.4  # of the width, at most, for the names; longer ones take several lines
 LEAST_NAME = 12  # columns that they keep, however wide a number is

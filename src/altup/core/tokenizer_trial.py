@@ -33,8 +33,8 @@ TEXTS = (
 def try_tokenizer(file: Path) -> None:
     """UserError for a tokenizer.json that cannot be loaded and used with modest time and memory."""
     state = check_regular(file).stat()
-    if told := _tried(file.resolve(), state.st_mtime_ns, state.st_size):
-        raise UserError(f"{str(file)!r} holds no tokenizer that can be used: {told}")
+    if reason := _tried(file.resolve(), state.st_mtime_ns, state.st_size):
+        raise UserError(f"{str(file)!r} holds no tokenizer that can be used: {reason}")
 
 
 @lru_cache(1000)
@@ -45,12 +45,12 @@ def _tried(file: Path, changed: int, size: int) -> str:
     done = subprocess.run(command, capture_output=True, env=environment, start_new_session=True)
     if done.returncode == 0:
         return ""
-    told = done.stderr.decode(errors="replace").strip().splitlines()
+    reason = done.stderr.decode(errors="replace").strip().splitlines()
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"it takes more than {SECONDS} seconds for a few words"
     if done.returncode == -signal.SIGABRT:
         return f"it takes more than {MEMORY >> 30} GiB of memory for a few words"
-    return told[-1] if told else f"it ended its process with {done.returncode}"
+    return reason[-1] if reason else f"it ended its process with {done.returncode}"
 
 
 def check_added(number: int) -> None:

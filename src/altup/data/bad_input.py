@@ -9,7 +9,7 @@ from altup.core.errors import UserError, check_choice, check_whole
 from altup.core.text import is_unicode
 
 MEBIBYTE = 1 << 20
-PLACES_KEPT = 3  # the first places of each reason are kept, so that the user can look at them
+PLACES_KEPT = 3  # the first of each reason are listed, so that the user can look at them
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Batches for training: what step s of seed r contains is a pure function, so resuming costs nothing.
 
-The stream is cut into n sequences of the objective's raw length (a shorter tail is left out, and counted). The
+The stream is cut into n sequences of the objective's raw length (a shorter tail is dropped, and counted). The
 global counter g = step · batch_size + position gives the epoch g // n and the place g % n; a permutation keyed by
 (seed, epoch) turns the place into a sequence, and (seed, epoch, sequence) keys the randomness of its masks.
 """

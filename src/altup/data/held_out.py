@@ -1,4 +1,4 @@
-"""Which documents are held out, and how many of them where nobody says so."""
+"""Which documents are held out, and how many of them by default."""
 
 from __future__ import annotations
 

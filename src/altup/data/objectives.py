@@ -143,13 +143,13 @@ class SpanCorruption:
         inputs[:, :width] = raw[~noise].reshape(n, width)  # reshape(n, -1) fails where n is 0
 
         before = np.cumsum(noise_lengths, axis=1) - noise_lengths  # noise tokens before each span
-        places = before + np.arange(self.spans)  # of the sentinels in the targets
+        positions = before + np.arange(self.spans)  # of the sentinels in the targets
         labels = np.full((n, self.target_length), self._eos, np.int32)
         is_token = np.ones((n, self.target_length), bool)
         is_token[:, -1] = False
-        is_token[rows, places] = False
+        is_token[rows, positions] = False
         labels[is_token] = hidden.ravel()
-        labels[rows, places] = self._sentinels
+        labels[rows, positions] = self._sentinels
         return {"input_ids": inputs, "labels": labels}
 
     def _segment(self, key: np.ndarray, tokens: int, stream: int) -> np.ndarray:
@@ -200,15 +200,15 @@ class Masked:
         if self._start is not None:
             inputs[:, 0] = self._start
         inputs[:, self._first : -1] = raw
-        places = choose(key, self.asked, self.raw_length, stream=0) + self._first
+        positions = choose(key, self.asked, self.raw_length, stream=0) + self._first
         rows = np.arange(n)[:, None]
-        asked = inputs[rows, places]
+        asked = inputs[rows, positions]
         labels = np.full((n, self.length), IGNORED, np.int32)
-        labels[rows, places] = asked
+        labels[rows, positions] = asked
         fate = below(draws(key, self.asked, stream=1), 10)
         random = below(draws(key, self.asked, stream=2), self._vocab_size).astype(np.int32)
-        inputs[rows, places] = np.where(fate < 8, self._mask, np.where(fate == 8, random, asked))
-        return {"input_ids": inputs, "labels": labels, "masked_positions": places.astype(np.int32)}
+        inputs[rows, positions] = np.where(fate < 8, self._mask, np.where(fate == 8, random, asked))
+        return {"input_ids": inputs, "labels": labels, "masked_positions": positions.astype(np.int32)}
 
 
 class Causal:

@@ -168,7 +168,7 @@ def _copy_tokenizer(shared: Path, recipe: Recipe, watch: Watch, folder: Path) ->
 
 
 def merge_parts(out: str | Path, settings: dict[str, Any] | None = None, watch: Watch | None = None) -> Manifest:
-    """Make of all parts the folder that one call makes, byte for byte, and remove them. A killed merge goes on."""
+    """Make of all parts the folder that one call makes, byte for byte, and remove them. Repeat a killed merge."""
     out, watch = Path(out), watch or (lambda stage, fraction, documents, tokens: None)
     if not out.is_dir():
         raise UserError(f"{out} holds no parts to merge; make them with --part 1/N, --part 2/N, …")
@@ -244,13 +244,13 @@ def _chunks(parts: list[tuple[Path, Manifest]], name: str) -> Iterator[tuple[lis
             if segment["pass"] != name:
                 continue
             arrays = _tokens(folder, manifest, segment)
-            places = [0] * len(SPLITS)
+            starts = [0] * len(SPLITS)
             for index, chunk in enumerate(segment["chunks"]):
-                stops = [start + length for start, length in zip(places, chunk["tokens"], strict=True)]
-                ids = [array[start:stop] for array, start, stop in zip(arrays, places, stops, strict=True)]
+                stops = [start + length for start, length in zip(starts, chunk["tokens"], strict=True)]
+                ids = [array[start:stop] for array, start, stop in zip(arrays, starts, stops, strict=True)]
                 bad_input = BadInput(state=before)
                 bad_input.add(chunk["skipped"])
-                skipped, places = bad_input.state(), stops
+                skipped, starts = bad_input.state(), stops
                 counts = {split: tuple(pair) for split, pair in zip(SPLITS, chunk["counts"], strict=True)}
                 end = segment["end"] and index == len(segment["chunks"]) - 1
                 yield ids, Chunk(counts, chunk["cursor"], skipped, end)

@@ -148,7 +148,7 @@ def _check_pieces(out: Path, recipe: Recipe, manifest: Manifest) -> None:
         raise UserError(
             f"{named('vocab_size', recipe.vocab_size)}: the vocabulary in {out} has {pieces:,} pieces, as many "
             "as suit the "
-            "text; leave it out, or give another --out"
+            "text; remove it, or give another --out"
         )
 
 

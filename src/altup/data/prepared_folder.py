@@ -71,7 +71,7 @@ def open_manifest(out: Path, settings: dict[str, Any], beside: str = "") -> Mani
         lines = [describe_difference(*one) for one in differing[:8]]
         raise UserError(
             f"folder {out} was made with other settings:\n  " + "\n  ".join(lines) + "\n"
-            "give the same settings to go on, or another --out"
+            "give the same settings to continue, or another --out"
         )
     _remove(out, UNFINISHED)
     tokenizer_whole = _tokenizer_whole(out, manifest)

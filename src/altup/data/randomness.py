@@ -49,7 +49,7 @@ def below(numbers: np.ndarray, bound: int) -> np.ndarray:
 def choose(key: np.ndarray, count: int, among: int, stream: int = 0) -> np.ndarray:
     """`[n, count]` different numbers of 0..among-1 in rising order, every subset equally likely.
 
-    The places of the `count` smallest of `among` random numbers; the place itself in the low bits breaks ties.
+    The positions of the `count` smallest of `among` random numbers; the place itself in the low bits breaks ties.
     """
     if count == 0:
         return np.empty((len(key), 0), np.int64)
@@ -57,9 +57,9 @@ def choose(key: np.ndarray, count: int, among: int, stream: int = 0) -> np.ndarr
     numbers = (draws(key, among, stream) >> bits << bits) | np.arange(among, dtype=np.uint64)
     if count < among:
         numbers.partition(count - 1, axis=1)
-    places = (numbers[:, :count] & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
-    places.sort(axis=1)
-    return places
+    positions = (numbers[:, :count] & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+    positions.sort(axis=1)
+    return positions
 
 
 def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:

@@ -64,7 +64,7 @@ class Manifest:
     """The contents of a prepared folder; rewritten after every finished segment of the source.
 
     A segment is a run of documents: `{"pass", "cursor", "end", "skipped", "shards": {split: Shard}}`, with the
-    place in the source where the next one begins, so that preparing can go on after it.
+    place in the source where the next one begins, so that preparing can continue after it.
     """
 
     settings: dict[str, Any]

@@ -22,7 +22,7 @@ class Reader(Protocol):
     def __iter__(self) -> Iterator[str]: ...
 
     def cursor(self) -> Any:
-        """JSON-able place after the last document given; `Source.read` goes on from there."""
+        """JSON-able place after the last document given; `Source.read` continues there."""
 
     def fraction(self) -> float | None:
         """How much of what it reads has been read, 0 to 1; None if that cannot be known."""
@@ -194,7 +194,7 @@ def check_cursor(cursor: Any) -> list[Any]:
     """A hub dataset's cursor; that of older versions did not tell files apart."""
     if len(cursor) != 3:
         raise UserError(
-            "preparing was begun by an older altup, and cannot go on with this one; give another --out"
+            "preparing was begun by an older altup, and cannot continue with this one; give another --out"
         )
     return list(cursor)
 
@@ -244,7 +244,7 @@ class _HubReader:
             except Exception as error:  # the library raises dozens of types
                 raise UserError(
                     f"{self._where()}: reading failed after it ({type(error).__name__}: {error}); "
-                    "run the same command again to go on from the last finished shard"
+                    "run the same command again to continue from the last finished shard"
                 ) from error
             yield record
 

@@ -208,8 +208,8 @@ def _tokenizer_folder(path: Path) -> Path:
     """Where the tokenizer of a model folder, of prepared data or of a run lies; a run has the same in every
     checkpoint."""
     newest_first = sorted((path / "checkpoints").glob("step-*"), reverse=True)
-    places = [path, path / "tokenizer", path / "final", *newest_first]
-    return next((place for place in places if (place / "tokenizer.json").is_file()), path)
+    folders = [path, path / "tokenizer", path / "final", *newest_first]
+    return next((place for place in folders if (place / "tokenizer.json").is_file()), path)
 
 
 def _guess_special(path: Path) -> dict[str, str]:

@@ -122,7 +122,7 @@ def choose_tasks(tasks: Sequence[str], suites: Sequence[str], has_data: Callable
 
 
 def counter(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
-    """A function that is told how many more are done, and reports how many are done of all."""
+    """A function that takes how many more are done, and reports how many are done of all."""
     done = 0
 
     def count(more: int) -> None:
@@ -159,7 +159,7 @@ def load_held_out(
         check_metrics(task)
         present = [split for split in task.held_out if source_of(task, source).has(task, split)]
         if not present:
-            raise UserError(f"task {task.name}: no {' or '.join(task.held_out)} in the data; leave the task out")
+            raise UserError(f"task {task.name}: no {' or '.join(task.held_out)} in the data; remove the task")
         bad = BadInput(bad_input.on_error, bad_input.limits)
         splits = {split: load_examples(task, split, source, bad, limit, training=False) for split in present}
         bad_input.add(bad.state())

@@ -91,10 +91,10 @@ def remarks_on_prompts(objective: str, prompts: Sequence[str], mask: str | None)
     """What a model of this objective makes of prompts that were meant for another, or of none."""
     gaps = [bool(SENTINEL.search(prompt)) or (mask is not None and mask in prompt) for prompt in prompts]
     if objective == "causal":
-        told = "has a gap, but this model is a decoder: it writes after the text and fills in nothing"
-        return [f"{_quoted(prompt)} {told}" for prompt, gap in zip(prompts, gaps, strict=True) if gap]
-    told = "has no gap, so the model writes at its end; mark a gap with <extra_id_0>"
-    return [f"{_quoted(prompt)} {told}" for prompt, gap in zip(prompts, gaps, strict=True) if not gap]
+        remark = "has a gap, but this model is a decoder: it writes after the text and fills in nothing"
+        return [f"{_quoted(prompt)} {remark}" for prompt, gap in zip(prompts, gaps, strict=True) if gap]
+    remark = "has no gap, so the model writes at its end; mark a gap with <extra_id_0>"
+    return [f"{_quoted(prompt)} {remark}" for prompt, gap in zip(prompts, gaps, strict=True) if not gap]
 
 
 def remarks_on_answers(prompts: Sequence[str], answers: Sequence[Pieces]) -> list[str]:
@@ -233,7 +233,7 @@ def continue_text(
     """Each prompt as pieces (text, was it written?): itself and what the decoder writes after it.
 
     Texts begin with the model's start token, as in pretraining. `options` go to `generate`. `stream` gets what is
-    written after a single prompt as it comes.
+    written after a single prompt, piece by piece.
     """
     texts = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
     start, pad = start_token(model.config, tokenizer), model.config.pad_token_id

@@ -44,7 +44,7 @@ class LoadedModel:
 
 
 def load_to_answer(answering: Answering, precision: str | None = None) -> LoadedModel:
-    """A model that answers tasks, ours or Hugging Face's; `precision` is bf16 on GPUs, else fp32."""
+    """A model that answers tasks, altup's or Hugging Face's; `precision` is bf16 on GPUs, else fp32."""
     transformers.utils.logging.disable_progress_bar()
     device = _device()
     model = answering.load().to(device).eval()

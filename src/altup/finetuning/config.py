@@ -28,7 +28,7 @@ class FinetuneConfig(TaskSettings, TrainConfig):
     `pack` puts several examples into a row; models that would mix them pad.
     A checkpoint is saved with every evaluation unless `save_every` says otherwise, so that the best can be kept.
     `data` may be moved: what counts is `batches`, the description of the data, which is filled in at the start
-    and compared when a run goes on.
+    and compared when a run resumes.
 
     Examples:
         >>> import altup

@@ -72,7 +72,7 @@ def finetune(
         packing = functools.partial(learning.packing, process_group.device, say) if config.pack else None
         data = load_data(config, learning, bad_input, say, packing)
         if left_out := bad_input.summary():
-            say(f"left out: {left_out}")
+            say(f"skipped: {left_out}")
         config = replace(config, batches=data.mixture.describe(), pack=data.mixture.packs)
         names = [held.task.name for held in data.held_out]
 

@@ -188,7 +188,7 @@ def load_data(
                 if name not in SUITES:
                     place = Path(config.data, task.folder or task.name) if config.data else "its folder"
                     raise UserError(
-                        f"task {task.name}: no training examples; put train.jsonl into {place}, or leave it out"
+                        f"task {task.name}: no training examples; put train.jsonl into {place}, or remove the task"
                     )
                 say(f"{task.name}: no training examples in the data; it is not trained")
         chosen.append((weight, present))

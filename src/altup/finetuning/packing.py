@@ -61,12 +61,12 @@ class Rows:
     target_width: int
 
     @property
-    def places(self) -> int:
+    def positions(self) -> int:
         return self.number * (self.width + self.target_width)
 
 
 def narrow_rows(inputs: Sequence[int], targets: Sequence[int], usual: Usual) -> Rows:
-    """As many rows of one width as it takes, with the room for targets that makes the fewest places."""
+    """As many rows of one width as it takes, with the room for targets that makes the fewest positions."""
     width = round_up(max(min(math.ceil(NARROW * usual.inputs.mean), WIDEST), usual.inputs.most))
     quantum = max(1, round(len(inputs) * usual.inputs.mean / width / 32))
     found = []
@@ -74,7 +74,7 @@ def narrow_rows(inputs: Sequence[int], targets: Sequence[int], usual: Usual) -> 
         if target_width >= max(targets, default=0):
             examples = fit_rows(inputs, targets, width, target_width)
             found.append(Rows(examples, round_up(len(examples), quantum), width, target_width))
-    return min(found, key=lambda rows: rows.places)
+    return min(found, key=lambda rows: rows.positions)
 
 
 def wide_rows(inputs: Sequence[int], targets: Sequence[int], usual: Usual) -> Rows:

@@ -14,7 +14,7 @@ from altup.training.parallel import full_tensor
 
 
 def copy_to_score(model: torch.nn.Module, low_precision: bool) -> Any:
-    """A `model` of ours, or a copy of its present weights that computes the same.
+    """A `model` of altup, or a copy of its present weights that computes the same.
 
     Sharded weights are gathered, because processes that decode take different numbers of steps (a collective:
     every process must call it). With `low_precision`, for a run under bf16 autocast, weights are rounded once

@@ -118,7 +118,7 @@ class TaskHub:
 def open_tasks(data: str | None) -> TaskSource:
     """The source that `--data` names: a folder, or the hub where there is none."""
     if data == "":
-        raise UserError("data='' is empty; give a folder, or leave it out for the hub")
+        raise UserError("data='' is empty; give a folder, or nothing for the hub")
     return TaskFolder(data) if data else TaskHub()
 
 

@@ -110,10 +110,10 @@ def mark_pronoun(text: str, pronoun: str, index: int) -> str:
     """
     words = text.split(" ")
     whole = whole_words(pronoun.split())
-    places = [i for i, word in enumerate(words) if whole.search(word)]
-    if not places or not isinstance(index, int):
+    found = [i for i, word in enumerate(words) if whole.search(word)]
+    if not found or not isinstance(index, int):
         raise BadRecordError("pronoun not in its text", f"span2_text={pronoun!r}, span2_index={index!r}")
-    place = min(places, key=lambda i: abs(i - index))
+    place = min(found, key=lambda i: abs(i - index))
     before, said, behind = re.split(f"({whole.pattern})", words[place], maxsplit=1, flags=re.IGNORECASE)
     words[place] = f"{before}*{said}* {behind}".strip()
     return " ".join(words).strip()

@@ -94,8 +94,8 @@ def _run(path: Path) -> None:
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
-        told = f"{type(error).__name__}: {error}"
-        raise UserError(f"{path}, line {line or 1}: {told}; correct the task's file") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{path}, line {line or 1}: {reason}; correct the task's file") from error
 
 
 def find_tasks(names: Iterable[str]) -> list[Task]:
@@ -110,7 +110,7 @@ def find_tasks(names: Iterable[str]) -> list[Task]:
 
 
 def add_task(task: Task, found: dict[str, Task]) -> bool:
-    """Add a task to those found; False if it is there already. Two tasks of one name could not be told apart."""
+    """Add a task to those found; False if it is there already. Two tasks of one name would be confused."""
     if task.name not in found:
         found[task.name] = task
         return True

@@ -37,7 +37,7 @@ class BadRecordError(ValueError):
 class Task:
     """A declaration. `name` is `suite/task`, or a bare name for a task in no suite.
 
-    - `write(record, training)` gives the examples of a record: none (left out), one, or several;
+    - `write(record, training)` gives the examples of a record: none (skipped), one, or several;
     - `metrics` are names in `altup.evaluation.metrics`, `labels` the targets of a classification in the order of
       their numbers;
     - `answer_fields` are the fields that hold a record's answer, each with a stand-in for it where an answer is

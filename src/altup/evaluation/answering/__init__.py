@@ -34,7 +34,7 @@ class Answering(Protocol):
         """The model, to be evaluated."""
 
     def check(self, task: Task, inputs_length: int, targets_length: int) -> None:
-        """UserError for a task that such a model cannot answer, or for more tokens than it has places for."""
+        """UserError for a task that such a model cannot answer, or for more tokens than it has positions for."""
 
     def inputs(self, texts: Sequence[str], most: int) -> Tokens:
         """What the model reads: each text as at most `most` tokens."""

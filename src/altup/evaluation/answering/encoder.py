@@ -46,7 +46,7 @@ class EncoderAnswering:
         names = labels_of(self.config)
         if not task.labels and not names:
             return [0]
-        if names == tuple(f"LABEL_{i}" for i in range(len(task.labels))):  # nobody has named them
+        if names == tuple(f"LABEL_{i}" for i in range(len(task.labels))):  # they have no names
             return list(range(len(names)))
         if not task.labels or not set(task.labels) <= set(names):
             knows = f"names {', '.join(names)}" if names else "gives a score"

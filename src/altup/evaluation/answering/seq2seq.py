@@ -47,7 +47,7 @@ class Seq2SeqAnswering:
 
     @property
     def is_t5(self) -> bool:
-        """Whether it is ours, or can be converted to ours: a T5 1.1 that was not widened."""
+        """Whether it is altup's, or can be converted to it: a T5 1.1 that was not widened."""
         if self.config is None or self.config.model_type == AltUpT5Config.model_type:
             return True
         converts = getattr(self.config, "feed_forward_proj", "") == CONVERTED

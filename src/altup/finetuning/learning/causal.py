@@ -100,7 +100,7 @@ class CausalLearning:
 
 
 def load_to_learn(place: str, config: FinetuneConfig) -> Any:
-    """The model at `place`, ours or of others, with float32 weights and the dropout and z-loss of `config`."""
+    """The model at `place`, altup's or another, with float32 weights and the dropout and z-loss of `config`."""
     logging.disable_progress_bar()
     own = load_config(place)
     set_dropout(own, config.dropout)

@@ -102,7 +102,7 @@ class Seq2SeqLearning:
 
 
 def build_model(config: FinetuneConfig, place: str, checkpoint: Path | None = None) -> torch.nn.Module:
-    """The T5 at `place`, ours or converted to ours, or that of a checkpoint; float32, with dropout."""
+    """The T5 at `place`, altup's or converted to it, or that of a checkpoint; float32, with dropout."""
     logging.disable_progress_bar()
     if checkpoint is not None:
         resumed: torch.nn.Module = load_model(AltUpT5ForConditionalGeneration, checkpoint, dtype=torch.float32)
