@@ -109,7 +109,7 @@ def test_generate_answers_in_the_family_s_way(trained, tmp_path: Path) -> None:
         (["--model", "decoder", "--set", "type_vocab_size=2"], "--set type_vocab_size is not known"),
         (["--model", "decoder", "--set", "bos_token_id=2"], "--set bos_token_id is not known"),
         (["--from", "./nowhere"], "'nowhere': no such folder; give a run or a model folder"),
-        (["--from", "x", "--method", "altup"], "--method altup: the model of --from x decides; leave it out"),
+        (["--from", "x", "--method", "altup"], "--method altup: the model of --from x decides; remove it"),
     ],
 )
 def test_mistakes_get_one_clear_line(data: Path, tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -170,7 +170,7 @@ def test_a_resumed_run_refuses_other_weights_in_the_same_folder(data: Path, tmp_
 def test_the_model_decides_what_it_is(data: Path, tmp_path: Path) -> None:
     model = make("gpt2", tmp_path / "model", data)
     for wrong in ({"size": "small"}, {"method": "altup"}, {"k": 2}, {"model_overrides": {"d_ff": 4}}):
-        with pytest.raises(UserError, match=f"{next(iter(wrong))}=.* decides; leave it out"):
+        with pytest.raises(UserError, match=f"{next(iter(wrong))}=.* decides; remove it"):
             go_on(model, data, tmp_path / "run", **wrong)
     with pytest.raises(UserError, match=r"model='t5': .* is of the kind 'decoder'"):
         go_on(model, data, tmp_path / "run", model="t5")

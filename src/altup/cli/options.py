@@ -28,7 +28,7 @@ def option(name: str, text: str, panel: str = "Run") -> Any:
 
 
 Out = Annotated[Path, option("--out", "Folder of the run.")]
-Resume = Annotated[bool, option("--resume", "Go on from the newest whole checkpoint in --out, if there is one.")]
+Resume = Annotated[bool, option("--resume", "Continue from the newest whole checkpoint in --out, if any.")]
 ConfigFile = Annotated[Path | None, option("--config", "YAML with the names of a saved config.yaml; flags win.")]
 Suites = Annotated[list[str] | None, option("--suite", "glue or super_glue. Repeat it.")]
 PushToHub = Annotated[
@@ -101,7 +101,7 @@ def tell(outcome: TrainOutcome, verb: str, out: Path, finished: str) -> None:
         if failed := [r for r in read_records(RunFolder(out).metrics) if r.get("split") == FAILED]:
             text += f"\n{number_of(len(failed), 'evaluation')} failed, the last with: {failed[-1].get('error')}"
     else:
-        again = f"Go on with:\n  {resume_command(verb, out)}"
+        again = f"Continue with:\n  {resume_command(verb, out)}"
         text = f"stopped after step {outcome.step:,}{skipped}; everything is saved. {again}"
     if os.environ.get("RANK", "0") == "0":
         typer.echo(text)

@@ -25,7 +25,7 @@ class TrainConfig(OptimizerConfig):
     `batch_size` and `micro_batch` count the examples of all processes together: a step adds up
     `batch_size / micro_batch` forward passes, and each process takes an equal share of every one.
 
-    A run may go on with other values of the settings that `may_change`: they say how it is run and watched. The
+    A resumed run may have other values of the settings that `may_change`: they say how it is run and watched. The
     weights stay the same, to the last bit or, for those of the panel "Speed" and `micro_batch`, up to the rounding
     of another order of summation.
     """
@@ -56,7 +56,7 @@ class TrainConfig(OptimizerConfig):
         20, "Steps in a row with gradients that are not finite, before the run stops.", at_least=1, may_change=True
     )
     on_spike: str = setting(
-        "ignore", "A loss spike: {choices}; to skip is to go back a checkpoint and leave out what was read since.",
+        "ignore", "A loss spike: {choices}; skip: roll back to the last checkpoint and drop the batches since.",
         panel="Training", choices=SPIKES,
     )  # fmt: skip
     watchdog: float = setting(
@@ -99,9 +99,7 @@ class TrainConfig(OptimizerConfig):
     def resolve(cls, saved: dict[str, Any], file: Path | None, flags: dict[str, Any]) -> Self:
         """A run's config from what it was started with, a user's file, and flags; later ones win."""
         values: dict[str, Any] = {}
-        given = (
-            {str(file): read_settings(file, "write `name: value` lines, or leave --config out")} if file else {}
-        )
+        given = {str(file): read_settings(file, "write `name: value` lines, or remove --config")} if file else {}
         for name, source in {"config.yaml of the run": saved, **given, "config": flags}.items():
             refuse_unknown(name, source, describe_settings(cls))
             values = cls.merge(values, source)

@@ -1,4 +1,4 @@
-"""A pretraining run that goes on from a model: which one, whether the data fit it, and how it is loaded.
+"""A pretraining run that starts from a model: which one, whether the data fit it, and how it is loaded.
 
 Weights are read when the loop asks for them; all else is known from the model's config and tokenizer.
 """

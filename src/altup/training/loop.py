@@ -83,10 +83,10 @@ class Loop:
     drawn, or read from the checkpoint, row by row. `make_evaluate(engine)` gives the callback that measures it on
     held-out data, called on every rank; the checkpoint with the highest `score` of what it returns is the best,
     and so is, each for itself, the one with the highest value of every name in `also_best`. They are forgotten
-    where a run goes on with another `yardstick`, which says what is measured. `measures_start` evaluates before
-    the first step too; `saves_first` saves before the first evaluation, which nobody has tried yet. One that fails
-    is told and recorded, and the run goes on. `flops` is the cost of one training example, for the share of the
-    device's peak. With `stops_collapsed` a run that has lost what it had learned ends before its last step, with a
+    where a run resumes with another `yardstick`, which says what is measured. `measures_start` evaluates before
+    the first step too; `saves_first` saves before the first evaluation, which may fail. One that fails is reported
+    and recorded, and the run continues. `flops` is the cost of one training example, for the share of the device's
+    peak. With `stops_collapsed` a run that has lost what it had learned ends before its last step, with a
     DivergedError. `introduction` is said once nothing more can be refused. `afterwards` writes what belongs to the
     folder of a run that has ended, on the first rank.
     """
@@ -380,7 +380,7 @@ class _Training:
             if self.config.on_spike == "stop":
                 raise DivergedError(
                     f"the loss jumped to {loss:.4f} by step {done:,} (on_spike=stop). Start again with a lower "
-                    "lr, or go on with --resume --on-spike skip"
+                    "lr, or continue with --resume --on-spike skip"
                 )
             last_record = (done - 1) // self.config.log_every * self.config.log_every
             if checkpoint := self.folder.newest_checkpoint(self.process_group, at_most=last_record):

@@ -84,7 +84,7 @@ class MemoryAdvice:
         place, told = _name(self.process_group.device), shorten(str(error) or type(error).__name__, LONG)
         estimate = f" {self._estimate}." if self._estimate else ""
         raise UserError(
-            f"out of memory on {place}: {told}.{estimate} Go on from the last checkpoint (--resume) with less: "
+            f"out of memory on {place}: {told}.{estimate} Continue from the last checkpoint (--resume) with less: "
             f"{self.remedies()}"
         ) from error
 

@@ -43,7 +43,7 @@ def find_model_config(path: Path | None = None, model: str | None = None, **flag
             )
     else:
         if source := values.get("from_model"):
-            raise UserError(f"{path}: the run goes on from {source}, which it does not describe; give its folder")
+            raise UserError(f"{path}: the run starts from {source}, which it does not describe; give its folder")
         of_file = values.pop("model", None) or model or "t5"
     if model not in (None, of_file):
         raise UserError(f"--model {model}: {path} describes a {of_file!r} model; leave --model out")

@@ -13,7 +13,7 @@ from typing import Any
 
 from altup.core.files import Lock
 
-STOPPED = 75  # exit code (EX_TEMPFAIL) of a run that stopped on request with everything saved; --resume goes on
+STOPPED = 75  # exit code (EX_TEMPFAIL) of a run that stopped on request with everything saved; --resume continues
 # A terminal that closes sends SIGHUP, a scheduler whose time is over SIGUSR1 (SLURM's --signal=USR1@120).
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 PLEASE_WAIT = "saving; please wait\n"

@@ -62,9 +62,9 @@ class PretrainConfig(TrainConfig):
     `model` is the family and decides what is learnt: t5 span corruption, bert masked and decoder causal language
     modelling. `size` unset is the family's own: `small`, for bert `light`. `model_overrides` sets any field of the
     model's config beside the names. `data` may be moved: what counts is `batches`, the description of the data
-    (hashes, objective, seed), which is filled in at the start and compared when a run goes on.
+    (hashes, objective, seed), which is filled in at the start and compared when a run resumes.
 
-    With `from_model` the run goes on from a trained model, which decides all of this itself: `model` then says
+    With `from_model` the run starts from a trained model, which decides all of this itself: `model` then says
     which family learns as it does. `from_seal`, filled in at the start, tells its weights from others.
 
     Examples:
@@ -82,10 +82,10 @@ class PretrainConfig(TrainConfig):
     optimizer: str | None = setting(None, shown="muon")
     data: str = setting("", "Folder made by `altup prepare`.", panel="Run", after="out", may_change=True)
     verify_data: bool = setting(
-        False, "Read all of it when a run goes on, not a sample.", panel="Run", after="data", may_change=True
+        False, "On resume, verify all data instead of a sample.", panel="Run", after="data", may_change=True
     )
     from_model: str | None = setting(
-        None, "Go on from this model: a run, a model folder or a name on the hub.", panel="Model", flag="--from"
+        None, "Start from this model: a run, a model folder or a name on the hub.", panel="Model", flag="--from"
     )
     from_seal: str | None = setting(None)
     model: str | None = setting(None, "Family: {choices}.", panel="Model", choices=_list_families, shown="t5")
@@ -134,7 +134,7 @@ class PretrainConfig(TrainConfig):
         if recipe and self.optimizer not in (None, recipe["optimizer"]):
             raise UserError(
                 f"{named('recipe', self.recipe)} trains with {recipe['optimizer']}, not with "
-                f"{named('optimizer', self.optimizer)}; leave one of them out"
+                f"{named('optimizer', self.optimizer)}; remove one of them"
             )
         for name, value in recipe.items():
             if getattr(self, name) is None:
@@ -154,9 +154,7 @@ class PretrainConfig(TrainConfig):
         """A model that is given decides its shape and method."""
         for name in (*MODEL_NAMES, "model_overrides"):
             if value := getattr(self, name):
-                raise UserError(
-                    f"{named(name, value)}: the model of --from {self.from_model} decides; leave it out"
-                )
+                raise UserError(f"{named(name, value)}: the model of --from {self.from_model} decides; remove it")
 
     @property
     def has_coefficients(self) -> bool:
@@ -273,7 +271,7 @@ def pretrain(
     Args:
         config: What to train, on what and how.
         out: The folder of the run.
-        resume: Go on from the newest whole checkpoint in `out`, if there is one.
+        resume: Continue from the newest whole checkpoint in `out`, if there is one.
         push_to_hub: A Hugging Face repository to upload the final model to.
         stop_collapsed: Raise an error once the held-out loss was more than a nat above its own lowest at two
             evaluations in a row, instead of training a lost model to its last step.

@@ -42,7 +42,7 @@ class Sink(Protocol):
 class Reporter:
     """All reports of a run: metrics.jsonl, the console, trackers and `more`. Other ranks are silent.
 
-    Records after `step`, from where the run goes on, are cut off: they will be written again. With
+    Records after `step`, from where the run continues, are cut off: they will be written again. With
     `measures_again` so are those of an evaluation at `step`.
     """
 
@@ -98,7 +98,7 @@ def describe(values: dict[str, Any], total: int) -> str:
     shown = FORMS if values["split"] == "train" else {**dict.fromkeys(numbers(values), ".4g"), **FORMS}
     parts += [f"{name} {value}" for name, value in figures(values, total, shown)]
     if values.get("error"):
-        parts.append(f"{values['error']} · training goes on")
+        parts.append(f"{values['error']} · training continues")
     if values.get("skipped"):
         parts.append(f"skipped {values['skipped']}")
     return " · ".join(parts)

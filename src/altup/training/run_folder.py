@@ -46,7 +46,7 @@ class RunFolder(RunPaths):
 
     @contextlib.contextmanager
     def lock(self, process_group: ProcessGroup) -> Iterator[FolderLock]:
-        """Refuse a second run in this folder while one is going on; the lock ends with the process."""
+        """Refuse a second run in this folder while one is running; the lock ends with the process."""
         if not process_group.is_first:
             yield FolderLock(self.path, None)
             return
@@ -110,10 +110,10 @@ class RunFolder(RunPaths):
             self._check_same(self.read_config(type(config)), config)
         if self.started and not resume:
             raise UserError(
-                f"{self.path} already holds this run; add --resume to go on with it, or choose another folder"
+                f"{self.path} already holds this run; add --resume to continue it, or choose another folder"
                 if self.config.exists()
                 else f"{self.path} holds checkpoints of a run whose {self.config.name} is missing; add --resume "
-                "to go on with it, if these are its settings, or choose another folder"
+                "to continue it, if these are its settings, or choose another folder"
             )
         make_durable(self.checkpoints)
         for folder in (self.path, self.checkpoints):
@@ -151,7 +151,7 @@ class RunFolder(RunPaths):
         if lines := _show_difference(before, now, state.step):
             raise UserError(
                 f"{checkpoint} was trained with other settings or data than those of now:\n{lines}\n"
-                f"put them back ({self.config}, the command line, the data) to go on with this run, or choose "
+                f"put them back ({self.config}, the command line, the data) to continue this run, or choose "
                 "another folder for a new one"
             )
 

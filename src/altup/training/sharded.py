@@ -4,7 +4,7 @@ What is written is the usual Hugging Face folder with several weight files: `mod
 and the index that names them. Every tensor is whole in one file. Each rank owns some of the tensors, about as many
 bytes as the others. They are gathered one after the other; its owner writes a tensor, in a thread, while the next
 ones are gathered. So a rank holds a few tensors in memory, whatever the size of the model, all ranks write at
-once, and the number of ranks may be another when training goes on. The optimizer is kept in the same way.
+once, and the number of ranks may be another when training resumes. The optimizer is kept in the same way.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 def write_parts(tensors: Mapping[str, Tensor], folder: Path, stem: str, process_group: ProcessGroup) -> Entries:
     """Write sharded tensors; to be called on every rank. Gives the size and hash of the file of this one.
 
-    A rank that cannot write goes on gathering with the others, and fails at the end.
+    A rank that cannot write continues gathering with the others, and fails at the end.
     """
     world, rank = process_group.world_size, process_group.rank
     owners = _owners(tensors, world)

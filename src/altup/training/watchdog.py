@@ -54,7 +54,7 @@ class Watchdog:
         self._pause = min(PAUSE, self._limit / 20)
         self._gaps: collections.deque[float] = collections.deque(maxlen=REMEMBERED)
         self._step, self._since, self._idle, self._told = 0, time.monotonic(), 0.0, False
-        self._aside = ""  # what is going on that may take any time
+        self._aside = ""  # what is happening that may take any time
         self._board: Any = None  # where ranks tell each other how they stand
         self._signs = 0
         self._heard: dict[int, tuple[int, int]] = {}  # rank → its last sign of life, and looks since

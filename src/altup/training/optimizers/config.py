@@ -122,7 +122,7 @@ class OptimizerConfig(Settings):
             if self.weight_decay:
                 raise UserError(
                     f"{named('weight_decay', self.weight_decay)} does not go with "
-                    f"{named('optimizer', self.optimizer)}, which is T5's and has none; leave it at 0 or choose "
+                    f"{named('optimizer', self.optimizer)}, which is T5's and has none; keep it at 0 or choose "
                     "'adamw'"
                 )
             for name in ("beta1", "beta2"):
