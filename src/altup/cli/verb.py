@@ -43,7 +43,7 @@ FIRST = {
     ),
     "evaluate": ("task", "suite", "data", "out", "limit", "batch_size", "split", "predict_only", "as_json"),
     "bench": ("quick", "sizes", "only", "out", "plot", "show", "time_limit", "repeat"),
-    "run": ("everything", "scale", "data", "tasks", "results", "out", "seeds", "only", "minutes", "dry_run"),
+    "run": ("everything", "scale", "data", "tasks", "results", "out", "seeds", "only", "jobs", "dry_run"),
 }
 
 
