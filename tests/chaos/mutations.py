@@ -325,10 +325,10 @@ MUTATIONS = [
     M("tokenizers are not tried", "core/tokenizer_trial.py", "if told := _tried(", "if told := False and _tried("),
     M("names lead elsewhere", "core/files.py", "if not FILE_NAME.fullmatch(name):", "if False:"),
     M(
-        "pipes are opened",
+        "a removed lock is not lost",
         "core/files.py",
-        "if path.exists() and not (path.is_file() or path.is_dir()):",
-        "if False:",
+        "return not os.path.samestat(self.path.stat(), os.fstat(self._descriptor))",
+        "return False",
     ),
     M(
         "a terminal obeys",
