@@ -25,15 +25,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from altup.core.sealed_folders import UNFINISHED
 from tests.chaos import cases, spoil
+from tests.chaos import spoilt_hostile as hostile
 from tests.chaos import spoilt_inputs as inputs
 from tests.chaos import spoilt_results as results
 from tests.chaos.cases import OUT
 from tests.chaos.material import make_material
 from tests.processes import start
 
-BAD = 500  # cases that are certain to be bad
-ODD = 150  # and more, that may be harmless
+BAD = 750  # cases that are certain to be bad
+ODD = 250  # and more, that may be harmless
 CPU_SECONDS = 60  # more of it is a hang, however busy the machine is
 SECONDS = 600.0  # and so is this, if it does not even compute
 MEMORY = 6 << 30
@@ -42,10 +44,12 @@ SPOILT = [
     *(inputs.bad_yaml, inputs.bad_setting, inputs.bad_model, inputs.bad_model, inputs.bad_data, inputs.bad_run),
     *(inputs.bad_text, inputs.bad_task_file, inputs.bad_own_task, results.bad_results, results.bad_rows),
     *(results.bad_job, inputs.too_large),
+    *(hostile.bad_tokenizer, hostile.bad_roles, hostile.bad_numbers, hostile.bad_state, hostile.bad_seal),
+    hostile.bad_link,
 ]
 PERHAPS = [
     *(inputs.odd_model, inputs.odd_model, inputs.odd_model, results.odd_results, results.odd_results),
-    *(inputs.bad_tree, inputs.bad_prompt),
+    *(inputs.bad_tree, inputs.bad_prompt, hostile.bad_record, hostile.odd_text),
 ]
 
 
@@ -205,11 +209,12 @@ def _confine(box: Path, own: Path, allowed: list[str]) -> None:
 
 
 def _within(name: str, place: str) -> bool:
-    """Whether `name` is `place`, in it, its temporary file or its plots; or a folder on the way to it."""
+    """Whether `name` is `place`, in it, beside it as temporary, its plots, or on the way to it."""
     beside = place.removesuffix(".html") + "-plots"
+    unfinished = str(Path(place).with_name(f"{UNFINISHED}{Path(place).name}"))
     return (
-        name in (place, f"{place}.tmp", beside)
-        or name.startswith((place + "/", beside + "/"))
+        name in (place, f"{place}.tmp", beside, unfinished)
+        or name.startswith((place + "/", beside + "/", unfinished + "/"))
         or place.startswith(name + "/")
     )
 

@@ -1,4 +1,4 @@
-"""Bad input gets a clear sentence: 500 cases that are certain to be bad, and more that may be harmless."""
+"""Bad input gets a clear sentence: 750 cases that are certain to be bad, and more that may be harmless."""
 
 from __future__ import annotations
 
