@@ -24,7 +24,7 @@ FACTORS = {
     "positions": "positions",
 }
 MEASURES = {
-    "collapse": "collapsed",
+    "diverged": "diverged",
     "loss": "loss",
     "accuracy": "accuracy",
     "run_flops": "flops",
@@ -78,7 +78,7 @@ def describe(record: dict[str, Any]) -> Row:
         "steps": str(record["step"]),
         "tokens": str(tokens or ""),
         "other": "; ".join(f"{name}={json.dumps(value)}" for name, value in sorted(others.items())),
-        "collapsed": "1" if record.get("diverged") else "",
+        "diverged": str(record["step"]) if "diverged" in record else "",
         "hardware": record["hardware"],
         "date": record["date"][:10],
     }

@@ -128,7 +128,7 @@ def read_rows(folder: str, study: str, size: str) -> dict[str, Row]:
         for run in csv.DictReader(file):
             if run["use"] == "report" and (run["study"], run["size"]) == (study, size):
                 runs = found[run["row"]]
-                if run.get("collapsed"):
+                if run.get("diverged"):
                     diverged[run["row"]] += 1
                 elif run["seed"] in runs:
                     raise SystemExit(f"{folder}, {study}, {run['row']}: two runs of seed {run['seed']}")

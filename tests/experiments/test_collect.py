@@ -43,20 +43,22 @@ def results(tmp_path: Path) -> Path:
     write_record(folder, "tuned", kind="finetune")
     lines.append(["question", "Dense", "tiny", "1", "squad_f1", "50", "tuned"])
     write_record(folder, "sweep", lr=0.12)
+    write_record(folder, "lost", method="dense", seed=4)
+    lines.append(["question", "Dense", "tiny", "4", "diverged", "40", "lost"])
     with (folder / "question.csv").open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *lines])
     return folder
 
 
 def test_a_line_a_run(results: Path, tmp_path: Path) -> None:
-    assert add(results, tmp_path / "question") == 7
+    assert add(results, tmp_path / "question") == 8
     rows = {row["run"]: row for row in csv.DictReader((tmp_path / "question/runs.csv").open())}
-    assert len(rows) == 7
+    assert len(rows) == 8
     assert rows["Dense1"]["loss"] == "3.5"
     assert rows["Dense1"]["squad_f1"] == "50"
     assert rows["AltUp2"]["speed"] == "0.9"
     assert (rows["AltUp2"]["norms"], rows["AltUp2"]["tokens"]) == ("0.1", "1280")
-    assert [row["use"] for row in rows.values()] == ["report"] * 6 + ["tuning"]
+    assert [row["use"] for row in rows.values()] == ["report"] * 7 + ["tuning"]
     assert (rows["sweep"]["lr"], rows["sweep"]["loss"]) == ("0.12", "3.9")
 
 
@@ -82,6 +84,7 @@ def test_a_page_shows_the_difference(results: Path, tmp_path: Path, monkeypatch:
     page = tables.fill("<!-- table: question | question | tiny | Dense -->\n")
     assert "| AltUp K=2 | 3 | 0.900 | 40 | 3.420 | −0.090 (−0.147 to −0.033) |" in page
     paired = tables.fill("<!-- table: question | question | tiny | Dense | paired -->\n")
+    assert "| Dense | 3, 1 diverged |" in page
     assert "−0.0900 (−0.1557 to −0.0243)" in paired
 
 
