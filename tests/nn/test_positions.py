@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from altup.kernels.attention import lay_out
+from altup.kernels.rotary import rotate
 from altup.nn import RelativeBias
-from altup.nn.positions import OfEachDistance, distance_bucket, rotate, rotation
+from altup.nn.positions import OfEachDistance, distance_bucket, rotation
 
 
 def bucket_by_hand(distance, buckets, far, bidirectional):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from altup.kernels.attention import PEAKS, WIDTHS, apart, attention, joined, joined_attention
 from altup.kernels.launch import runs_triton
+from altup.kernels.rotary import rotary_heads, rotate
 from altup.nn.linear import Fp8Maps, Rounding, apply_linears, is_bare, joined_linear, multiplies_in_fp8
-from altup.nn.positions import rotate
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -256,15 +256,7 @@ class GroupedAttention(Fp8Maps):
 
         `causal` hides the future where there is no mask; a mask must hide it itself.
         """
-        maps = (self.q, self.k, self.v)
-        if self.joins("projections", x):
-            projected = joined_linear(x, maps).split([linear.out_features for linear in maps], dim=-1)
-        else:
-            fp8, rounded = self.in_fp8("projections"), self.rounded_maps("own")
-            projected = apply_linears(x, maps, fp8, rounding, rounded=rounded)
-        q, k, v = (part.unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for part in projected)
-        if rotation is not None:
-            q, k = rotate(q, *rotation), rotate(k, *rotation)
+        q, k, v = self._project(x, rotation, rounding)
         if cache is not None:
             k, v = cache.update(k, v, self.index)
         if self.group > 1 and mask is not None:
@@ -281,3 +273,21 @@ class GroupedAttention(Fp8Maps):
         )
         fp8, rounded = self.in_fp8("output"), self.rounded_maps("output")
         return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o,), fp8, rounded=rounded)[0]
+
+    def _project(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, rounding: Rounding
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each [batch, heads, tokens, d_kv]; where `rotation` is given, queries and keys
+        are turned."""
+        maps = (self.q, self.k, self.v)
+        if self.joins("projections", x):
+            joined = joined_linear(x, maps)
+            heads = [linear.out_features // self.d_kv for linear in maps]
+            if rotation is not None:
+                return rotary_heads(joined, *rotation, heads[0], heads[1])
+            q, k, v = joined.unflatten(-1, (-1, self.d_kv)).transpose(1, 2).split(heads, dim=1)
+            return q, k, v
+        fp8, rounded = self.in_fp8("projections"), self.rounded_maps("own")
+        projected = apply_linears(x, maps, fp8, rounding, rounded=rounded)
+        q, k, v = (part.unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for part in projected)
+        return (q, k, v) if rotation is None else (rotate(q, *rotation), rotate(k, *rotation), v)

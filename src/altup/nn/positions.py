@@ -105,10 +105,3 @@ def rotation(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple[Te
     powers = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
     angles = positions[:, None, :, None].float() * (1.0 / theta**powers)
     return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn each pair (xᵢ, xᵢ₊ₕ), where h is half the width, by its angle; x: [batch, heads, tokens, width]."""
-    first, second = x.chunk(2, dim=-1)
-    cosine, sine = cosine.to(x.dtype), sine.to(x.dtype)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)

@@ -35,6 +35,8 @@ from altup.kernels.gemma3n import (
     residual,
 )
 from altup.kernels.gemma3n import gated as gemma_gated
+from altup.kernels.rotary import rotary_heads
+from altup.nn.positions import rotation
 
 Results = Tensor | Sequence[Any]
 ENCODER, DECODER, LARGE = (64, 512), (64, 114), (8, 2048)  # sequences and tokens: T5-base's, decoder `large`'s
@@ -115,6 +117,17 @@ def addition(rows: Sequence[int], d: int, p: float, draw: Draw) -> Made:
 
 def gate(rows: Sequence[int], d: int, activation: str, p: float, draw: Draw) -> Made:
     return Made(lambda kind, h: gated(h, activation, p, implementation=kind), [draw.pair(*rows, d)], not p)
+
+
+def rotary(rows: Sequence[int], queries: int, keys: int, d: int, draw: Draw) -> Made:
+    batch, tokens = (draw.size(n) for n in rows)
+    angles = rotation(torch.arange(tokens, device=draw.setup.device)[None], d)
+
+    def run(kind: str, joined: Tensor) -> Results:
+        return rotary_heads(joined, *angles, queries, keys, kind)
+
+    joined = torch.randn(batch, tokens, (queries + 2 * keys) * d, device=draw.setup.device)
+    return Made(run, [joined.to(draw.setup.dtype)])
 
 
 def head(tokens: int, d: int, words: int, softcap: float | None, draw: Draw) -> Made:
@@ -276,6 +289,7 @@ KERNELS: tuple[tuple[str, partial[Made]], ...] = (
     ("gated", partial(gate, ENCODER, 2048, "gelu", 0.0)),
     ("gated", partial(gate, LARGE, 2816, "silu", 0.0)),
     ("gated", partial(gate, ENCODER, 2048, "gelu", 0.1)),
+    ("rotary", partial(rotary, LARGE, 16, 4, 64)),
     ("gemma3n predict", partial(gemma_predict, GEMMA, 2048, 4)),
     ("gemma3n correction", partial(gemma_correction, GEMMA, 2048, 4)),
     ("gemma3n correct", partial(gemma_correct, GEMMA, 2048, 4)),
