@@ -3,12 +3,16 @@
 Transformers chooses a model's class by the type of its config, and a widened Llama is a Llama in its config. So
 `PreTrainedModel.from_pretrained`, through which Auto classes, pipelines and PEFT go too, is told what it loads.
 Models that were not widened are loaded as ever, and neither transformers nor torch is imported here.
+
+Without altup a widened model must not be loaded as a narrow one. So its saved config has text in place of sizes,
+which every class of transformers refuses; with altup it is read as the number.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import json
 import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
@@ -17,7 +21,9 @@ from typing import Any
 
 from altup.core.errors import UserError
 
-MODULE = "transformers.modeling_utils"
+MODELS, CONFIGS = "transformers.modeling_utils", "transformers.configuration_utils"
+SIZES = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "vocab_size")  # one of which every model has
+NOTE = ": widened by altup, which reads this as the number; import altup before you load the model"
 OF_LOADING = ("dtype", "torch_dtype", "quantization_config")  # options that are fields of a config as well
 
 
@@ -31,10 +37,11 @@ class WidenedError(Exception):
 
 def install() -> None:
     """Now, or as soon as transformers is imported."""
-    if module := sys.modules.get(MODULE):
-        _change(module)
-    else:
-        sys.meta_path.insert(0, AfterImport(MODULE, _change))
+    for name, change in ((MODELS, _change), (CONFIGS, _change_configs)):
+        if module := sys.modules.get(name):
+            change(module)
+        else:
+            sys.meta_path.insert(0, AfterImport(name, change))
 
 
 class AfterImport(MetaPathFinder):
@@ -100,6 +107,46 @@ def _change(module: Any) -> None:
     cls.save_pretrained = save_pretrained
     cls._load_pretrained_model = staticmethod(_load_pretrained_model)
     cls._upload_modified_files = _upload_modified_files
+
+
+def _change_configs(module: Any) -> None:
+    cls = module.PreTrainedConfig
+    if getattr(cls.to_json_file, "knows_altup", False):
+        return
+    write, read = cls.to_json_file, cls._dict_from_json_file.__func__
+
+    @functools.wraps(write)
+    def to_json_file(self: Any, json_file_path: Any, *args: Any, **options: Any) -> None:
+        write(self, json_file_path, *args, **options)
+        if is_widened(self):
+            path = Path(json_file_path)
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            path.write_text(json.dumps(_with_notes(fields), indent=2) + "\n", encoding="utf-8")
+
+    @functools.wraps(read)
+    def _dict_from_json_file(cls: Any, json_file: Any) -> Any:
+        return _without_notes(read(cls, json_file))
+
+    to_json_file.knows_altup = True  # type: ignore[attr-defined]
+    cls.to_json_file = to_json_file
+    cls._dict_from_json_file = classmethod(_dict_from_json_file)
+
+
+def _with_notes(fields: Any) -> Any:
+    """Sizes as text, in parts of a config too: `"hidden_size": "64: widened by altup…"`."""
+    if not isinstance(fields, dict):
+        return fields
+    return {
+        name: f"{value}{NOTE}" if name in SIZES and type(value) is int else _with_notes(value)
+        for name, value in fields.items()
+    }
+
+
+def _without_notes(fields: Any) -> Any:
+    if isinstance(fields, dict):
+        return {name: _without_notes(value) for name, value in fields.items()}
+    is_noted = isinstance(fields, str) and fields.endswith(NOTE)
+    return int(fields.removesuffix(NOTE)) if is_noted else fields
 
 
 def is_widened(config: Any) -> bool:

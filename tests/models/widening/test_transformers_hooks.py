@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
@@ -18,7 +23,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from altup import WideTrainerMixin, widen
+from altup import WideTrainerMixin, narrow, widen
 from altup.core.errors import UserError
 from altup.transformers_hooks import AfterImport
 from tests.models.widening.families import build, inputs
@@ -96,6 +101,47 @@ def test_refusals(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="not of this altup version"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+WITHOUT_ALTUP = """
+import sys, transformers
+for folder in sys.argv[1:]:
+    kind = transformers.PreTrainedConfig.get_config_dict(folder)[0]["architectures"][0]
+    for load in (transformers.AutoConfig, transformers.AutoModel, getattr(transformers, kind)):
+        try:
+            load.from_pretrained(folder)
+        except Exception as error:
+            assert "widened by altup" in str(error), error
+            assert "import altup" in str(error), error
+        else:
+            raise SystemExit(f"{load.__name__} loads {folder}")
+assert "altup" not in sys.modules
+"""
+
+
+def test_without_altup_every_loader_refuses(tmp_path):
+    """Auto classes and the concrete one, whether sizes have changed (altup) or not (recycled)."""
+    folders = []
+    for family in ("llama", "bert", "t5", "gpt2"):
+        for method in ("recycled", "altup"):
+            folders.append(tmp_path / f"{family}-{method}")
+            widen(build(family), method).save_pretrained(folders[-1])
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    outside["PYTHONPATH"] = str(Path(transformers.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ALTUP, *map(str, folders)], env=outside, cwd=tmp_path, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for folder in folders:  # with altup the sizes are numbers again
+        config = AutoConfig.from_pretrained(folder)
+        assert type(config.vocab_size) is int
+        assert type(config.hidden_size) is int
+
+
+def test_a_narrowed_model_loads_without_altup(tmp_path):
+    narrow(widen(build("llama"), "recycled")).save_pretrained(tmp_path)
+    assert "altup" not in (tmp_path / "config.json").read_text()
 
 
 def test_other_models_load_as_ever(tmp_path):
