@@ -44,7 +44,7 @@ class Runner:
     nothing with its reference. `by_host` times whole bursts by the host's clock, `profile` reports what runs on
     the device. A provider that fails, disagrees or comes too late is reported and does not stop the others. `cold`
     measures the start of compiled providers alone, each compiled anew; otherwise one uses what others compiled
-    before it. Of the time limit each of `cases`, in this order, has an equal share and what those before it left.
+    before it. Of the time limit each of `cases`, in this order, has an equal share and what is unused so far.
     """
 
     setup: Setup
@@ -108,7 +108,7 @@ class Runner:
             self._report(problem, provider, SKIPPED, "time limit")
             return None
         if not provider.fits(self.setup):
-            self.emit(_row(problem, provider, "", "", status=SKIPPED, note="needs a GPU"))  # told once, at the end
+            self.emit(_row(problem, provider, "", "", status=SKIPPED, note="needs a GPU"))
             return None
         self.say(f"{problem}: {provider.name}")
         if self.cold:
@@ -192,7 +192,7 @@ class Runner:
             torch.cuda.empty_cache()
 
     def _is_crowded(self) -> bool:
-        """Whether memory that PyTorch keeps for the provider before leaves too little for the next: its first
+        """Whether memory that PyTorch keeps for the provider before is missing for the next: its first
         allocations would wait for the device, and count."""
         if self.setup.device.type != "cuda":
             return False

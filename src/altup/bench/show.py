@@ -105,8 +105,8 @@ def _meanings(rows: Sequence[BenchRow]) -> Iterator[str]:
     floors = {row.provider: "" for row in rows if row.kind == "floor" and row.status == OK}
     floors |= {row.provider: f" ({_number(row)} GB/s)" for row in rows if row.metric == "GB/s"}
     if floors:
-        told = ", ".join(name + speed for name, speed in floors.items())
-        yield f"A part of the work, and a bound for the others: {told}."
+        names = ", ".join(name + speed for name, speed in floors.items())
+        yield f"A part of the work, and a bound for the others: {names}."
 
 
 def _absent(rows: Sequence[BenchRow]) -> Iterator[str]:
@@ -154,10 +154,10 @@ def draw(rows: Iterable[BenchRow], path: Path) -> None:
     """The time of each provider with its ratio to the baseline, as a PNG, SVG or PDF by the file's suffix."""
     panels = {}
     for title, mine in by_problem(rows).items():
-        times = {name: find(theirs, "ms", DRAWN) for name, theirs in by_provider(mine).items()}
+        times = {name: find(its, "ms", DRAWN) for name, its in by_provider(mine).items()}
         found = {name: row for name, row in times.items() if row is not None}
         if found:
-            panels[title] = (found, {name: find(theirs, "speedup") for name, theirs in by_provider(mine).items()})
+            panels[title] = (found, {name: find(its, "speedup") for name, its in by_provider(mine).items()})
     if not panels:
         raise UserError(f"--plot {path}: no provider was timed, so there is nothing to draw")
 
@@ -178,10 +178,10 @@ def draw(rows: Iterable[BenchRow], path: Path) -> None:
         ]
         colours = [COLOURS[found[name].kind] for name in names]
         axis.barh(names, middle, xerr=spread, color=colours, error_kw={"lw": 0.8, "capsize": 2})
-        for place, (name, ms) in enumerate(zip(names, middle, strict=True)):
+        for row, (name, ms) in enumerate(zip(names, middle, strict=True)):
             ratio = ratios[name]
             text = f"{ms:.3g} ms" + (f"  {ratio.p50:.2f}×" if ratio is not None else "")
-            axis.text(max(ms, found[name].p80 or ms), place, f"  {text}", va="center", fontsize=8)
+            axis.text(max(ms, found[name].p80 or ms), row, f"  {text}", va="center", fontsize=8)
         axis.invert_yaxis()
         axis.margins(x=0.25)
         notes = {ratio.note for ratio in ratios.values() if ratio is not None}

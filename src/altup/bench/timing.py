@@ -192,7 +192,7 @@ class Stopwatch:
         return (self._peak or 0) + self.work.held
 
     def clock_and_power(self) -> dict[str, float]:
-        """The GPU's clock in MHz and its power in W while it repeats the work; nothing where it does not tell."""
+        """The GPU's clock in MHz and its power in W while it repeats the work; nothing where it is not known."""
         if self.device.type != "cuda":
             return {}
         torch.cuda._sleep(self.head_start)
@@ -201,10 +201,10 @@ class Stopwatch:
         asked = "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"
         index = str(self.device.index or torch.cuda.current_device())
         try:
-            told = subprocess.run(
+            answer = subprocess.run(
                 ["nvidia-smi", *asked, f"--id={index}"], capture_output=True, text=True, timeout=10, check=True
             ).stdout
-            return dict(zip(("MHz", "W"), map(float, told.split(",")), strict=True))
+            return dict(zip(("MHz", "W"), map(float, answer.split(",")), strict=True))
         except (OSError, ValueError, subprocess.SubprocessError):
             return {}
         finally:

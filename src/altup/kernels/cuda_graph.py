@@ -19,7 +19,7 @@ WARM_UPS = 2  # runs before a recording, in which code is compiled and libraries
 
 @dataclass(frozen=True)
 class Replay:
-    """`run` as a graph: every call does its work again, in the same places, and gives the same `result`.
+    """`run` as a graph: every call does its work again, in the same memory, and gives the same `result`.
 
     A graph does not keep alive what it reads; `run` is held for that.
     """

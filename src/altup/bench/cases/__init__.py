@@ -1,4 +1,4 @@
-"""The table of cases, and what a run of some of them is told."""
+"""The table of cases, and the settings of a run."""
 
 from __future__ import annotations
 

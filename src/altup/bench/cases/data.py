@@ -21,8 +21,8 @@ from altup.data.shards import TOKENIZER, Manifest, TokenStream, hashes, token_ty
 def problems(setup: Setup) -> Iterator[Problem]:
     batch, inputs, tokens = (8, 64, 20_000) if setup.quick else (256, 512, 50_000_000)
     pieces, characters = (400, 30_000) if setup.quick else (8000, 10**9)
-    with tempfile.TemporaryDirectory(prefix="altup-bench-") as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="altup-bench-") as created:
+        folder = Path(created)
         words = tokenizer.train(_text(characters), pieces)
         tokenizer.save(words, folder / TOKENIZER)
         _write_tokens(folder, tokens)
@@ -104,8 +104,8 @@ def _lost(batches: ShardBatches) -> float:
     objective: Any = batches.objective
     vocabulary = batches.stream.vocabulary
     examples = batches.examples(0, 0, batches.batch_size)
-    _, places = batches.order(0, 0, batches.batch_size)
-    raws = batches.stream.windows(places * objective.raw_length, objective.raw_length)
+    _, positions = batches.order(0, 0, batches.batch_size)
+    raws = batches.stream.windows(positions * objective.raw_length, objective.raw_length)
     lost = 0
     for inputs, labels, raw in zip(examples["input_ids"], examples["labels"], raws, strict=True):
         hidden: dict[int, list[int]] = {}

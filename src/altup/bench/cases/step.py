@@ -108,7 +108,7 @@ def compare_methods(timings: Timings, models: Models) -> Iterable[Fact]:
 
     The floor of a widened model's overhead is its extra matrix products alone, and (5K + 3) blocks of the state
     for each layer at the speed of a copy. At toy sizes, where starting an operation takes longer than doing it,
-    floors mean nothing, and are left out.
+    floors mean nothing, and are skipped.
     """
     whole = {name: modes["both"].p50 for name, modes in timings.items() if "both" in modes}
     copied = timings["copy"]["copy"].p50 if "copy" in timings else None
@@ -276,7 +276,7 @@ class Models:
         return (5 * config.num_blocks + 3) * block
 
     def _master(self, name: str, **settings: Any) -> AltUpT5ForConditionalGeneration:
-        """Weights as they start, but for the coefficients of the rules, which have left their special values."""
+        """Weights as they start, but for the rules' coefficients, moved from their special values."""
         torch.manual_seed(1)
         with self.setup.device:
             model: Any = AltUpT5ForConditionalGeneration(
@@ -326,7 +326,7 @@ def held_bytes(model: nn.Module) -> int:
 
 
 def share_weights(model: nn.Module) -> Any:
-    """A model of its own over the same parameters, so that compiling one leaves the other alone."""
+    """A model of its own over the same parameters, so that compiling one does not change the other."""
     return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 

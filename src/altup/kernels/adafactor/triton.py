@@ -36,12 +36,12 @@ def _squares_kernel(
     of_rows = tl.zeros([ROWS], tl.float32)
     of_weight = tl.zeros([ROWS], tl.float32)
     for start in range(0, columns, COLUMNS):
-        places, inside, i, j = _piece(grads, grad_like, rows, columns, start, ROWS, COLUMNS)
-        g = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+        offsets, inside, i, j = _piece(grads, grad_like, rows, columns, start, ROWS, COLUMNS)
+        g = tl.load(offsets, mask=inside, other=0.0).to(tl.float32)
         of_rows += tl.sum(g * g, 1)
         tl.store(by_column + (n * parts + part) * columns + j, tl.sum(g * g, 0), mask=j < columns)
-        places, inside, i, j = _piece(weights, weight_like, rows, columns, start, ROWS, COLUMNS)
-        w = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+        offsets, inside, i, j = _piece(weights, weight_like, rows, columns, start, ROWS, COLUMNS)
+        w = tl.load(offsets, mask=inside, other=0.0).to(tl.float32)
         of_weight += tl.sum(w * w, 1)
     i = part * ROWS + tl.arange(0, ROWS)
     tl.store(by_row + n * rows + i, of_rows, mask=i < rows)
@@ -57,8 +57,8 @@ def _size_kernel(
     of_row = tl.load(row_factor + n * rows + i, mask=i < rows, other=0.0)
     total = tl.zeros([ROWS], tl.float32)
     for start in range(0, columns, COLUMNS):
-        places, inside, _, j = _piece(grads, grad_like, rows, columns, start, ROWS, COLUMNS)
-        g = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+        offsets, inside, _, j = _piece(grads, grad_like, rows, columns, start, ROWS, COLUMNS)
+        g = tl.load(offsets, mask=inside, other=0.0).to(tl.float32)
         u = g * of_row[:, None] * tl.load(column_factor + n * columns + j, mask=j < columns, other=0.0)[None, :]
         total += tl.sum(u * u, 1)
     tl.store(sizes + n * parts + part, tl.sum(total))
@@ -76,12 +76,12 @@ def _descend_kernel(
     of_row = tl.load(row_factor + n * rows + i, mask=i < rows, other=0.0)
     step = tl.load(scale + n)
     for start in range(0, columns, COLUMNS):
-        places, inside, _, j = _piece(grads, grad_like, rows, columns, start, ROWS, COLUMNS)
-        g = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+        offsets, inside, _, j = _piece(grads, grad_like, rows, columns, start, ROWS, COLUMNS)
+        g = tl.load(offsets, mask=inside, other=0.0).to(tl.float32)
         u = g * of_row[:, None] * tl.load(column_factor + n * columns + j, mask=j < columns, other=0.0)[None, :]
-        places, inside, _, j = _piece(weights, weight_like, rows, columns, start, ROWS, COLUMNS)
-        w = tl.load(places, mask=inside, other=0.0).to(tl.float32)
-        tl.store(places, (w - step * u).to(weight_like.dtype.element_ty), mask=inside)
+        offsets, inside, _, j = _piece(weights, weight_like, rows, columns, start, ROWS, COLUMNS)
+        w = tl.load(offsets, mask=inside, other=0.0).to(tl.float32)
+        tl.store(offsets, (w - step * u).to(weight_like.dtype.element_ty), mask=inside)
 
 
 def squares(grads: TensorList, weights: TensorList) -> tuple[Tensor, Tensor, Tensor]:

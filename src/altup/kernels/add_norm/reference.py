@@ -25,8 +25,8 @@ def add_norm_reference(
 def kept_in_fours(numel: int, seed: int, p: float) -> Tensor:
     """Which of `numel` numbers in a row the kernel keeps under a seed: the counter n gives two words for
     the numbers 4·n to 4·n + 3, a half each, the lower first."""
-    place = torch.arange(numel)
+    offset = torch.arange(numel)
     stream = stream_keys(seed, torch.zeros((), dtype=torch.long))
-    words = stream_words(stream, place // 4 & 0xFFFFFFFF, place // 4 >> 32)
-    word = torch.where(place % 4 < 2, words[0], words[1])
-    return is_kept(torch.where(place % 2 == 0, word & 0xFFFF, word >> 16), p)
+    words = stream_words(stream, offset // 4 & 0xFFFFFFFF, offset // 4 >> 32)
+    word = torch.where(offset % 4 < 2, words[0], words[1])
+    return is_kept(torch.where(offset % 2 == 0, word & 0xFFFF, word >> 16), p)

@@ -130,7 +130,7 @@ def store_normed(
     r = tl.rsqrt(tl.sum(s * s, 1) / D + eps)
     tl.store(rms + row, r, mask=row < rows)
     w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
-    place = row[:, None] * D + column[None, :]
+    offset = row[:, None] * D + column[None, :]
     inside = (row < rows)[:, None] & (column < D)[None, :]
     result = (s * r[:, None] * w[None, :]).to(normed.dtype.element_ty)
     if LOW:
@@ -138,9 +138,9 @@ def store_normed(
         own = power_of_two(bound, VALUE_MAX)
         if tl.program_id(0) == 0:
             tl.store(scale, own)
-        tl.store(q + place, (result.to(tl.float32) * tl.div_rn(1.0, own)).to(q.dtype.element_ty), mask=inside)
+        tl.store(q + offset, (result.to(tl.float32) * tl.div_rn(1.0, own)).to(q.dtype.element_ty), mask=inside)
     else:
-        tl.store(normed + place, result, mask=inside)
+        tl.store(normed + offset, result, mask=inside)
 
 
 @triton.jit(do_not_specialize=["drop_below"])
@@ -151,14 +151,14 @@ def forward_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    place = row[:, None] * D + column[None, :]
+    offset = row[:, None] * D + column[None, :]
     inside = (row < rows)[:, None] & (column < D)[None, :]
-    s = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    u = tl.load(update + place, mask=inside, other=0.0).to(tl.float32)
+    s = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(update + offset, mask=inside, other=0.0).to(tl.float32)
     if DROPOUT:
         u *= _factors(seed, row, rows, drop_below, keep_scale, tokens, D, BLOCK, ROWS, SHARED)
     rounded = (s + u).to(total.dtype.element_ty)
-    tl.store(total + place, rounded, mask=inside)
+    tl.store(total + offset, rounded, mask=inside)
     store_normed(normed, rms, q, scale, rounded, weight, row, column, rows, eps, root, D, LOW)
 
 
@@ -172,21 +172,21 @@ def backward_kernel(
     acc = tl.zeros([ROWS, BLOCK], tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        place = row[:, None] * D + column[None, :]
+        offset = row[:, None] * D + column[None, :]
         inside = (row < rows)[:, None] & (column < D)[None, :]
-        s = tl.load(total + place, mask=inside, other=0.0).to(tl.float32)
-        n = tl.load(d_normed + place, mask=inside, other=0.0).to(tl.float32)
-        d = tl.load(d_total + place, mask=inside, other=0.0).to(tl.float32)
+        s = tl.load(total + offset, mask=inside, other=0.0).to(tl.float32)
+        n = tl.load(d_normed + offset, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(d_total + offset, mask=inside, other=0.0).to(tl.float32)
         r = tl.load(rms + row, mask=row < rows, other=0.0)[:, None]
         unit = s * r
         acc += n * unit
         n *= w
         mean = tl.sum(n * unit, 1)[:, None] / D
         d += r * (n - unit * mean)
-        tl.store(dx + place, d.to(dx.dtype.element_ty), mask=inside)
+        tl.store(dx + offset, d.to(dx.dtype.element_ty), mask=inside)
         if DROPOUT:
             d *= _factors(seed, row, rows, drop_below, keep_scale, tokens, D, BLOCK, ROWS, SHARED)
-            tl.store(d_update + place, d.to(d_update.dtype.element_ty), mask=inside)
+            tl.store(d_update + offset, d.to(d_update.dtype.element_ty), mask=inside)
     tl.store(sums + tl.program_id(0) * D + column, tl.sum(acc, 0), mask=column < D)
 
 

@@ -97,20 +97,20 @@ def forward_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    place = row[:, None] * D + column[None, :]
+    offset = row[:, None] * D + column[None, :]
     inside = (row < rows)[:, None] & (column < D)[None, :]
     M, weights = _matrix(P, g, active, K)
-    total = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
-    total += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    total = tl.load(y + offset, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32)
     x = ()
     for j in tl.static_range(K):
-        x = x + (tl.load(xs[j] + place, mask=inside, other=0.0).to(tl.float32),)
+        x = x + (tl.load(xs[j] + offset, mask=inside, other=0.0).to(tl.float32),)
     for i in tl.static_range(K):
         new = weights[i] * total
         for j in tl.static_range(K):
             new += M[i * K + j] * x[j]
         rounded = new.to(outs[i].dtype.element_ty)
-        tl.store(outs[i] + place, rounded, mask=inside)
+        tl.store(outs[i] + offset, rounded, mask=inside)
         if i == NEXT:
             store_normed(normed, rms, q, scale, rounded, weight, row, column, rows, eps, root, D, LOW)
 
@@ -131,18 +131,18 @@ def backward_kernel(
     acc = tl.zeros([ROWS, BLOCK // V, V], tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), programs):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        place = row[:, None, None] * D + column[None, :, :]
+        offset = row[:, None, None] * D + column[None, :, :]
         inside = (row < rows)[:, None, None] & (column < D)[None, :, :]
         x = ()
         for j in tl.static_range(K):
-            x = x + (tl.load(xs[j] + place, mask=inside, other=0.0).to(tl.float32),)
-        total = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
-        total += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
-        n = tl.load(d_normed + place, mask=inside, other=0.0).to(tl.float32)
-        following = tl.load(d_again + place, mask=inside, other=0.0).to(tl.float32)
+            x = x + (tl.load(xs[j] + offset, mask=inside, other=0.0).to(tl.float32),)
+        total = tl.load(y + offset, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32)
+        n = tl.load(d_normed + offset, mask=inside, other=0.0).to(tl.float32)
+        following = tl.load(d_again + offset, mask=inside, other=0.0).to(tl.float32)
         grad = ()
         for i in tl.static_range(K):
-            grad = grad + (tl.load(grads[i] + place, mask=inside, other=0.0).to(tl.float32),)
+            grad = grad + (tl.load(grads[i] + offset, mask=inside, other=0.0).to(tl.float32),)
         r = tl.load(rms + row, mask=row < rows, other=0.0)[:, None, None]
 
         s = weights[NEXT] * total
@@ -168,11 +168,11 @@ def backward_kernel(
             dx = M[j] * grad[0]
             for i in tl.static_range(1, K):
                 dx += M[i * K + j] * grad[i]
-            tl.store(dxs[j] + place, dx.to(dxs[j].dtype.element_ty), mask=inside)
+            tl.store(dxs[j] + offset, dx.to(dxs[j].dtype.element_ty), mask=inside)
         d_total = weights[0] * grad[0]
         for i in tl.static_range(1, K):
             d_total += weights[i] * grad[i]
-        tl.store(dy + place, d_total.to(dy.dtype.element_ty), mask=inside)
+        tl.store(dy + offset, d_total.to(dy.dtype.element_ty), mask=inside)
 
     for k in tl.static_range(K * (K + 1)):
         tl.store(partials + k * programs + tl.program_id(0), tl.sum(tl.sum(dots[k], 1), 0))

@@ -7,7 +7,7 @@ gradients G, and ⟨·,·⟩ the sum over a token's columns:
     backward    dxʲ = Σᵢ Mᵢⱼ Gⁱ,    dy = Σᵢ gᵢ Gⁱ,    dMᵢⱼ = ⟨Gⁱ, xʲ⟩,    dgᵢ = ⟨Gⁱ, y⟩
 
 Arithmetic is float32. A token's sums are kept in registers by the one program that writes them, so results are the
-same bit for bit from run to run. Where y is None, it and g are left out.
+same bit for bit from run to run. Without y there is no g either.
 """
 
 # Inside a kernel a tuple grows by concatenation; Triton has neither unpacking nor comprehensions over ranges.

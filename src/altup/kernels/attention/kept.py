@@ -56,8 +56,8 @@ def keep_bits_kernel(kept, seed, words, key_squares, dropped, BLOCK: tl.constexp
         a, b = stream_words(keys, c0, c1 + n)
         less = _majority(less, a, dropped, 2 * n)
         less = _majority(less, b, dropped, 2 * n + 1)
-    place = kept + stream.to(tl.int64) * words + word
-    tl.store(place, ~less.to(tl.int32, bitcast=True), mask=word < words)
+    offset = kept + stream.to(tl.int64) * words + word
+    tl.store(offset, ~less.to(tl.int32, bitcast=True), mask=word < words)
 
 
 @triton.jit
@@ -76,11 +76,11 @@ def words_of(queries, keys):
 def kept_words(kept, i0, j0, queries, keys, QUERIES: tl.constexpr):
     """A stream's words for the tile at (i0, j0), those of the squares in which it lies."""
     SQUARES: tl.constexpr = QUERIES // SQUARE if QUERIES > SQUARE else 1
-    place = tl.arange(0, SQUARES * WORDS)
-    across = i0 // SQUARE + place // WORDS
+    offset = tl.arange(0, SQUARES * WORDS)
+    across = i0 // SQUARE + offset // WORDS
     square = across * tl.cdiv(keys, SQUARE) + j0 // SQUARE
     inside = (across * SQUARE < queries) & (j0 < keys)
-    return tl.load(kept + square * WORDS + place % WORDS, mask=inside, other=0)
+    return tl.load(kept + square * WORDS + offset % WORDS, mask=inside, other=0)
 
 
 @triton.jit
@@ -99,24 +99,24 @@ def kept_bits(words, i0, j0, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIR
     i = i0 // 16 & 3 if QUERIES < SQUARE else 0  # in 16 queries or keys, from the beginning of a square on
     j = j0 // 16 & 3 if KEYS < SQUARE else 0
     if KEYS_FIRST:
-        place = 16 * b + 2 * a + i // 2 + group * 0
+        offset = 16 * b + 2 * a + i // 2 + group * 0
         shift = (i & 1) * 16 + (j + group) * 4 + (a + b) * 0
     else:
         i += group
-        place = i // 4 * WORDS + 16 * a + 2 * b + (i // 2 & 1)
+        offset = i // 4 * WORDS + 16 * a + 2 * b + (i // 2 & 1)
         shift = (i & 1) * 16 + j * 4 + (a + b) * 0
-    places = ()
+    offsets = ()
     shifts = ()
     upper = ()
     lower = ()
     for n in tl.static_range(N):
         bit = n // 2 % 2 * 16 + n % 2 * 2 if KEYS_FIRST else n // 2 * 4 + n % 2
-        places += (place + (n // 4 if KEYS_FIRST else 0),)  # type: ignore[assignment]
+        offsets += (offset + (n // 4 if KEYS_FIRST else 0),)  # type: ignore[assignment]
         shifts += (shift,)  # type: ignore[assignment]
         upper += (tl.full([G, 8, 8], 1 << bit, tl.int32),)  # type: ignore[assignment]
         lower += (tl.full([G, 8, 8], (2 if KEYS_FIRST else 4) << bit, tl.int32),)  # type: ignore[assignment]
-    place = _laid_out(places, places, G, N)
-    word = tl.reshape(tl.gather(words, tl.reshape(place, [128 * G * N]), 0), [16 * G, 8 * N])
+    offset = _laid_out(offsets, offsets, G, N)
+    word = tl.reshape(tl.gather(words, tl.reshape(offset, [128 * G * N]), 0), [16 * G, 8 * N])
     return (word >> _laid_out(shifts, shifts, G, N)) & _laid_out(upper, lower, G, N)
 
 

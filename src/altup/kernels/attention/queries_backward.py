@@ -83,7 +83,7 @@ def distance_sums(problem: AttentionCall, strips: Tensor, sums: Tensor) -> None:
 
 def _near_tiles(problem: AttentionCall, config: TileConfig) -> tuple[int, int, bool]:
     """From which distance on the bias is constant, how many tiles of a block of queries can be nearer than that,
-    and whether that leaves any out."""
+    and whether there are tiles beyond them."""
     _, Q, K = problem.sizes
     tiles = triton.cdiv(K, config.keys)
     beyond = Q + K if problem.constant_beyond is None else problem.constant_beyond
@@ -109,7 +109,7 @@ def queries_kernel(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A strip holds sums along diagonals, tile after tile from the first near one on, the first being the diagonal
-    that starts 16 keys before that tile; and in its last two places what lies beyond the edges, left and right."""
+    that starts 16 keys before that tile; and in its last two numbers what lies beyond its left and right edges."""
     blocks = tl.cdiv(queries, BM)
     stream = tl.program_id(0) // blocks
     i0 = tl.program_id(0) % blocks * BM
@@ -169,8 +169,8 @@ def queries_kernel(
     if BIAS_GRAD:
         strip_size = near_tiles * BN + 32
         strips += (stream.to(tl.int64) * (blocks * G) + i0 // 16 + tl.arange(0, G)) * strip_size
-        places = strips[:, None, None] + tl.arange(0, 8)[None, :, None] + 8 * tl.arange(0, N)[None, None, :]
-        places += (begin - near) * BN
+        offsets = strips[:, None, None] + tl.arange(0, 8)[None, :, None] + 8 * tl.arange(0, N)[None, None, :]
+        offsets += (begin - near) * BN
         carry = tl.zeros([G, 8], tl.float32)
         next_carry = tl.zeros([G, 8], tl.float32)
         left = tl.zeros([BM], tl.float32)
@@ -214,8 +214,8 @@ def queries_kernel(
                 # The first 16 diagonals end in this tile, the last 16 go on in the next one.
                 sums = diagonal_sums(ds, BM, BN)
                 ready = (sums[0] + carry, sums[1] + next_carry)
-                tl.store(places, stack(ready + sums[2:], G, 0, N))
-                places += BN
+                tl.store(offsets, stack(ready + sums[2:], G, 0, N))
+                offsets += BN
                 carry = sums[N]
                 next_carry = sums[N + 1]
     store_rows(dq, i, dq_row, queries, acc * scale, D)
@@ -245,7 +245,7 @@ def distances_kernel(
     """sums[h, j − i + Q − 1] from the `count` strips of head h."""
     head = tl.program_id(0)
     distances = queries + keys - 1
-    place = tl.program_id(1) * DISTANCES + tl.arange(0, DISTANCES)
+    offset = tl.program_id(1) * DISTANCES + tl.arange(0, DISTANCES)
     strip_size = near_tiles * BN + 32
     strips += head * count * strip_size
     total = tl.zeros([DISTANCES], tl.float32)
@@ -254,12 +254,12 @@ def distances_kernel(
         start = strip * 0
         if EDGES:
             start = _first_near(strip * 16 // BM * BM, beyond, tl.cdiv(keys, BN), BN) * BN
-        column = place[None, :] - (queries - 1) + (16 * strip + 16 - start)[:, None]
+        column = offset[None, :] - (queries - 1) + (16 * strip + 16 - start)[:, None]
         inside = (strip[:, None] < count) & (column >= 0) & (column < near_tiles * BN + 16)
         total += tl.sum(tl.load(strips + strip[:, None] * strip_size + column, mask=inside, other=0.0), 0)
         if EDGES:
             ends = strips + (strip + 1) * strip_size
             left = tl.sum(tl.load(ends - 2, mask=strip < count, other=0.0), 0)
             right = tl.sum(tl.load(ends - 1, mask=strip < count, other=0.0), 0)
-            total += tl.where(place == 0, left, 0.0) + tl.where(place == distances - 1, right, 0.0)
-    tl.store(sums + head * distances + place, total, mask=place < distances)
+            total += tl.where(offset == 0, left, 0.0) + tl.where(offset == distances - 1, right, 0.0)
+    tl.store(sums + head * distances + offset, total, mask=offset < distances)

@@ -86,7 +86,7 @@ def keep_bits_reference(seed: int, streams: int, queries: int, keys: int, dropou
     """Which weights are kept, as bits: int32 [streams, squares, WORDS].
 
     The squares of 64 queries × 64 keys follow one another along the keys. Within a square, the pair (i, j) is in
-    the word whose number has bits 2, 1 and 0 of i, the same of j, and bit 5 of i; its place there has bit 4 of i,
+    the word whose number has bits 2, 1 and 0 of i, the same of j, and bit 5 of i; its bit there has bit 4 of i,
     5 and 4 of j, 3 of i, 3 of j. Word w of the square in row r and column c compares 32 random numbers of 16 bits
     with a threshold: bit b of all of them is a word of the counter (128·r + w, 8·c + b // 2), the first word where
     b is even.
@@ -107,5 +107,5 @@ def unpack_bits(kept: Tensor, queries: int, keys: int) -> Tensor:
     i = torch.arange(queries, device=kept.device)[:, None]
     j = torch.arange(keys, device=kept.device)[None, :]
     word = kept[:, i // SQUARE * -(-keys // SQUARE) + j // SQUARE, 16 * (i % 8) + 2 * (j % 8) + i // 32 % 2]
-    place = 16 * (i // 16 % 2) + 4 * (j // 16 % 4) + 2 * (i // 8 % 2) + j // 8 % 2
-    return (word >> place & 1).bool()
+    offset = 16 * (i // 16 % 2) + 4 * (j // 16 % 4) + 2 * (i // 8 % 2) + j // 8 % 2
+    return (word >> offset & 1).bool()

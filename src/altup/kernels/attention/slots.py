@@ -1,4 +1,4 @@
-"""Where gradients of parts of a tensor are written: each at its own place of one tensor.
+"""Where gradients of parts of a tensor are written: each at its own offset in one tensor.
 
 The keys and values of many layers are one product of an encoder's output. Their gradients come layer by layer, and
 the product's backward pass wants them as one tensor. Written side by side they are one, without a copy.
@@ -42,14 +42,14 @@ def slot(x: Tensor) -> Tensor:
         return x.new_empty_strided(x.shape, x.stride()) if is_part(x) else x.new_empty(x.shape)
     storage = x.untyped_storage()
     key = (storage.data_ptr(), storage.nbytes())
-    place = int(x.storage_offset())
-    if _open.key != key or _open.base is None or place in _open.given:
+    offset = int(x.storage_offset())
+    if _open.key != key or _open.base is None or offset in _open.given:
         _open.key, _open.given = key, frozenset()
         _open.base = x.new_empty(storage.nbytes() // x.element_size())
-    base, _open.given = _open.base, _open.given | {place}
+    base, _open.given = _open.base, _open.given | {offset}
     if len(_open.given) * x.numel() >= base.numel():
         _open.base = None
-    return base.as_strided(x.shape, x.stride(), place)
+    return base.as_strided(x.shape, x.stride(), offset)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

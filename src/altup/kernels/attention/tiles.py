@@ -18,11 +18,11 @@ SCANNED = tl.constexpr(1024)  # segments read at a time
 @triton.jit
 def load_rows(x, rows, stride, count, D: tl.constexpr, EVEN: tl.constexpr):
     """Rows of x, [len(rows), D], zero from `count` on; EVEN promises that there are no such rows."""
-    places = x + rows[:, None] * stride + tl.arange(0, D)[None, :]
+    offsets = x + rows[:, None] * stride + tl.arange(0, D)[None, :]
     if EVEN:
-        return tl.load(places)
+        return tl.load(offsets)
     else:
-        return tl.load(places, mask=rows[:, None] < count, other=0.0)
+        return tl.load(offsets, mask=rows[:, None] < count, other=0.0)
 
 
 @triton.jit
@@ -50,11 +50,11 @@ def load_numbers(x, rows, count, other, EVEN: tl.constexpr):
 def load_pairs(x, rows, count, EVEN: tl.constexpr):
     """What `store_pairs` wrote for each row; ∞ and 0 from `count` on. Two numbers at a time are read by as many
     threads as there are numbers; one at a time, every thread would read all that it needs."""
-    places = x + rows[:, None] * 2 + tl.arange(0, 2)[None, :]
+    offsets = x + rows[:, None] * 2 + tl.arange(0, 2)[None, :]
     if EVEN:
-        return tl.split(tl.load(places))
+        return tl.split(tl.load(offsets))
     else:
-        a, b = tl.split(tl.load(places, mask=rows[:, None] < count, other=0.0))
+        a, b = tl.split(tl.load(offsets, mask=rows[:, None] < count, other=0.0))
         return tl.where(rows < count, a, float("inf")), b
 
 
@@ -91,11 +91,11 @@ def meeting_tiles(own, segments, count, first, last, TILE: tl.constexpr, SEGMENT
         begin = tl.full([SCANNED], count, tl.int32)
         end = tl.zeros([SCANNED], tl.int32)
         for start in range(0, count, SCANNED):
-            place = start + tl.arange(0, SCANNED)
-            segment = _ranked(tl.load(segments + place, mask=place < count, other=0))
-            met = (place < count) & (segment >= low) & (segment <= high)
-            begin = tl.minimum(begin, tl.where(met, place, count))
-            end = tl.maximum(end, tl.where(met, place + 1, 0))
+            offset = start + tl.arange(0, SCANNED)
+            segment = _ranked(tl.load(segments + offset, mask=offset < count, other=0))
+            met = (offset < count) & (segment >= low) & (segment <= high)
+            begin = tl.minimum(begin, tl.where(met, offset, count))
+            end = tl.maximum(end, tl.where(met, offset + 1, 0))
         first = tl.minimum(tl.maximum(first, tl.min(begin) // TILE), last - 1)
         return first, tl.maximum(tl.minimum(last, tl.cdiv(tl.max(end), TILE)), first + 1)
 
@@ -103,8 +103,8 @@ def meeting_tiles(own, segments, count, first, last, TILE: tl.constexpr, SEGMENT
 @triton.jit
 def store_rows(x, rows, stride, count, value, D: tl.constexpr):
     """Rows of x up to `count`, in its dtype."""
-    places = x + rows[:, None] * stride + tl.arange(0, D)[None, :]
-    tl.store(places, value.to(x.dtype.element_ty), mask=rows[:, None] < count)
+    offsets = x + rows[:, None] * stride + tl.arange(0, D)[None, :]
+    tl.store(offsets, value.to(x.dtype.element_ty), mask=rows[:, None] < count)
 
 
 @triton.jit
@@ -118,8 +118,8 @@ def note_peak(peaks, value, SLOTS: tl.constexpr):
 @triton.jit
 def bias_row(bias, first, count, LENGTH: tl.constexpr):
     """The bias at LENGTH successive distances, zero outside [0, count); `first` may be negative."""
-    places = first + tl.arange(0, LENGTH)
-    return tl.load(bias + places, mask=(places >= 0) & (places < count), other=0.0).to(tl.float32)
+    offsets = first + tl.arange(0, LENGTH)
+    return tl.load(bias + offsets, mask=(offsets >= 0) & (offsets < count), other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -137,7 +137,7 @@ def side_by_side(pieces, G: tl.constexpr, FIRST: tl.constexpr, N: tl.constexpr):
 def bias_tile(row, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIRST: tl.constexpr):
     """Lays a row of biases, from the tile's least distance on, out along the tile's diagonals.
 
-    The places are put together from 8 × 8 squares, those on one diagonal being the same, so that the compiler sees
+    The offsets consist of 8 × 8 squares, those on one diagonal being the same, so that the compiler sees
     which of a thread's biases are equal and reads each once: 18 instead of 32 in a tile of 64 × 64."""
     ROWS: tl.constexpr = KEYS if KEYS_FIRST else QUERIES
     COLUMNS: tl.constexpr = QUERIES if KEYS_FIRST else KEYS
@@ -146,14 +146,14 @@ def bias_tile(row, QUERIES: tl.constexpr, KEYS: tl.constexpr, KEYS_FIRST: tl.con
     group = tl.arange(0, G)[:, None, None]
     a = tl.arange(0, 8)[None, :, None]
     b = tl.arange(0, 8)[None, None, :]
-    places = 16 * group + a - b + 8 if KEYS_FIRST else b - a - 16 * group - 8
+    offsets = 16 * group + a - b + 8 if KEYS_FIRST else b - a - 16 * group - 8
     squares = ()
     for n in tl.static_range(N + 1):
-        squares += (places + (QUERIES - 1 + (-8 * n if KEYS_FIRST else 8 * n)),)  # type: ignore[assignment]
+        squares += (offsets + (QUERIES - 1 + (-8 * n if KEYS_FIRST else 8 * n)),)  # type: ignore[assignment]
     upper = side_by_side(squares, G, 1, N)
     lower = side_by_side(squares, G, 0, N)
-    places = tl.permute(tl.join(upper, lower), 0, 4, 1, 3, 2)
-    return tl.reshape(tl.gather(row, tl.reshape(places, [ROWS * COLUMNS]), 0), [ROWS, COLUMNS])
+    offsets = tl.permute(tl.join(upper, lower), 0, 4, 1, 3, 2)
+    return tl.reshape(tl.gather(row, tl.reshape(offsets, [ROWS * COLUMNS]), 0), [ROWS, COLUMNS])
 
 
 @triton.jit

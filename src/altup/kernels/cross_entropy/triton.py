@@ -62,8 +62,8 @@ def _rows(
         v = tl.load(x + start + columns, mask=inside, other=-float("inf")).to(tl.float32)
         v = tl.where(inside, _capped(v, softcap, CAPPED), -float("inf")) if CAPPED else v
         peak = tl.max(v, 0)
-        place = tl.min(tl.where(v == peak, start + columns, V), 0)
-        first = tl.where(peak > largest, place, first)
+        offset = tl.min(tl.where(v == peak, start + columns, V), 0)
+        first = tl.where(peak > largest, offset, first)
         higher = tl.maximum(largest, peak)
         total = total * tl.exp(largest - higher) + tl.sum(tl.exp(v - higher), 0)
         largest = higher
@@ -109,6 +109,6 @@ def loss_and_gradient_(
 
 @triton.jit
 def multiply_kernel(out, x, number, numel, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + place, mask=place < numel).to(tl.float32)
-    tl.store(out + place, (value * tl.load(number)).to(out.dtype.element_ty), mask=place < numel)
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + offset, mask=offset < numel).to(tl.float32)
+    tl.store(out + offset, (value * tl.load(number)).to(out.dtype.element_ty), mask=offset < numel)

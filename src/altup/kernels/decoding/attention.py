@@ -249,5 +249,5 @@ def over_memory(
 
 
 def programmed(programmatic: bool) -> dict[str, bool]:
-    """How a kernel is told to begin before the one before it has ended."""
+    """What makes a kernel begin before the one before it has ended."""
     return {"PROGRAMMATIC": True, "launch_pdl": True} if programmatic else {"PROGRAMMATIC": False}

@@ -68,10 +68,10 @@ def keep_mask_reference(numel: int, seed: int, p: float) -> Tensor:
     """Which of `numel` numbers in a row the kernel keeps under a seed.
 
     They are cut into pieces of four times LANES. The counter n = LANES · piece + lane gives two words, and their
-    halves, the lower first, belong to the places `lane`, LANES + `lane` and so on of the piece.
+    halves, the lower first, belong to the positions `lane`, LANES + `lane` and so on of the piece.
     """
-    place = torch.arange(numel)
-    piece, quarter, lane = place // (4 * LANES), place // LANES % 4, place % LANES
+    offset = torch.arange(numel)
+    piece, quarter, lane = offset // (4 * LANES), offset // LANES % 4, offset % LANES
     counter = piece * LANES + lane
     stream = stream_keys(seed, torch.zeros((), dtype=torch.long))
     words = stream_words(stream, counter & 0xFFFFFFFF, counter >> 32)

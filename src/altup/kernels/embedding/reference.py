@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def table_gradient_reference(grad: Tensor, ids: Tensor, words: int) -> Tensor:
-    """d_table[w] = Σ grad[n] over the places n with ids[n] = w, summed in float32 or better.
+    """d_table[w] = Σ grad[n] over the positions n with ids[n] = w, summed in float32 or better.
 
     grad: [n, d]; ids: [n] → [words, d] in grad's dtype.
     """

@@ -67,13 +67,13 @@ def _(d_out: Tensor, *, ids: Tensor, table: Tensor) -> Gradients:
 
 @triton.jit
 def look_up_kernel(out, ids, table, n, words, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    offset = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    word = tl.load(ids + place, mask=place < n, other=0).to(tl.int64)
-    inside = (place < n)[:, None] & (column < D)[None, :]
+    word = tl.load(ids + offset, mask=offset < n, other=0).to(tl.int64)
+    inside = (offset < n)[:, None] & (column < D)[None, :]
     known = inside & ((word >= 0) & (word < words))[:, None]  # no such word: NaN, for all to see
     rows = tl.load(table + word[:, None] * D + column[None, :], mask=known, other=float("nan"))
-    tl.store(out + place.to(tl.int64)[:, None] * D + column[None, :], rows.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offset.to(tl.int64)[:, None] * D + column[None, :], rows.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -92,8 +92,8 @@ def largest_of(x, numel, rounds, HALF: tl.constexpr, CHUNK: tl.constexpr):
     numbers."""
     most = tl.zeros([CHUNK], tl.int32)
     for i in range(rounds):
-        place = (tl.program_id(0) + i * tl.num_programs(0)).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-        value = tl.load(x + place, mask=place < numel, other=0.0)
+        offset = (tl.program_id(0) + i * tl.num_programs(0)).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+        value = tl.load(x + offset, mask=offset < numel, other=0.0)
         if HALF:
             value = value.to(tl.bfloat16)
         most = tl.maximum(most, tl.abs(value.to(tl.float32)).to(tl.int32, bitcast=True))

@@ -107,8 +107,8 @@ def forward_kernel(
     if DROPOUT and not SHARED:
         factors = _factors(seed, drop_below, keep_scale, LANES)
     for quarter in tl.static_range(4):
-        place, here, there = _positions(start + quarter * LANES, tokens, N, LANES, V)
-        inside = place < numel
+        offset, here, there = _positions(start + quarter * LANES, tokens, N, LANES, V)
+        inside = offset < numel
         x = tl.load(h + here, mask=inside, other=0.0).to(tl.float32)
         y = tl.load(h + here + N, mask=inside, other=0.0).to(tl.float32)
         result = x * _share(x, SILU) * y
@@ -116,7 +116,7 @@ def forward_kernel(
             result *= tl.load(seed + there, mask=inside, other=0.0)
         elif DROPOUT:
             result *= tl.reshape(factors[quarter], [LANES // V, V])
-        tl.store(hidden + place, result.to(hidden.dtype.element_ty), mask=inside)
+        tl.store(hidden + offset, result.to(hidden.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["drop_below"])
@@ -129,11 +129,11 @@ def backward_kernel(
     if DROPOUT and not SHARED:
         factors = _factors(seed, drop_below, keep_scale, LANES)
     for quarter in tl.static_range(4):
-        place, here, there = _positions(start + quarter * LANES, tokens, N, LANES, V)
-        inside = place < numel
+        offset, here, there = _positions(start + quarter * LANES, tokens, N, LANES, V)
+        inside = offset < numel
         x = tl.load(h + here, mask=inside, other=0.0).to(tl.float32)
         y = tl.load(h + here + N, mask=inside, other=0.0).to(tl.float32)
-        d = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(grad + offset, mask=inside, other=0.0).to(tl.float32)
         if SHARED:
             d *= tl.load(seed + there, mask=inside, other=0.0)
         elif DROPOUT:

@@ -15,7 +15,7 @@ from altup.kernels.multi_tensor import TensorList, pointer
 from altup.kernels.muon.reference import ITERATIONS, NEWTON_SCHULZ, Block
 
 FLATTEST = 64  # rows or columns that a block may have in its shorter direction
-LONG = 64  # places of the longer direction that a program holds at a time
+LONG = 64  # rows or columns of the longer direction that a program holds at a time
 
 
 @triton.jit

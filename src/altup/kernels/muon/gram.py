@@ -74,17 +74,17 @@ def _symmetric_kernel(
             at_right += STEP
     total *= alpha
     inside = (rows < m)[:, None] & (columns < m)[None, :]
-    place, mirrored = rows[:, None] * m + columns[None, :], columns[:, None] * m + rows[None, :]
+    offset, mirrored = rows[:, None] * m + columns[None, :], columns[:, None] * m + rows[None, :]
     if ADDS:
-        total += beta * tl.load(added + n * m * m + place, mask=inside, other=0.0).to(tl.float32)
+        total += beta * tl.load(added + n * m * m + offset, mask=inside, other=0.0).to(tl.float32)
         total += tl.where(rows[:, None] == columns[None, :], gamma, 0.0)
     result = total.to(out.dtype.element_ty)
     out += n * m * m
     if i > j:
-        tl.store(out + place, result, mask=inside)
+        tl.store(out + offset, result, mask=inside)
         tl.store(out + mirrored, tl.trans(result), mask=(columns < m)[:, None] & (rows < m)[None, :])
     else:  # which is not symmetric to the last bit, and the next products would magnify that
-        tl.store(out + place, result, mask=inside & (rows[:, None] >= columns[None, :]))
+        tl.store(out + offset, result, mask=inside & (rows[:, None] >= columns[None, :]))
         tl.store(out + mirrored, tl.trans(result), mask=inside & (columns[:, None] < rows[None, :]))
 
 
@@ -141,8 +141,8 @@ def _grams(stacks: list[Tensor]) -> Tensor:
     """[all matrices, m, m]."""
     m = min(stacks[0].shape[1:])
     out = stacks[0].new_empty(sum(map(len, stacks)), m, m)
-    for x, place in zip(stacks, out.split([len(x) for x in stacks]), strict=True):
-        symmetric_product(x, x, tall=_is_tall(x), out=place)
+    for x, offset in zip(stacks, out.split([len(x) for x in stacks]), strict=True):
+        symmetric_product(x, x, tall=_is_tall(x), out=offset)
     return out
 
 

@@ -149,10 +149,10 @@ def update(
 def _alike(stacks: Sequence[Stack]) -> list[list[Stack]]:
     """The stacks of matrices that are orthogonalized together: small ones with Gram matrices of one size."""
     groups: dict[tuple, list[Stack]] = {}
-    for place, stack in enumerate(stacks):
+    for offset, stack in enumerate(stacks):
         m, numbers = stack.grams
         small = len(stack.shape) == 2 and numbers <= TOGETHER
-        groups.setdefault((m,) if small else (m, place), []).append(stack)
+        groups.setdefault((m,) if small else (m, offset), []).append(stack)
     return list(groups.values())
 
 

@@ -38,7 +38,7 @@ COEFFICIENTS = Config(warps=8, vectors=4)
 
 @triton.jit
 def _places(first, count, tokens, windows, per_row, STRIDE: tl.constexpr, VECTORS: tl.constexpr):
-    """Which of VECTORS vectors exist, their places in `computed` and (the anchor's) in x, the anchor's token."""
+    """Which of VECTORS vectors exist, their offsets in `computed` and (the anchor's) in x, the anchor's token."""
     vector = first + tl.arange(0, VECTORS)
     row = vector // per_row
     token = row % windows * STRIDE
@@ -150,10 +150,10 @@ def _coefficients_kernel(da, db, partials, a, b, programs, CHUNK: tl.constexpr):
         program = start + tl.arange(0, CHUNK)[None, :]
         sums += tl.load(partials + row * programs + program, mask=(row < 3) & (program < programs), other=0.0)
     total = tl.sum(sums, axis=1)
-    place = tl.arange(0, 4)
-    of_tokens = tl.sum(tl.where(place == 0, total, 0.0))
-    of_anchors = tl.sum(tl.where(place == 1, total, 0.0))
-    of_computed = tl.sum(tl.where(place == 2, total, 0.0))
+    offset = tl.arange(0, 4)
+    of_tokens = tl.sum(tl.where(offset == 0, total, 0.0))
+    of_anchors = tl.sum(tl.where(offset == 1, total, 0.0))
+    of_computed = tl.sum(tl.where(offset == 2, total, 0.0))
     tl.store(da, of_tokens - tl.load(b) * of_anchors)
     tl.store(da + 1, (1.0 - tl.load(b)) * of_anchors)
     tl.store(db, of_computed - (tl.load(a) + tl.load(a + 1)) * of_anchors)
