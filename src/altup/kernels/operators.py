@@ -46,7 +46,7 @@ class Operator:
     def __init__(self, name: str, function: Callable[..., Iterator[Any]]) -> None:
         signature = inspect.signature(function, eval_str=True)
         (made,) = typing.get_args(signature.return_annotation)
-        self.function = function
+        self.name, self.function = name, function
         self.inputs = {name: parameter.annotation for name, parameter in signature.parameters.items()}
         self.is_tuple = typing.get_origin(made) is tuple
         self.made = typing.get_args(made) if self.is_tuple else (made,)

@@ -11,6 +11,8 @@ states), whatever the state's dtype.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -48,59 +50,66 @@ def altup_update_dynamic(
 
 
 def mix_blocks(
-    x: State, M: Tensor, y: Tensor | None = None, g: Tensor | None = None, implementation: str = "auto"
+    x: State,
+    M: Tensor,
+    y: Tensor | None = None,
+    g: Tensor | None = None,
+    implementation: str = "auto",
+    dim: int = 0,
 ) -> State:
-    """Σⱼ Mᵢⱼ xʲ + gᵢ y with M: [..., K, K] and g: [..., K] for each token, or without the last term.
+    """Σⱼ Mᵢⱼ xʲ + gᵢ y with M: [..., rows, K] and g: [..., rows] for each token, or without the last term: as many
+    blocks as M has rows.
 
-    x: [K, ..., d], or K blocks [..., d] as a tuple or list, which gives a tuple.
+    x: [K, ..., d], or with `dim` -2 [..., K, d]; or K blocks [..., d] as a tuple or list, which gives a tuple.
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
-    _check_shapes(x, M, y, g)
+    blocks = x.unbind(dim) if isinstance(x, Tensor) else tuple(x)
+    _check_shapes(blocks, M, y, g)
     parts = [x] if isinstance(x, Tensor) else list(x)
     dtypes = {parts[0].dtype, parts[0].dtype if y is None else y.dtype}
-    fits = len(x) <= FUSED_BLOCKS and dtypes <= set(FUSED_DTYPES)
+    fits = len(blocks) <= FUSED_BLOCKS and dtypes <= set(FUSED_DTYPES)
     if implementation == "triton":
         check_triton(fits, parts[0], parts[0] if y is None else y)
-    joined = torch.compiler.is_compiling() and x[0].shape[-1] >= COMPILED_WIDTH
+    joined = torch.compiler.is_compiling() and M.shape[-2] > 1 and blocks[0].shape[-1] >= COMPILED_WIDTH
     if implementation == "triton" or (implementation == "auto" and fits and not joined and runs_triton(M.device)):
         from altup.kernels.altup_update_dynamic.triton import mix
 
-        new = mix(parts, y, M.float(), None if g is None else g.float())
+        new = mix(parts, y, M.float(), None if g is None else g.float(), dim)
         return new[0] if isinstance(x, Tensor) else tuple(new)
-    return _plain(x, M, y, g)
+    mixed = _plain(blocks, M, y, g)
+    return torch.stack(mixed, dim) if isinstance(x, Tensor) else mixed
 
 
-def _plain(x: State, M: Tensor, y: Tensor | None, g: Tensor | None) -> State:
+def _plain(x: Sequence[Tensor], M: Tensor, y: Tensor | None, g: Tensor | None) -> tuple[Tensor, ...]:
     dtype = _sum_dtype(x)
     M, blocks = M.to(dtype), [block.to(dtype) for block in x]
     rows = []
-    for i in range(len(blocks)):
+    for i in range(M.shape[-2]):
         row = M[..., i, 0, None] * blocks[0]
         for j in range(1, len(blocks)):
             row = row + M[..., i, j, None] * blocks[j]
         if y is not None and g is not None:
             row = row + g[..., i, None].to(dtype) * y
         rows.append(row.to(x[0].dtype))
-    return torch.stack(rows) if isinstance(x, Tensor) else tuple(rows)
+    return tuple(rows)
 
 
 def _sum_dtype(x: State) -> torch.dtype:
     return torch.promote_types(x[0].dtype, torch.float32)
 
 
-def _check_shapes(x: State, M: Tensor, y: Tensor | None, g: Tensor | None) -> None:
+def _check_shapes(parts: Sequence[Tensor], M: Tensor, y: Tensor | None, g: Tensor | None) -> None:
     """The kernels see flat arrays and cannot check shapes, so it is done here."""
-    K, block = len(x), x[0]
-    parts = [x] if isinstance(x, Tensor) else x
+    K, block = len(parts), parts[0]
     given = [tensor for tensor in (M, y, g) if tensor is not None]
     alike = all(part.shape == parts[0].shape and part.dtype == parts[0].dtype for part in parts)
     if not alike or any(tensor.device != block.device for tensor in [*parts, *given]):
         found = ", ".join(f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}" for tensor in [*parts, *given])
         raise UserError(f"blocks, coefficients and the layer's output do not fit together: {found}")
     tokens = block.shape[:-1]
-    fits = M.shape == (*tokens, K, K) and (y is None) == (g is None)
+    fits = M.dim() > 1 and M.shape == (*tokens, M.shape[-2], K) and (y is None) == (g is None)
     if y is not None and g is not None:
-        fits = fits and y.shape == block.shape and g.shape == (*tokens, K)
+        fits = fits and y.shape == block.shape and g.shape == M.shape[:-1]
     if not fits:
         found = ", ".join(f"{name} {list(t.shape)}" for name, t in (("M", M), ("y", y), ("g", g)) if t is not None)
         raise UserError(f"{found} do not fit a state of {K} blocks {list(block.shape)}")
