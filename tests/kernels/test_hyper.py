@@ -142,7 +142,7 @@ def test_compiles_as_one_graph():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("K", "dtype"), [(2, "fp32"), (4, "bf16"), (8, "bf16")])
+@pytest.mark.parametrize(("K", "dtype"), [(2, "fp32"), (4, "bf16")])
 def test_the_kernels_compile_for_hopper_and_stay_in_registers(K, dtype, hopper):
     from altup.kernels.hyper import triton as kernels
 
@@ -162,5 +162,4 @@ def test_the_kernels_compile_for_hopper_and_stay_in_registers(K, dtype, hopper):
     ):
         sizes = ("row", "block", "d")
         compiled = hopper.build(kernel, given | tile, divisible=sizes, num_warps=warps)
-        if K < 8:  # whose matrices are 64 numbers a lane
-            assert not hopper.spills(compiled)
+        assert not hopper.spills(compiled)
