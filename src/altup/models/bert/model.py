@@ -20,7 +20,7 @@ from altup.models.stack import LayerInputs, LayerStack, build_rule
 from altup.nn import AltUp
 from altup.nn.altup import split
 from altup.nn.attention import GroupedAttention
-from altup.nn.layers import LayerNorm
+from altup.nn.layers import LayerNorm, embed
 from altup.nn.linear import Fp8Maps, apply_linears
 from altup.nn.rule import Sublayer
 from altup.nn.sequence import refuse_left_padding
@@ -55,7 +55,7 @@ class BertEmbeddings(nn.Module):
         """All [batch, tokens], but for `inputs_embeds` [batch, tokens, embedding_width] in the place of words."""
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("give either input_ids or inputs_embeds")
-        words = self.words(input_ids) if inputs_embeds is None else inputs_embeds
+        words: Any = embed(self.words, input_ids) if input_ids is not None else inputs_embeds
         length, most = words.shape[1], self.positions.num_embeddings
         if position_ids is None:
             if length > most:

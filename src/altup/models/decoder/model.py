@@ -20,7 +20,7 @@ from altup.models.masks import causal_mask, check_segments, packed_mask, segment
 from altup.models.stack import Blocks, LayerInputs, LayerStack, build_rule
 from altup.nn import RMSNorm
 from altup.nn.attention import GroupedAttention
-from altup.nn.layers import SwiGLU
+from altup.nn.layers import SwiGLU, embed
 from altup.nn.linear import Rounding
 from altup.nn.positions import rotation
 from altup.nn.rule import Sublayer
@@ -150,7 +150,9 @@ class AltUpDecoderModel(LayerStack, AltUpDecoderPreTrainedModel):
             use_cache = self.config.use_cache and not self.training
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
-        embeddings = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        embeddings: Any = inputs_embeds
+        if input_ids is not None:
+            embeddings = embed(self.embed_tokens, input_ids, rounds=True)
         state = self.lift(embeddings)
         device, queries = embeddings.device, embeddings.shape[1]
         if segments is not None:
