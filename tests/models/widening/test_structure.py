@@ -242,7 +242,7 @@ def test_layer_drop_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "dense"}, "method='dense' is not known; choose one of 'recycled', 'altup', 'sameup'"),
+        ({"method": "dense"}, "method='dense' is not known; choose one of 'altup', 'sameup', 'recycled'"),
         ({"num_blocks": 1}, "num_blocks=1 makes no sense"),
         ({"selection": "random"}, "selection='random' is not known"),
         ({"selection": [0, 1]}, "must be 'alternating', 'same' or a list"),

@@ -44,9 +44,9 @@ def skip_modules(model_or_config: Any) -> list[str]:
     """
     config = model_or_config
     if isinstance(config, str | PathLike):
-        from transformers import AutoConfig
+        from altup.core.pretrained import load_config
 
-        config = AutoConfig.from_pretrained(config)
+        config = load_config(str(config))
     config = getattr(config, "config", config)
     kind = getattr(config, "model_type", None)
     if kind not in ("gemma3n", "gemma3n_text"):
