@@ -112,7 +112,7 @@ def test_a_saved_model_counts_as_the_flags_that_made_it(tmp_path: Path) -> None:
 
 def test_a_run_file_and_flags_over_it(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("size: tiny\nmethod: altup\nk: 4\nvocab_size: 700\n")
+    file.write_text("size: tiny\nmethod: altup\nk: 4\nmodel_overrides: {vocab_size: 700}\n")
     assert count("--config", str(file))["config"]["num_blocks"] == 4
     assert count("--config", str(file), "--k", "2")["config"]["num_blocks"] == 2
     dense = count("--config", str(file), "--method", "dense", "--size", "small")["config"]
@@ -139,7 +139,7 @@ def test_the_config_of_a_pretraining_run(tmp_path: Path) -> None:
         ("config.json", '{"model_type": "altup_t5", "d_modle": 1}', ["'d_modle'", "did you mean 'd_model'"]),
         ("config.json", "{", ["config.json", "not valid JSON"]),
         ("run.yaml", "size: huge", ["size='huge'", "xl"]),
-        ("run.yaml", "from_model: gpt2", ["goes on from gpt2", "give its folder"]),
+        ("run.yaml", "from_model: gpt2", ["starts from gpt2", "give its folder"]),
     ],
 )
 def test_bad_files_are_named_with_what_is_wrong(tmp_path: Path, name: str, content: str, words: list[str]) -> None:
@@ -175,15 +175,15 @@ def test_choices_that_make_no_sense(arguments: list[str], words: str) -> None:
 @pytest.mark.parametrize(
     ("file", "flags", "field", "value"),
     [
-        ("size: tiny\nmethod: altup\nnum_blocks: 3", [], "num_blocks", 3),
-        ("size: tiny\nmethod: altup\nnum_blocks: 3", ["--k", "4"], "num_blocks", 4),
-        ("size: tiny\nd_model: 64\nnum_layers: 3", [], "d_model", 64),
-        ("size: tiny\nd_model: 64\nnum_layers: 3", ["--size", "base"], "num_layers", 12),
-        ("size: tiny\nsequence: altup\nstride: 4", [], "stride", 4),
-        ("size: tiny\nwidening: altup\nnum_blocks: 2", ["--k", "4"], "num_blocks", 4),
+        ("size: tiny\nmethod: altup\nk: 3", [], "num_blocks", 3),
+        ("size: tiny\nmethod: altup\nk: 3", ["--k", "4"], "num_blocks", 4),
+        ("size: tiny\nmodel_overrides: {d_model: 64, num_layers: 3}", [], "d_model", 64),
+        ("size: tiny\nmodel_overrides: {num_layers: 3}", ["--size", "base"], "num_layers", 3),
+        ("size: tiny\nmethod: sequence-altup\nstride: 4", [], "stride", 4),
         ("size: large\nextra_layers: 2", ["--extra-layers", "4"], "num_layers", 28),
-        ("method: altup\nmodel_overrides: {coefficients: fixed}", ["--method", "dense"], "num_blocks", 1),
-        ("method: altup\nmodel_overrides: {coefficients: dynamic}", ["--method", "sum"], "num_blocks", 2),
+        ("method: altup\nmodel_overrides: {coefficients: dynamic}", ["--k", "3"], "num_blocks", 3),
+        ("method: altup\nk: 3", ["--method", "sum"], "num_blocks", 2),
+        ("model: decoder", ["--vocab-size", "99"], "vocab_size", 99),
     ],
 )
 def test_flags_win_over_a_run_file(tmp_path: Path, file: str, flags: list[str], field: str, value: int) -> None:
@@ -207,7 +207,9 @@ def test_every_family(tmp_path: Path, model: str, config_class: Any) -> None:
     assert by_flags["total"] == account(config).total
     config.save_pretrained(tmp_path / "saved")
     assert count("--config", str(tmp_path / "saved")) == by_flags
-    (tmp_path / "run.yaml").write_text(f"model: {model}\nsize: base\nmethod: altup\nk: 2\nvocab_size: 32128\n")
+    (tmp_path / "run.yaml").write_text(
+        f"model: {model}\nsize: base\nmethod: altup\nk: 2\nmodel_overrides: {{vocab_size: 32128}}\n"
+    )
     assert count("--config", str(tmp_path / "run.yaml")) == by_flags
     assert "input table" in run("--model", model)
     other = "t5" if model == "bert" else "bert"
@@ -217,7 +219,7 @@ def test_every_family(tmp_path: Path, model: str, config_class: Any) -> None:
 
 def _vocabulary(folder: Path) -> list[str]:
     file = folder / "vocabulary.yaml"
-    file.write_text("vocab_size: 32128\n")
+    file.write_text("size: base\nmodel_overrides: {vocab_size: 32128}\n")
     return ["--config", str(file)]
 
 

@@ -233,7 +233,7 @@ def test_a_decay_of_coefficients_that_nothing_has_is_told(model: dict[str, Any],
     from tests.training.tiny import optimizer_of
 
     config = PretrainConfig(data="text", size="tiny", optimizer="muon", coefficient_decay=4.0, **model)
-    built = build_model("t5", config._from_preset(vocab_size=32), None)
+    built = build_model("t5", config.named_model(vocab_size=32), None)
     optimizer = optimizer_of("muon", built, lr=0.1, coefficient_decay=4.0)
     assert any(group["pull"] for group in optimizer.param_groups) == has_any
     assert [line.split(":")[1] for line in warn_of_none(config)] == ([] if has_any else [

@@ -11,7 +11,7 @@ from altup.core.runs import newest_model
 from altup.core.schema import describe_settings, read_yaml, refuse_unknown
 from altup.models.families import family, family_name
 from altup.models.methods import all_methods, preset_fields
-from altup.training.pretraining import MODEL_NAMES, PretrainConfig
+from altup.training.pretraining import PretrainConfig
 
 if TYPE_CHECKING:
     from altup.models.config import AltUpConfig
@@ -21,59 +21,40 @@ CHOICE_FIELDS = ("widening", "num_blocks", "selection", "coefficients", "sequenc
 
 
 def find_model_config(path: Path | None = None, model: str | None = None, **flags: Any) -> AltUpConfig:
-    """The model that a file and flags (`MODEL_NAMES`) describe; T5, base and dense where neither says anything.
+    """The model that a file and flags (`MODEL_NAMES` and fields of the config) describe; without a file T5, base
+    and dense where the flags say nothing.
 
-    `path` is a file, a model folder or a run. A flag wins over it, and `method` replaces the file's method
-    together with its k, stride and experts. `model` is the family, where the file does not tell.
+    `path` is a model folder or a run, a model's config.json, or the YAML file of a run: then the model is the one
+    that `altup pretrain --config FILE` would train with these flags. `model` is the family.
     """
     if path is None:
         config: AltUpConfig = family(model or "t5").config_class.from_preset(**flags)
         return config
     if path.is_dir():  # of a run its model, which knows its vocabulary
         path = newest_model(path) / "config.json"
-    is_json = path.suffix == ".json"
-    values = _read_json(path) if is_json else read_yaml(path)
-    if is_json:
-        of_file = family_name(values.get("model_type"))
-        if of_file is None:
-            raise UserError(
-                f"{path}: {named('model_type', values.get('model_type'))} is not an altup model; give a folder "
-                "saved by "
-                "altup, or convert the model with `altup upcycle` first"
-            )
-    else:
-        if source := values.get("from_model"):
-            raise UserError(f"{path}: the run starts from {source}, which it does not describe; give its folder")
-        of_file = values.pop("model", None) or model or "t5"
+    if path.suffix != ".json":
+        return _of_run_file(path, {"model": model, **flags} if model else flags)
+    values = _read_json(path)
+    of_file = family_name(values.get("model_type"))
+    if of_file is None:
+        raise UserError(
+            f"{path}: {named('model_type', values.get('model_type'))} is not an altup model; give a folder saved "
+            "by altup, or convert the model with `altup upcycle` first"
+        )
     if model not in (None, of_file):
-        raise UserError(f"--model {model}: {path} describes a {of_file!r} model; leave --model out")
+        raise UserError(f"--model {model}: {path} describes a {of_file!r} model; remove --model")
     config_class = family(of_file).config_class
-    if is_json:
-        refuse_unknown(str(path), values, _config_fields(config_class))
-        return _with_flags(config_class, values, flags)
-    return _from_run_file(config_class, path, values, flags)
+    refuse_unknown(str(path), values, _config_fields(config_class))
+    return _with_flags(config_class, values, flags)
 
 
-def _from_run_file(config_class: Any, path: Path, values: dict[str, Any], flags: dict[str, Any]) -> AltUpConfig:
-    """The model of the file's names and fields, with the flags laid over it. What else it says is how to train."""
-    overrides = values.pop("model_overrides", None) or {}
-    if not isinstance(overrides, dict):
-        raise UserError(f"{path}: {named('model_overrides', overrides)}: expected `name: value` pairs")
-    values |= overrides
-    known = {*MODEL_NAMES, *_config_fields(config_class)}
-    refuse_unknown(str(path), values, {*known, *describe_settings(PretrainConfig)})
-    fields = {name: value for name, value in values.items() if name in known and value is not None}
-    if "extra_layers" in flags:
-        fields.pop("extra_layers", None)
-    if "method" in fields:
-        return _with_flags(config_class, config_class.from_preset(**fields).to_dict(), flags)
-    # Without a method, stride and experts are fields like any other.
-    size = fields.pop("size", "base")
-    check_choice("size", size, config_class.SIZES)
-    if "k" in fields:
-        fields["num_blocks"] = fields.pop("k")
-    config = config_class(**{**config_class.SIZES[size], **fields})
-    return _with_flags(config_class, config.to_dict(), flags)
+def _of_run_file(path: Path, flags: dict[str, Any]) -> AltUpConfig:
+    if source := read_yaml(path).get("from_model"):
+        raise UserError(f"{path}: the run starts from {source}, which it does not describe; give its folder")
+    settings = {name: value for name, value in flags.items() if name in describe_settings(PretrainConfig)}
+    fields = {name: value for name, value in flags.items() if name not in settings}
+    settings |= {"data": "not read", "model_overrides": fields}
+    return PretrainConfig.resolve({}, path, settings).named_model()
 
 
 def _with_flags(config_class: Any, values: dict[str, Any], flags: dict[str, Any]) -> AltUpConfig:
@@ -95,7 +76,14 @@ def _with_flags(config_class: Any, values: dict[str, Any], flags: dict[str, Any]
 
 
 def _config_fields(config_class: Any) -> set[str]:
-    return {*config_class().to_dict(), "architectures", "dtype", "transformers_version", "model_type"}
+    return {
+        *config_class().to_dict(),
+        *config_class.field_names(),
+        "architectures",
+        "dtype",
+        "transformers_version",
+        "model_type",
+    }
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -159,11 +159,11 @@ class PretrainConfig(TrainConfig):
     @property
     def has_coefficients(self) -> bool:
         """As of the model's config; of a model that is given this is not known before it is loaded."""
-        return self.from_model is None and self._from_preset().has_coefficients
+        return self.from_model is None and self.named_model().has_coefficients
 
     @property
     def has_scalars(self) -> bool:
-        return self.from_model is None and self._from_preset().has_scalars
+        return self.from_model is None and self.named_model().has_scalars
 
     @property
     def kind(self) -> str:
@@ -201,9 +201,10 @@ class PretrainConfig(TrainConfig):
                 )
             if name not in known:  # of Transformers' own fields few concern a model's shape: they are not listed
                 check_choice("model_overrides", name, sorted(known - {f.name for f in fields(PreTrainedConfig)}))
-        self._from_preset()
+        self.named_model()
 
-    def _from_preset(self, **of_the_data: int) -> AltUpConfig:
+    def named_model(self, **of_the_data: int) -> AltUpConfig:
+        """The model's config by its names and overrides, without what the data decide."""
         family = _family(self.kind)
         names = {name: getattr(self, name) for name in MODEL_NAMES}
         own = {**of_the_data, **family.run_fields(self.dropout or 0.0, self.inputs_length), "z_loss": self.z_loss}
@@ -213,7 +214,7 @@ class PretrainConfig(TrainConfig):
     def model_config(self, vocabulary: Vocabulary) -> AltUpConfig:
         """The model for a vocabulary; its tables have rows for every token, rounded up to 128."""
         tokens = {"vocab_size": vocabulary.padded_size, "pad_token_id": vocabulary.pad}
-        config = self._from_preset(**tokens, **_family(self.kind).special_tokens(vocabulary))
+        config = self.named_model(**tokens, **_family(self.kind).special_tokens(vocabulary))
         if config.vocab_size < vocabulary.size:
             raise UserError(
                 f"{named('vocab_size', config.vocab_size)} is less than the data's {vocabulary.size} tokens; "
