@@ -67,6 +67,18 @@ def test_gemma3n_lora(tmp_path):
     assert sum(line.endswith("# altup") for line in source.splitlines()) == 3
 
 
+def test_gemma3n_trl(tmp_path):
+    pytest.importorskip("trl")
+    pytest.importorskip("peft")
+    text = run("gemma3n_trl.py", "--steps", "10", "--length", "64", "--packing", "--output", str(tmp_path))
+    first, last = (
+        float(number) for number in re.search(r"loss ([\d.]+) at first, ([\d.]+) at last", text).groups()
+    )
+    assert 1 < last < first - 0.1
+    assert "padded and packed rows" in text
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
 def test_vision():
     """Better than chance (0.10), and hard enough that no model gets everything right."""
     text = run("vision.py", "--seeds", "2", "--steps", "60")
