@@ -54,6 +54,7 @@ EXPECTED = {
     "gemma3n": {"hf eager", "altup plain", "copy", "hf"},
     "data": {"span corruption", "tokenising"},
     "kernels": {"plain eager"},
+    "streams": {"plain eager", "hf eager", "copy"},
 }
 
 
@@ -176,7 +177,7 @@ import torch
 from tests.kernels.interpreter import repair
 repair()
 from tests.bench.test_cases import Setup, run
-cases = ["rule", "attention", "head", "dropout", "kernels"]
+cases = ["rule", "attention", "head", "dropout", "kernels", "streams"]
 rows = run(cases, Setup(torch.device("cpu"), True, runs_triton=True), only=["triton*"])
 assert [row for row in rows if row.status != "ok"] == [], rows
 assert {"triton", "triton dynamic"} <= {row.provider for row in rows if row.case == "rule" and row.metric == "ms"}

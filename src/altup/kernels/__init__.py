@@ -1,8 +1,8 @@
 """The hot operations, one folder each, all of the same plan:
 
 - `reference.py`: the definition in plain PyTorch, against which everything fast is compared;
-- `triton.py` (for attention and Gemma 3n several files): the Triton kernels and how they are launched;
-- `op.py`: the kernels as a custom operator of PyTorch, with its gradient, opaque to `torch.compile`;
+- `triton.py` (for attention and Gemma 3n several files): the Triton kernels and, by `operators.py`, PyTorch's
+  operators made of them, with their gradients, opaque to `torch.compile`;
 - `__init__.py`: the one function that picks the fastest correct way. Triton is imported when it picks the kernels.
 """
 

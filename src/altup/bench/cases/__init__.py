@@ -25,6 +25,7 @@ class Case(NamedTuple):
 CASES = {
     "step": Case("forward and backward of a whole T5, ours and Hugging Face's", "step"),
     "rule": Case("the AltUp update of the wide state", "rule"),
+    "streams": Case("one site of hyper-connections with coefficients from the data (mHC)", "streams"),
     "attention": Case("self-attention with T5's trainable relative bias", "attention"),
     "head": Case("output head and loss", "fused", "head_problems"),
     "dropout": Case("dropout before a residual addition", "fused", "dropout_problems"),
