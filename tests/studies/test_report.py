@@ -11,7 +11,7 @@ from markupsafe import escape
 from altup.studies.charts import Bar, Point, Series, bar_chart, line_chart, scatter_chart
 from altup.studies.figures import study_figures
 from altup.studies.pages import Figure, HeatRow, macro, render, standalone_svg
-from altup.studies.report import Card, StudyReport
+from altup.studies.report import Card, Continuation, StudyReport
 from altup.studies.results import note_failure, write_record, write_results
 from altup.studies.statistics import Verdict
 from altup.studies.study import Claim, shipped
@@ -129,17 +129,26 @@ def test_text_stays_text() -> None:
     pictures = [
         macro("table", [evil, evil], [[evil, evil]], evil),
         line_chart([Series(evil, [(1, 1)], 0)], x_label=evil, y_label=evil),
-        bar_chart([Bar(evil, (1,), evil, 0)], (evil,)),
+        bar_chart([Bar(evil, 1, evil, 0)], 1.0),
         scatter_chart([Point(evil, 1, 1, 0)], x_label=evil, y_label=evil, line=[(0, 0), (1, 1)], line_name=evil),
         macro("heat_map", [evil], [HeatRow(evil, [], [])], 1.0),
     ]
     shown = Table([Column(evil, evil)], [[Cell(evil, evil, kind=evil)]], evil)
     figures = [Figure(evil, picture, evil, evil) for picture in pictures]
-    study = {"name": evil, "title": evil, "question": evil, "finding": evil, "tables": [shown], "figures": figures}
+    study = {
+        "name": evil,
+        "title": evil,
+        "question": evil,
+        "finding": evil,
+        "tables": [shown],
+        "figures": figures,
+        "alone": True,
+    }
     verdict = Verdict(Claim(evil, evil), evil, None, evil)
     card = Card(Judged(verdict, evil, evil, evil, evil, evil, evil, None), [(evil, evil)])
     whole = render(
-        "report.html", title=evil, lead=evil, problems=[evil], judged=[card], one_seed=[card], most_cards=0,
+        "report.html", title=evil, lead=evil, problems=[evil],
+        continued=[Continuation(evil, evil, {evil: evil})], judged=[card], one_seed=[card], most_cards=0,
         not_run=[card], studies=[study], studies_not_run=[study], coefficients=figures, facts=[(evil, evil)],
         commands=evil, results=shown,
     )  # fmt: skip

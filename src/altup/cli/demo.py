@@ -37,6 +37,7 @@ def command(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from altup.core.console import outlive_stdout
+    from altup.core.errors import UserError
     from altup.core.hardware import usable_cores
     from altup.core.interrupts import raise_on_interrupt
     from altup.studies.demo import SEEDS, STEPS, Demo
@@ -56,6 +57,8 @@ def command(
                 say, jobs=1 if is_short else min(usable_cores(), 8), isolated=not is_short, watch=watch
             )
         stopped = outcome.stopped
+        if outcome.failed:
+            raise UserError(f"{outcome.failed[0]} failed; see {demo.out / 'logs'}")
         if not stopped:
             _show(demo, begun)
     except KeyboardInterrupt:
@@ -66,18 +69,14 @@ def command(
 
 
 def _show(demo: Demo, begun: float) -> None:
-    from altup.core.tables import print_table
     from altup.core.terminal import Console
     from altup.core.text import duration
-    from altup.studies.demo import MODELS
 
     say("")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 80)
     _show_continuations(console, demo)
-    print_table(console, ["", *MODELS], demo.comparison())
-    for sentence in demo.verdict():
-        console.print(sentence)
-    demo.write_report()
+    demo.results.print(console)
+    demo.results.write(demo.report, plots=False, continued=demo.continuations)
     say(f"{duration(time.monotonic() - begun)} in all.")
     typer.echo(
         f"\nReport with the curves: {demo.report}\nNext, with the models that you have, and on your own text:"

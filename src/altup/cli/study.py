@@ -276,31 +276,14 @@ def print_tables(
     from altup.core.errors import check_choice
     from altup.core.tables import table_console
     from altup.studies.report import StudyReport
-    from altup.studies.tables import FORMATS, judge_claims, study_table
+    from altup.studies.tables import FORMATS
 
     form = form or ("table" if sys.stdout.isatty() else "markdown")
     check_choice("format", form, FORMATS)
-    report, console = StudyReport(_folders(results), scale, names or ()), table_console()
+    report = StudyReport(_folders(results), scale, names or ())
     for problem in report.problems():
         _say(problem)
-    for study, stats in report.run:
-        if form == "csv":
-            typer.echo(study_table(study, stats, report.known).csv())
-            continue
-        tables = report.tables(study, stats, run_alone=form == "table")
-        claims = [
-            f"{one.claim}, {one.metric}{f': {one.number}' if one.number else ''} – {one.word} ({one.why} "
-            f"{one.paper})"
-            for one in judge_claims(study, stats)
-        ]
-        if form == "markdown":
-            lines = [f"### {study.title}\n\n{study.question}\n", *(table.markdown() for table in tables)]
-            typer.echo("\n".join([*lines, *(f"- {claim}" for claim in claims)]) + "\n")
-            continue
-        console.print(f"{study.title}\n{study.question}\n", markup=False)
-        for table in tables:
-            table.print(console)
-        console.print("\n".join(f"• {claim}" for claim in claims) + "\n", markup=False)
+    report.print(table_console(), form)
     if report.not_run:
         absent = [name for name in names or () if name not in {s.name for s, _ in report.run}]
         again = shlex.join(["altup", "study", "run", *(absent or (s.name for s in report.not_run))])

@@ -174,10 +174,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of one or more parts, and what is written at its end."""
+    """A bar, and what is written at its end."""
 
     name: str
-    parts: Sequence[float]
+    value: float
     text: str
     colour: int
 
@@ -282,33 +282,21 @@ def _chart(parts: Sequence[str], x_label: str, y_label: str, attribute: str, dat
     )
 
 
-def bar_chart(bars: Sequence[Bar], part_names: Sequence[str] = (), reference: float | None = None) -> Markup:
-    """Horizontal bars from 0 on a common scale, with a line at `reference`. Later parts are paler."""
-    longest = max([sum(bar.parts) for bar in bars] + ([reference] if reference else [])) or 1.0
-    scale = (WIDTH - 2) / longest
+def bar_chart(bars: Sequence[Bar], reference: float) -> Markup:
+    """Horizontal bars from 0 on a common scale, with a line at `reference`."""
+    scale = (WIDTH - 2) / max([bar.value for bar in bars] + [reference])
     rows = []
     for i, bar in enumerate(bars):
-        y, x = i * ROW, 0.0
-        rows.append(f'<text class="name c{bar.colour}" x="0" y="{y + 15}">{escape(bar.name)}</text>')
-        rows.append(f'<text class="value" x="{WIDTH}" y="{y + 15}" text-anchor="end">{escape(bar.text)}</text>')
-        for part, value in enumerate(bar.parts):
-            rows.append(
-                f'<rect class="bar c{bar.colour} part{part}" x="{x:.1f}" y="{y + 22}" '
-                f'width="{value * scale:.1f}" height="18"/>'
-            )
-            x += value * scale
-        if reference:
-            at = f"{reference * scale:.1f}"
-            rows.append(f'<line class="reference" x1="{at}" x2="{at}" y1="{y + 19}" y2="{y + 43}"/>')
-    height = len(bars) * ROW
-    legend = "".join(f'<span class="part{i}">{escape(name)}</span>' for i, name in enumerate(part_names))
-    told = escape("; ".join(f"{bar.name}: {bar.text}" for bar in bars))
-    return Markup(
-        (f'<p class="legend">{legend}</p>' if legend else "")
-        + f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{told}">'
-        + "".join(rows)
-        + "</svg>"
-    )
+        y, width, at = i * ROW, f"{bar.value * scale:.1f}", f"{reference * scale:.1f}"
+        rows += [
+            f'<text class="name c{bar.colour}" x="0" y="{y + 15}">{escape(bar.name)}</text>',
+            f'<text class="value" x="{WIDTH}" y="{y + 15}" text-anchor="end">{escape(bar.text)}</text>',
+            f'<rect class="bar c{bar.colour}" x="0" y="{y + 22}" width="{width}" height="18"/>',
+            f'<line class="reference" x1="{at}" x2="{at}" y1="{y + 19}" y2="{y + 43}"/>',
+        ]
+    label = escape("; ".join(f"{bar.name}: {bar.text}" for bar in bars))
+    frame = f'<svg viewBox="0 0 {WIDTH} {len(bars) * ROW}" role="img" aria-label="{label}">'
+    return Markup(f"{frame}{''.join(rows)}</svg>")
 
 
 def interval_chart(mean: float, low: float, high: float, paper: float | None, higher: bool) -> Markup:

@@ -148,7 +148,7 @@ def _speed_bars(study: Study, stats: Statistics, size: str, metric: str) -> Figu
         speed = stats.mean(study.name, row.label, size, metric)
         if base is not None and speed is not None:
             ratio = speed.mean / base.mean
-            bars.append(Bar(row.label, (ratio,), f"{ratio:.2f}×", colours(study)[row.label]))
+            bars.append(Bar(row.label, ratio, f"{ratio:.2f}×", colours(study)[row.label]))
     if base is None or len(bars) < 2 or metric not in study.measures:
         return None
     what = LATENCIES[metric][0]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -41,10 +41,13 @@ from altup.studies.tables import (
     sweep_table,
 )
 
+if TYPE_CHECKING:
+    from altup.core.terminal import Console
+
 ORDER = (WORSE, BETTER, NOT_SIGNIFICANT, NOT_COMPARABLE, ONE_SEED, NOT_RUN)
 KINDS = {BETTER: "better", WORSE: "worse", NOT_SIGNIFICANT: "open", NOT_COMPARABLE: "open"}
 MOST_CARDS = 20  # before the others fold: a page that a phone scrolls through
-TITLE = "AltUp: studies"  # by which a report is known
+TITLE = "AltUp: studies"
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,23 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Continuation:
+    """The first half of a sentence that no model has seen, how it ends, and how each model would end it."""
+
+    begin: str
+    truth: str
+    by_model: dict[str, str]
+
+
+@dataclass(frozen=True)
 class StudyReport:
-    """The results in one or several folders, as the studies named show them, or all shipped ones."""
+    """The results in one or several folders, as the studies named or `given` show them, or all shipped ones."""
 
     folders: Sequence[Path]
     scale: str | None = None
     names: Sequence[str] = ()
+    given: Sequence[Study] = ()
+    title: str = TITLE  # by which a report is known
     known: ResultFolders = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +102,7 @@ class StudyReport:
     def studies(self) -> list[tuple[Study, Statistics]]:
         """Every study with its results: of the scale that was asked for, or of the one it has most results of."""
         check_scale(self.results, self.scale)
-        studies = [find_study(name) for name in self.names] or list(shipped().values())
+        studies = [*self.given, *(find_study(name) for name in self.names)] or list(shipped().values())
         return [(study, choose_results(self.results, study.name, self.scale)) for study in studies]
 
     @cached_property
@@ -128,16 +142,33 @@ class StudyReport:
         diverged = [record for record in self.known.records() if "diverged" in record and record["key"] in named]
         return failed + [f"diverged at step {r['step']:,}: {r['title']}: {r['diverged']}" for r in diverged]
 
-    def write(self, path: Path, plots: bool = True) -> None:
-        """The page and, in a folder of its name beside it, every chart as SVG. What is none of ours is not
-        overwritten."""
-        refuse_foreign(path, [title_mark(TITLE)], "a report of studies")
+    def print(self, console: Console, form: str = "table") -> None:
+        """Every study that was run: its tables and the outcome of its claims, for a terminal or in Markdown;
+        `csv` is its table alone."""
+        for study, stats in self.run:
+            tables, claims = self.tables(study, stats, run_alone=form == "table"), judge_claims(study, stats)
+            if form == "csv":
+                console.out(tables[0].csv(), highlight=False)
+            elif form == "markdown":
+                parts = [f"### {study.title}\n\n{study.question}\n", *(table.markdown() for table in tables)]
+                console.out("\n".join([*parts, *(f"- {claim.line}" for claim in claims)]) + "\n", highlight=False)
+            else:
+                console.print(f"{study.title}\n{study.question}\n", markup=False)
+                for table in tables:
+                    table.print(console)
+                console.print("\n".join(f"• {claim.line}" for claim in claims) + "\n", markup=False)
+
+    def write(self, path: Path, plots: bool = True, continued: Sequence[Continuation] = ()) -> None:
+        """The page and, in a folder of its name beside it, every chart as SVG; `continued` are sentences that the
+        models have ended. What is none of ours is not overwritten."""
+        refuse_foreign(path, [title_mark(self.title)], "a report of studies")
         path.parent.mkdir(parents=True, exist_ok=True)
         figures = {study.name: study_figures(study, stats, self.known.record) for study, stats in self.studies}
         sections = [self._section(study, stats, figures[study.name]) for study, stats in self.run]
         page = render(
             "report.html",
-            title=TITLE,
+            title=self.title,
+            continued=continued,
             lead=self._lead(),
             problems=self.problems(),
             judged=[card for card in self.cards if card.kind != "small"],
@@ -167,6 +198,7 @@ class StudyReport:
             "finding": f"The paper: {study.finding}" if study.table else study.finding,
             "tables": self.tables(study, stats),
             "figures": figures,
+            "alone": len(self.studies) == 1,
         }
 
     def _lead(self) -> str:

@@ -11,6 +11,7 @@ import math
 import os
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from altup.studies.jobs import (
     StudyData,
     count_costs,
     deciding_fields,
+    finetune_job,
     key_of,
     pretrain_job,
     speed_key,
@@ -288,15 +290,18 @@ class StudyRun:
             jobs = {
                 "": replace(pretrain_job(model.config(trial.seed, {}), model.row, context.data), key=trial.title)
             }
-        if len(jobs) == 1 and not (context.known(jobs[""].key) or {}).get("diverged"):
-            from altup.studies.jobs import finetune_job
-
+        if len(jobs) == 1 and "diverged" not in (context.known(jobs[""].key) or {}):
             jobs |= {n: finetune_job(n, self.scale, jobs[""], trial.seed, context.data) for n in trial.columns}
         for job in jobs.values():
             seconds, is_done = estimate(job), context.known(job.key) is not None
             begun = (job.folder(self.out) / "config.yaml").exists()
             state = "finished" if is_done else "begun" if begun else "new"
             yield job.key, Line(job.title, state, job.steps, 0.0 if is_done else seconds)
+
+    @cached_property
+    def _swept(self) -> Counter[str]:
+        """How many runs each sweep has made, by its key."""
+        return Counter(record["sweep"]["key"] for record in self.known.records() if "sweep" in record)
 
     def _forecast_sweep(self, model: Model, estimate: Callable[[Job], float]) -> Iterable[tuple[str, Line]]:
         tune = self.scale.tune
@@ -307,16 +312,12 @@ class StudyRun:
         steps = min(tune.steps, model.untuned.steps)
         job = pretrain_job(replace(model.untuned, steps=steps), model.row, self.study_data)
         count = count_points(tune.search, model.grid)
-        try:
-            known = [
-                record for record in self.known.records() if record.get("sweep", {}).get("key") == model.sweep_key
-            ]
+        made, is_done = self._swept[model.sweep_key], False
+        with contextlib.suppress(NotReadyError):
             is_done = not (found := model.sweep()) or not found.missing
-        except NotReadyError:
-            known, is_done = [], False
-        left = 0 if is_done else max(1, count - len(known))
+        left = 0 if is_done else max(1, count - made)
         title = f"sweep of {job.title}: {count} runs"
-        state = "finished" if is_done else "begun" if known else "new"
+        state = "finished" if is_done else "begun" if made else "new"
         yield model.sweep_key, Line(title, state, steps, left * estimate(job), max(left, 1))
 
 

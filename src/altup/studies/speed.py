@@ -6,7 +6,6 @@ import copy
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,43 +37,29 @@ def measure_speed(
         trained = time({key: model.train() for key, model in models.items()}, steps)
         read = time({key: model.forward() for key, model in models.items()}, steps)
         found: dict[str, dict[str, float]] = {key: {} for key in configs}
+        base = next(iter(configs))
         for key, config in configs.items():
-            speed = Speed.of(trained[key], trained[next(iter(configs))], config.batch_size)
-            found[key] |= {"train_seq_per_s": speed.seq_per_s, "relative_speed": speed.relative}
-            found[key] |= {"relative_speed_low": speed.low, "relative_speed_high": speed.high}
-            _add(found[key], "forward", read[key], read[next(iter(configs))])
+            found[key]["train_seq_per_s"] = 1000 * config.batch_size / statistics.median(trained[key])
+            found[key]["relative_speed"] = ratio(trained[key], trained[base])
+            _add(found[key], "forward", read[key], read[base])
         if all(model.can_generate for model in models.values()):
             written = time(
                 {key: model.generate(generate_batch, generate_tokens) for key, model in models.items()}, 1
             )
             for key in configs:
-                _add(found[key], "generate", written[key], written[next(iter(configs))])
+                _add(found[key], "generate", written[key], written[base])
         for key, model in models.items():
             found[key] |= {"peak_memory": model.peak_memory / 2**30} if model.peak_memory is not None else {}
     return found
 
 
 def _add(found: dict[str, float], what: str, times: Sequence[float], base: Sequence[float]) -> None:
-    found |= {f"{what}_ms": statistics.median(times), f"relative_{what}": Speed.of(times, base, 1).relative}
+    found |= {f"{what}_ms": statistics.median(times), f"relative_{what}": ratio(times, base)}
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Sequences a second, and relative to another model as median, lower and upper quartile."""
-
-    seq_per_s: float
-    relative: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, times: Sequence[float], base: Sequence[float], batch_size: int) -> Speed:
-        """From the milliseconds of a step in each round, and those of the other model in the same rounds."""
-        ratios = [b / t for t, b in zip(times, base, strict=True)]
-        low, middle, high = (
-            statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-        )
-        return cls(1000 * batch_size / statistics.median(times), middle, low, high)
+def ratio(times: Sequence[float], base: Sequence[float]) -> float:
+    """How much faster than `base`: the median over rounds, of turns of the same round."""
+    return statistics.median(b / t for t, b in zip(times, base, strict=True))
 
 
 class _Subject:

@@ -31,7 +31,7 @@ class Metric:
     @property
     def head(self) -> str:
         """The title of a column, with its unit unless the title names it."""
-        return self.title if self.unit in self.title else f"{self.title} ({self.unit})"
+        return self.title if self.unit in self.title.split() else f"{self.title} ({self.unit})"
 
     @property
     def difference_unit(self) -> str:

@@ -273,6 +273,11 @@ class Judged:
     paper: str
     of_paper: float | None  # the paper's difference at the same size
 
+    @property
+    def line(self) -> str:
+        number = f": {self.number}" if self.number else ""
+        return f"{self.claim}, {self.metric}{number} – {self.word} ({self.why} {self.paper})"
+
 
 def judge_claims(study: Study, stats: Statistics) -> list[Judged]:
     """Every claim of a study at every size where it was run."""
