@@ -9,6 +9,7 @@ import torch
 from transformers import Gemma3nForCausalLM
 
 import altup
+from tests.models.gemma3n.test_recipes import ALL, adapted, called, kinds
 from tests.models.gemma3n.tiny import (
     accelerated,
     assert_same,
@@ -20,6 +21,7 @@ from tests.models.gemma3n.tiny import (
     tiny_gemma,
 )
 
+__all__ = ["called"]  # a fixture
 pytestmark = pytest.mark.gpu
 
 
@@ -87,6 +89,55 @@ def test_bfloat16_is_no_further_from_float64_than_the_original(remake):
     small = {"layers": 2, "vocab_size": 500, "num_kv_shared_layers": 0}
     theirs, ours = map(sum, zip(*(errors_in_bfloat16(seed, remake, **small) for seed in range(12)), strict=True))
     assert ours < 1.25 * theirs
+
+
+def rows_of_several_lengths(layout):
+    data = on_gpu(batch(3, 200))
+    if layout == "padded":
+        data["attention_mask"][0, -60:] = 0
+        data["attention_mask"][1, :30] = 0
+        data["labels"] = data["labels"].masked_fill(data["attention_mask"] == 0, -100)
+        return data
+    places = torch.cat([torch.arange(length) for length in (7, 150, 43)]).cuda()
+    return {**data, "attention_mask": None, "position_ids": places.unsqueeze(0), "use_cache": False}
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_rows_of_several_lengths_are_no_further_from_float64(called, layout, autocast):
+    """By FlashAttention's variable-length form: rows padded on either side, and packed ones; float32 weights under
+    autocast, too."""
+    off = {"original": 0.0, "ours": 0.0}
+    for seed in range(6):
+        model = wide_gemma(seed, layers=2, vocab_size=500, num_kv_shared_layers=0)
+        model = model if autocast else model.bfloat16()
+        data = rows_of_several_lengths(layout)
+        _, exact = gradients(copy.deepcopy(model).double(), data)
+        exact = {name: g for name, g in exact.items() if g is not None}
+        size = sum(g.norm() ** 2 for g in exact.values()) ** 0.5
+        for name, one in (("original", model), ("ours", accelerated(model, "auto"))):
+            one.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+                loss = one(**data).loss
+            loss.backward()
+            wrong = sum((p.grad.double() - exact[n]).norm() ** 2 for n, p in one.named_parameters() if n in exact)
+            off[name] += float(wrong**0.5 / size)
+    assert off["ours"] < 1.25 * off["original"]
+    assert kinds(called) == ALL
+    assert called["texts"] == called["causal_attention"] == 2 * 6
+
+
+def test_lora_on_altups_maps(called):
+    pytest.importorskip("peft")
+    model = adapted(wide_gemma(layers=2, vocab_size=500, num_kv_shared_layers=0).bfloat16(), "all-linear")
+    ours = accelerated(model, "auto")
+    loss, want = gradients(model, on_gpu(batch(2, 200)))
+    our_loss, got = gradients(ours, on_gpu(batch(2, 200)))
+    assert (our_loss - loss).abs() < 2e-2 * loss.abs()
+    names = [name for name, g in want.items() if g is not None and "router.lora" in name]
+    assert names
+    assert all(torch.isfinite(got[name]).all() and got[name].norm() > 0 for name in names)
+    assert kinds(called) == ALL
 
 
 def test_the_same_bits_twice():
