@@ -172,3 +172,17 @@ def test_json_that_is_nested_too_deeply(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text("[" * 1_000_000)
     with pytest.raises(ValueError, match="nested too deeply"):
         read_json(tmp_path / "deep.json")
+
+
+def test_a_lock_is_lost_with_its_file(tmp_path: Path) -> None:
+    """Also where another file of the same name stands there by now, which another process may hold."""
+    path = tmp_path / ".lock"
+    with locked(path, "held") as lock:
+        assert not lock.lost
+        path.rename(tmp_path / "moved")
+        assert lock.lost
+        path.touch()
+        assert lock.lost
+        (tmp_path / "moved").replace(path)
+        assert not lock.lost
+    assert lock.lost

@@ -56,6 +56,16 @@ def test_every_token_is_seen_exactly_once_an_epoch(stream: TokenStream) -> None:
     assert orders[0] != list(map(tuple, whole.tolist()))
 
 
+def test_the_order_differs_between_seeds_and_epochs(stream: TokenStream) -> None:
+    """Of the sequences themselves, as a decoder reads them: nothing is masked there that could differ instead."""
+    n = make(stream, name="causal").sequences_per_epoch
+    orders = [make(stream, n, seed, "causal").order(epoch, 0, n)[1] for seed in (0, 1, 2**40) for epoch in (0, 1)]
+    assert len({tuple(order) for order in orders}) == len(orders)
+    assert all(np.array_equal(np.sort(order), np.arange(n)) for order in orders)
+    again = make(stream, n, 1, "causal").order(0, 0, n)[1]
+    assert np.array_equal(again, orders[2])
+
+
 def test_masks_of_a_sequence_differ_between_epochs_and_seeds(stream: TokenStream) -> None:
     n = make(stream).sequences_per_epoch
 
