@@ -17,7 +17,7 @@ from tests.training.compare import assert_same_bits, weights
 
 SHAPE = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_layers": 2}
 SETTINGS: dict[str, Any] = {
-    "size": "tiny", "method": "altup", "k": 2, "steps": 4, "batch_size": 4, "inputs_length": 32, "eval_every": 4,
+    "size": "tiny", "method": "altup", "k": 2, "steps": 4, "batch_size": 4, "inputs_length": 32, "eval_every": 1,
     "eval_sequences": 4, "save_every": 4, "log_every": 2, "deterministic": True, "precision": "fp32",
     "trackers": ["none"], "compile": False, "keep_last": 1, "keep_best": False,
 }  # fmt: skip

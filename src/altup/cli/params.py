@@ -150,10 +150,10 @@ def paper_rows(inputs: int, targets: int | None = None) -> list[dict[str, Any]]:
     dense: dict[str, tuple[int, float]] = {}
     for paper in table("parameters_and_speed"):
         model, method, k = str(paper["model"]), str(paper["method"]), int(paper["k"])
-        ours = account(AltUpT5Config.from_preset(model, method, k), inputs, targets)
+        counted = account(AltUpT5Config.from_preset(model, method, k), inputs, targets)
         speed = float(paper["train_speed_examples_per_s_per_core"])
         if method == "dense":
-            dense[model] = ours.flops_train, speed
+            dense[model] = counted.flops_train, speed
         dense_flops, dense_speed = dense[model]
         rows.append(
             {
@@ -163,8 +163,8 @@ def paper_rows(inputs: int, targets: int | None = None) -> list[dict[str, Any]]:
                 "pretrain_steps": paper["pretrain_steps"],
                 "paper_embedding": float(paper["embedding_params"]),
                 "paper_non_embedding": float(paper["non_embedding_params"]),
-                **{name: value for name, value in ours.to_json().items() if isinstance(value, int)},
-                "flops_to_dense": ours.flops_train / dense_flops,
+                **{name: value for name, value in counted.to_json().items() if isinstance(value, int)},
+                "flops_to_dense": counted.flops_train / dense_flops,
                 "paper_time_to_dense": dense_speed / speed,
             }
         )
@@ -191,11 +191,11 @@ def _print_paper(rows: list[dict[str, Any]], inputs: int) -> None:
         name = f"{row['model']} {row['method']}" + (f" {row['k']}" if row["k"] > 1 else "")
         cells = []
         for part in ("embedding", "non_embedding"):
-            paper, ours = _digits(row[f"paper_{part}"], 2), _digits(row[part], 2)
-            if ours != paper:
-                ours = _digits(row[part], 3) + "*"
+            paper, counted = _digits(row[f"paper_{part}"], 2), _digits(row[part], 2)
+            if counted != paper:
+                counted = _digits(row[part], 3) + "*"
                 notes.append(f"* {name}: {row[part]:,} by our count, where the paper prints {paper}.")
-            cells += [paper, ours]
+            cells += [paper, counted]
         view.add_row(name, *cells, f"{row['flops_to_dense']:.3f}", f"{row['paper_time_to_dense']:.2f}")
     console = Console(highlight=False)
     console.print(view)

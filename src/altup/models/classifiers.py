@@ -1,4 +1,4 @@
-"""Encoders with a head for whole texts, ours, Transformers' or widened: found and loaded, with a new head or not.
+"""Encoders with a head for whole texts, of altup, of transformers or widened: loaded, with a new head or not.
 
 The labels are the config's `id2label`; a head of one number has the `problem_type` "regression".
 """
@@ -79,9 +79,9 @@ def load_classifier(place: str | Path, config: PreTrainedConfig, new_head: bool 
             return load_widened(place, cls, config=config, **options)
     body = f"{cls.base_model_prefix}."
     may_lack = (lambda name: not name.startswith(body) or ".pooler." in name) if new_head else None
-    told = logging.get_verbosity()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # it would report the weights of the new head and of the old one
     try:
         return load_model(cls, place, config=config, may_lack=may_lack, **options)
     finally:
-        logging.set_verbosity(told)
+        logging.set_verbosity(verbosity)

@@ -44,9 +44,9 @@ CLASSES = {
 def kind_of(config: PreTrainedConfig, place: str | Path) -> str:
     """The kind of the model that `config` belongs to; UserError for one that is no language model."""
     name = (config.architectures or ["model without a class"])[0]
-    ours = family_name(config.model_type)
-    if ours and not name.endswith("ForSequenceClassification"):
-        return ours
+    own = family_name(config.model_type)
+    if own and not name.endswith("ForSequenceClassification"):
+        return own
     for objective, classes in CLASSES.items():
         if name in classes.values():
             if objective == "causal" and _sees_ahead(config):
@@ -62,7 +62,7 @@ def kind_of(config: PreTrainedConfig, place: str | Path) -> str:
 
 
 def _sees_ahead(config: PreTrainedConfig) -> bool:
-    """Whether a model with a causal head is an encoder that nobody has told to hide what comes later."""
+    """Whether a model with a causal head is an encoder whose config does not hide what comes later."""
     is_encoder = config.model_type in CLASSES["masked"] and not getattr(config, "is_decoder", False)
     return is_encoder or config.model_type == "xlnet"
 
@@ -93,14 +93,14 @@ def load_language_model(place: str | Path, config: PreTrainedConfig, **options: 
     if is_widened(config):
         return load_widened(place, config=config, **options)
     found = family(kind_of(config, place))
-    ours = config.model_type == found.config_class.model_type
-    loader: Any = found.model_class if ours else found.auto_class
+    is_altup = config.model_type == found.config_class.model_type
+    loader: Any = found.model_class if is_altup else found.auto_class
     return load_model(loader, place, config=config, **options)
 
 
 class SumsModel:
-    """Mixed into a model's own class, so that it answers as ours do, in sums over what counts. Names of weights
-    and what is saved stay."""
+    """Mixed into a model's own class, so that it answers as altup's models do, in sums over what counts. Names of
+    weights and what is saved stay."""
 
     config: PreTrainedConfig
     z_loss: float

@@ -38,7 +38,7 @@ def upcycle(
 ) -> Any:
     """A `recycled`, `altup` or `sameup` model that computes what the pretrained `model` computes, up to rounding.
 
-    `model` is a Hugging Face T5 1.1, Flan-T5, BERT (`BertForMaskedLM`) or Llama, a dense model of ours, or a
+    `model` is a Hugging Face T5 1.1, Flan-T5, BERT (`BertForMaskedLM`) or Llama, a dense model of altup, or a
     folder or hub name of any of these. `dense` only converts. All K blocks start equal; where nothing would
     ever tell two of them apart, noise in P whose rows sum to zero (from `seed`) lets training part them without
     changing the function.
@@ -51,7 +51,7 @@ def upcycle(
         coefficients: `static`, `dynamic` or, not for `recycled`, `fixed`.
 
     Returns:
-        A new model of ours; the old one is left as it is.
+        A new model of altup; the old one stays unchanged.
 
     Examples:
         >>> import altup
@@ -74,8 +74,8 @@ def upcycle(
         )
     if coefficients == "fixed" and method == "recycled":
         raise UserError(
-            "coefficients='fixed' does not fit method='recycled', whose blocks would stay equal for ever; take "
-            "method 'altup' or 'sameup', or leave coefficients unset"
+            f"{named('coefficients', coefficients)} does not fit {named('method', method)}, whose blocks would "
+            "always stay equal; take method 'altup' or 'sameup', or leave coefficients unset"
         )
     original = load_pretrained(str(model)) if isinstance(model, str | Path) else model
     if isinstance(original, PreTrainedModel):
@@ -118,7 +118,7 @@ def _refuse_twins(rules: list[AltUp]) -> None:
         raise UserError(
             f"coefficients='fixed' does not fit {named('num_blocks', num_blocks)} here: layers read {len(read)} "
             "of the "
-            "blocks, and the others would stay equal for ever; give fewer blocks, or leave coefficients unset"
+            "blocks, and the others would always stay equal; give fewer blocks, or leave coefficients unset"
         )
 
 

@@ -126,9 +126,9 @@ class TrainConfig(OptimizerConfig):
             free.add("steps")
         if self.schedule in ("rsqrt", "constant") and self.decay_fraction == 0 == other.decay_fraction:
             free.add("steps")
-        mine, theirs = asdict(self), asdict(other)
+        before, now = asdict(self), asdict(other)
         return {
-            name: (mine[name], theirs[name]) for name in mine if name not in free and mine[name] != theirs[name]
+            name: (before[name], now[name]) for name in before if name not in free and before[name] != now[name]
         }
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from altup.training.parallel import ProcessGroup
     from altup.training.pretraining import PretrainConfig
 
-# What configs call dropout, theirs and ours; a model has some of them.
+# What configs of transformers and of altup call dropout; a model has some of them.
 DROPOUT_FIELDS = (
     *("dropout_rate", "attention_dropout", "dropout", "activation_dropout", "hidden_dropout", "ffn_dropout"),
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "embd_pdrop", "resid_pdrop", "attn_pdrop"),
@@ -59,7 +59,7 @@ class StartingModel:
     seal: str | None
 
     @property
-    def ours(self) -> bool:
+    def is_altup(self) -> bool:
         return isinstance(self.config, AltUpConfig)
 
     @property
@@ -72,7 +72,7 @@ class StartingModel:
         title = (self.config.architectures or [self.config.model_type])[0]
         if self.widened:
             return f"{title}, widened: {self.config.altup['method']}, K={self.config.altup['num_blocks']}"
-        if self.ours and self.config.num_blocks > 1:
+        if self.is_altup and self.config.num_blocks > 1:
             return f"{title}, {self.config.widening}, K={self.config.num_blocks}"
         return title
 
@@ -83,7 +83,7 @@ class StartingModel:
         on_hub = checkpoint is None and not Path(self.place).exists()
         where = {"revision": self.seal} if on_hub and self.seal else {}
         model = load_language_model(checkpoint or self.place, config, dtype=torch.float32, **where)
-        return model if self.ours else answer_in_sums(model, z_loss)
+        return model if self.is_altup else answer_in_sums(model, z_loss)
 
     def check_data(self, data: Path, tokenizer: Any, vocabulary: Vocabulary, inputs_length: int) -> None:
         """Refuse data that were made with another tokenizer, or that the model cannot read."""
@@ -127,7 +127,7 @@ def find_start(config: PretrainConfig, folder: RunFolder, process_group: Process
     kind = kind_of(model, name)
     if config.model not in (None, kind):
         raise UserError(
-            f"{named('model', config.model)}: {name} is of the kind {kind!r}; leave it out, the model decides"
+            f"{named('model', config.model)}: {name} is of the kind {kind!r}; remove it, the model decides"
         )
     if checkpoint is None:
         _adjust(model, config)
@@ -201,7 +201,7 @@ def token_hash(tokenizer: Any) -> str:
 def _load_tokenizer(place: str) -> Any:
     remedy = "save the model's tokenizer beside it (tokenizer.save_pretrained)"
     if lacks_tokenizer(place):
-        raise UserError(f"{place} has no tokenizer, so it cannot be told whether the data fit; {remedy}")
+        raise UserError(f"{place} has no tokenizer to compare the data with; {remedy}")
     try:
         return load_tokenizer(place)
     except UserError as error:

@@ -122,8 +122,8 @@ class Loop:
             state = checkpoints.read_state(checkpoint) if checkpoint else TrainingState()
             if process_group.is_first:
                 self.prune(state)  # what a kill between a save and its pruning left
-                if told := lost_records(folder.metrics, state):
-                    log.warning(told)
+                if warning := lost_records(folder.metrics, state):
+                    log.warning(warning)
             finished = checkpoint is not None and self._has_ended(checkpoint, state)
             if not finished:
                 same_numbers = numerics(config.deterministic, config.low_precision)
@@ -291,9 +291,9 @@ class _Training:
     def _agree(self, batch: StepBatch) -> tuple[float, float, float, float]:
         """Labels, input tokens, requests to stop and whether the folder is lost, summed over the ranks: one small
         message between hosts."""
-        ours = [batch.tokens, batch.inputs, self.stop.requested, self.held.is_lost()]
+        own = [batch.tokens, batch.inputs, self.stop.requested, self.held.is_lost()]
         tokens, inputs, asked, lost = self.process_group.all_reduce(
-            torch.tensor(ours, dtype=torch.float64)
+            torch.tensor(own, dtype=torch.float64)
         ).tolist()
         return tokens, inputs, asked, lost
 
@@ -390,15 +390,15 @@ class _Training:
 
     def _check_collapse(self, done: int) -> None:
         """Stop a run that does not come back. The first rank looks: it writes the records."""
-        told = None
+        message = None
         if self.process_group.is_first and stays_collapsed(losses := held_out_losses(self.folder.metrics)):
-            told = (
+            message = (
                 f"by step {done:,} the held-out loss was more than a nat above its own lowest twice in a row "
                 f"({losses[-1]:.4f}, lowest {min(losses):.4f}): the model has lost what it had learned. Start "
                 "again with a lower lr"
             )
-        if told := self.process_group.broadcast(told):
-            raise DivergedError(told)
+        if message := self.process_group.broadcast(message):
+            raise DivergedError(message)
 
     def _warn_of_uncompiled(self) -> None:
         """Report each reason once."""

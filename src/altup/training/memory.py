@@ -81,11 +81,11 @@ class MemoryAdvice:
     ) -> None:
         if error is None or not is_out_of_memory(error):
             return
-        place, told = _name(self.process_group.device), shorten(str(error) or type(error).__name__, LONG)
+        place, reason = _name(self.process_group.device), shorten(str(error) or type(error).__name__, LONG)
         estimate = f" {self._estimate}." if self._estimate else ""
         raise UserError(
-            f"out of memory on {place}: {told}.{estimate} Continue from the last checkpoint (--resume) with less: "
-            f"{self.remedies()}"
+            f"out of memory on {place}: {reason}.{estimate} Continue from the last checkpoint (--resume) with "
+            f"less: {self.remedies()}"
         ) from error
 
 

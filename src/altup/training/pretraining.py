@@ -316,8 +316,8 @@ def pretrain(
         config = replace(config, batches={**batches.describe(), "validation": validation.describe()})
         model_config = start.config if start else config.model_config(vocabulary)
         start_from = functools.partial(start.build, config.z_loss) if start else None
-        ours, world_size = start is None or start.ours, process_group.world_size
-        cost = account(model_config, config.inputs_length, objective.targets) if ours else None
+        is_altup, world_size = start is None or start.is_altup, process_group.world_size
+        cost = account(model_config, config.inputs_length, objective.targets) if is_altup else None
 
         def afterwards(outcome: TrainOutcome) -> None:
             title = f"{Path(start.name).name}, trained further" if start else f"{config.method} {config.size}"

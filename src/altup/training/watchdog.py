@@ -1,4 +1,4 @@
-"""A watchdog: a step that takes far longer than usual is told, and one that does not end ends the run.
+"""A watchdog: a step that takes far longer than usual is reported, and one that does not end ends the run.
 
 A data disk, a network or a GPU that hangs stops a run without an error, and with several ranks all of them wait
 for one. A thread of every rank counts the seconds in which no step was finished. It tells where the ranks stand,
@@ -53,7 +53,7 @@ class Watchdog:
         self._limit, self._group, self._say = 60 * minutes, process_group, say
         self._pause = min(PAUSE, self._limit / 20)
         self._gaps: collections.deque[float] = collections.deque(maxlen=REMEMBERED)
-        self._step, self._since, self._idle, self._told = 0, time.monotonic(), 0.0, False
+        self._step, self._since, self._idle, self._warned = 0, time.monotonic(), 0.0, False
         self._aside = ""  # what is happening that may take any time
         self._board: Any = None  # where ranks tell each other how they stand
         self._signs = 0
@@ -76,7 +76,7 @@ class Watchdog:
         """A step was finished."""
         now = time.monotonic()
         self._gaps.append(now - self._since)
-        self._step, self._since, self._idle, self._told = step, now, 0.0, False
+        self._step, self._since, self._idle, self._warned = step, now, 0.0, False
 
     @contextlib.contextmanager
     def excused(self, what: str) -> Iterator[None]:
@@ -104,20 +104,20 @@ class Watchdog:
                 self._idle = 0.0  # they will come
                 continue
             mine = {self._group.rank: stands}
-            told = "; ".join(f"rank {n}: {s}" for n, s in sorted((mine | _stands(others)).items()))
+            ranks = "; ".join(f"rank {n}: {s}" for n, s in sorted((mine | _stands(others)).items()))
             if self._idle >= limit:
-                self._end(told)
-            if not self._told and self._group.is_first:
+                self._end(ranks)
+            if not self._warned and self._group.is_first:
                 self._say(
                     f"warning: no step was finished for {duration(self._idle)}, where {duration(usual)} are "
-                    f"usual. {told}"
+                    f"usual. {ranks}"
                 )
-            self._told = True
+            self._warned = True
 
-    def _end(self, told: str) -> None:
+    def _end(self, ranks: str) -> None:
         text = (
             f"altup: no step was finished for {duration(self._idle)} (watchdog: {self._limit / 60:g} minutes). "
-            f"{told}. The run ends with exit code {STOPPED}: start it again with --resume\n"
+            f"{ranks}. The run ends with exit code {STOPPED}: start it again with --resume\n"
         )
         with contextlib.suppress(OSError):
             os.write(2, text.encode())  # not by `print`, whose lock the thread that hangs may hold
@@ -130,7 +130,7 @@ class Watchdog:
                 self._board.set(f"watchdog-{self._group.rank}", json.dumps(news))
 
     def _look(self) -> dict[int, dict[str, Any]]:
-        """What the other ranks have told, and which of them are silent."""
+        """What the other ranks have posted, and which of them are silent."""
         found: dict[int, dict[str, Any]] = {}
         for rank in range(self._group.world_size):
             if self._board is None or rank == self._group.rank:
@@ -165,9 +165,9 @@ def _is_patient(frame: FrameType) -> bool:
 def _place(frame: FrameType | None) -> str:
     """The innermost function of altup that a thread is in, and where it has gone from there."""
     stack = list(_stack(frame))
-    ours = next((one for one in stack if one.f_code.co_filename.startswith(HERE)), None)
-    if ours is None:
+    own = next((one for one in stack if one.f_code.co_filename.startswith(HERE)), None)
+    if own is None:
         return "at an unknown place"
-    place = f"{Path(ours.f_code.co_filename).name}:{ours.f_lineno} {ours.f_code.co_name}"
+    place = f"{Path(own.f_code.co_filename).name}:{own.f_lineno} {own.f_code.co_name}"
     inside = stack[0]
-    return place if inside is ours else f"{place} ({Path(inside.f_code.co_filename).name} {inside.f_code.co_name})"
+    return place if inside is own else f"{place} ({Path(inside.f_code.co_filename).name} {inside.f_code.co_name})"
