@@ -108,6 +108,19 @@ def test_joined_products_and_additions_change_nothing(family, method, fusing, mo
     assert len(additions) == inner + between
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_joined_additions_drop_the_same(shared, fusing):
+    """The same numbers at every addition, also at the last one of a layer."""
+    fields = {"dropout_rate": 0.3, "sequence_dropout": shared}
+    model, data, runs = build("t5", "dense", 3, **fields).double(), batch("t5"), []
+    for join in (False, True):
+        if join:
+            fusing()
+        torch.manual_seed(7)
+        runs.append(passes(model, data))
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("family", ["t5", "decoder"])
 @pytest.mark.parametrize("method", ["altup", "recycled"])
 def test_an_update_that_computes_the_next_norm_changes_nothing(family, method, fusing, monkeypatch):
@@ -150,10 +163,16 @@ def test_recomputed_layers_are_given_one_tensor(fusing):
     want = passes(model, data)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     given = []
+
+    def run_and_count(run, *args):
+        tensors = [value for value in (*args, *run.keywords.values()) if isinstance(value, torch.Tensor)]
+        given.append(sum(tensor.requires_grad for tensor in tensors))
+        return run(*args)
+
     for layer in model.model.layers:
-        layer._gradient_checkpointing_func = lambda run, *args, **kwargs: (given.append(args), run(*args))[1]
+        layer._gradient_checkpointing_func = run_and_count
     torch.testing.assert_close(passes(model, data), want, rtol=1e-9, atol=1e-12)
-    assert [sum(arg.requires_grad for arg in args if isinstance(arg, torch.Tensor)) for args in given] == [1, 1, 1]
+    assert given == [1, 1, 1]
 
 
 def blocks_by_hand(stack, state, inputs, post_norm):
@@ -188,6 +207,7 @@ def test_sites_around_sublayers(family, method, fusing, monkeypatch):
     end = blocks_by_hand(stack, kept["start"], inputs, post_norm=family == "bert")
     torch.testing.assert_close(list(kept["end"]), end)
     fusing()
+    monkeypatch.setattr("altup.nn.altup.takes_norm", lambda state: True)
     torch.testing.assert_close(passes(model, data), want, rtol=1e-9, atol=1e-12)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     torch.testing.assert_close(passes(model, data), want, rtol=1e-9, atol=1e-12)
