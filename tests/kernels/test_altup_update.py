@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from altup.core.errors import UserError
 from altup.kernels import altup_update, altup_update_reference
@@ -321,16 +320,6 @@ def shifted(tensor):
     """The same numbers, from an address on that is no multiple of 16 bytes."""
     room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
     return room[1:].view(tensor.shape).copy_(tensor.detach())
-
-
-class Watching(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.operators = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.operators.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 @runs_kernel
