@@ -130,7 +130,8 @@ def test_one_step_is_one_step(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--steps", "7", "--resume"], r"steps: 6 there, 7 now"),
+        (["--seed", "7", "--resume"], "seed: 0 there, 7 now"),
+        (["--steps", "5", "--resume"], "--steps 5 is less than the 6"),
         (["--lr", "0.5", "--method", "recycled", "--resume"], "method: 'altup' there, 'recycled' now"),
         ([], "already holds this run; add --resume"),
         (["--size", "gigantic"], "--size gigantic is not known; choose one of 'tiny'"),
