@@ -126,9 +126,10 @@ def _lora_obstacle(lora: Any) -> str | None:
 
 def _is_quantized(linear: Any) -> bool:
     """By bitsandbytes, or by torchao, which leaves `nn.Linear` and replaces the weight's class."""
-    if type(linear).__module__.startswith("bitsandbytes"):
-        return True
-    return type(linear) is nn.Linear and type(linear.weight).__module__.startswith("torchao")
+    if type(linear) is not nn.Linear:
+        return type(linear).__module__.startswith("bitsandbytes")
+    kind = type(linear.weight)
+    return kind is not nn.Parameter and kind.__module__.startswith("torchao")
 
 
 @torch.no_grad()
