@@ -94,6 +94,6 @@ def outlive_stdout() -> None:
 def guard_stdout() -> None:
     """For every verb: what it prints to a terminal is shown there, and not obeyed."""
     stream = sys.stdout
-    if stream is not None and stream is sys.__stdout__ and stream.isatty():
+    if stream is sys.__stdout__ and stream is not None and stream.isatty():
         buffer = io.BufferedWriter(io.FileIO(stream.fileno(), "w", closefd=False))  # its own: it may be replaced
         sys.stdout = GuardedText(buffer, stream.encoding, errors=stream.errors, line_buffering=True)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -36,7 +37,7 @@ class LiveLine:
         self._live = Live(self, console=self.console, refresh_per_second=10, redirect_stdout=False)
         self._live.start()
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
         line = Table.grid(padding=(0, 1))
         figures = [("step", f"{self.done:,}/{self.total:,}"), *self.figures]
         line.add_row(
