@@ -127,7 +127,9 @@ class Demo:
             speed={**SPEED, "rounds": min(SPEED["rounds"], self.steps)},
         )  # fmt: skip
         built = build_study("demo", study, "demo")
-        return StudyRun([built], scale, self.out, self.out / "results", list(self.seeds), str(self.data))
+        command = f"altup demo --out {self.out} --steps {self.steps} --seed {self.seed} --seeds {self.runs}"
+        results = self.out / "results"
+        return StudyRun([built], scale, self.out, results, list(self.seeds), str(self.data), command=command)
 
     def folder(self, label: str, seed: int) -> Path:
         """Of the run of a model."""

@@ -165,7 +165,7 @@ def study_table(study: Study, stats: Statistics, known: ResultFolders, run_alone
                 ours[place, m] or Cell(NOT_RUN if place not in ran and m == shown[0] else "–", kind="absent")
             )
         body.append(cells)
-    return Table(columns, body, _caption(study, stats, known, shown, has_paper))
+    return Table(columns, body, _caption(study, stats, known, shown, has_paper, set(rows) > set(ran)))
 
 
 def _count(study: Study, stats: Statistics, size: str, label: str) -> Cell:
@@ -222,15 +222,16 @@ def _count_from_shape(study: Study, label: str, size: str, metric: str) -> Mean 
 
 
 def _caption(
-    study: Study, stats: Statistics, known: ResultFolders, shown: Sequence[str], has_paper: Sequence[str]
-) -> str:
+    study: Study, stats: Statistics, known: ResultFolders, shown: Sequence[str], has_paper: Sequence[str],
+    any_counted: bool,
+) -> str:  # fmt: skip
     found = [f"Scale {stats.scale}, text {stats.data}."] if stats.results else []
     if stats.elsewhere:
         found.append(f"There are other results, which are not shown: {stats.elsewhere}.")
     found.append(
         f"Below a score: its difference to {study.baseline} of the same size, ± its standard error over seeds."
     )
-    if any(m in STATIC for m in shown):
+    if any(m in STATIC for m in shown) and any_counted:
         found.append("Parameters and FLOPs of models that were not run are counted from their shape.")
     if SPEED in has_paper:
         found.append("The paper counts sequences a second by the core of its accelerators.")
