@@ -276,7 +276,7 @@ def test_stopped_with_control_c_it_goes_on(done: tuple[Path, Any], tmp_path: Pat
     assert process.stderr is not None
     seen: set[str] = set()
     for line in process.stderr:
-        seen |= {word for word in ("tiny dense", "tiny altup") if word in line}
+        seen |= {word for word in ("tiny dense", "tiny altup") if word in line and ": step" in line}
         if len(seen) == 2:  # both are at it at once
             break
     process.send_signal(signal.SIGINT)
