@@ -219,8 +219,8 @@ MUTATIONS = [
     M(
         "a sentinel stands behind its span",
         "data/objectives.py",
-        "places = before + np.arange(self.spans)",
-        "places = before + np.arange(self.spans) + 1",
+        "positions = before + np.arange(self.spans)",
+        "positions = before + np.arange(self.spans) + 1",
     ),
     M(
         "masked tokens are never random",
@@ -322,7 +322,12 @@ MUTATIONS = [
         "if not check_file_name(name, str(path)).endswith(SAFETENSORS):",
         "if False:",
     ),
-    M("tokenizers are not tried", "core/tokenizer_trial.py", "if told := _tried(", "if told := False and _tried("),
+    M(
+        "tokenizers are not tried",
+        "core/tokenizer_trial.py",
+        "if reason := _tried(",
+        "if reason := False and _tried(",
+    ),
     M("names lead elsewhere", "core/files.py", "if not FILE_NAME.fullmatch(name):", "if False:"),
     M(
         "a removed lock is not lost",
