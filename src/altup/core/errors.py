@@ -29,7 +29,7 @@ class UserError(ValueError):
         ...     altup.PretrainConfig(data="data/mine", steps=0)
         ... except altup.UserError as error:
         ...     print(error)
-        steps=0 makes no sense; give a whole number of at least 1
+        steps=0 makes no sense; give a whole number of at least 1 and up to 1000000000000
     """
 
 

@@ -76,19 +76,56 @@ def lowest_loss(evaluation: dict[str, float]) -> float:
 
 @dataclass
 class Loop:
-    """A run in a folder.
+    """A run in a folder: trains a model on batches, saves, evaluates, records, and resumes exactly.
 
-    `build_model(checkpoint)` gives the model: fresh for None, else that checkpoint's. `skeleton(checkpoint)` gives
-    it with fresh weights in any case; under FSDP, where it is given, no process ever holds all weights: they are
-    drawn, or read from the checkpoint, row by row. `make_evaluate(engine)` gives the callback that measures it on
-    held-out data, called on every rank; the checkpoint with the highest `score` of what it returns is the best,
-    and so is, each for itself, the one with the highest value of every name in `also_best`. They are forgotten
-    where a run resumes with another `yardstick`, which says what is measured. `measures_start` evaluates before
-    the first step too; `saves_first` saves before the first evaluation, which may fail. One that fails is reported
-    and recorded, and the run continues. `flops` is the cost of one training example, for the share of the device's
-    peak. With `stops_collapsed` a run that has lost what it had learned ends before its last step, with a
-    DivergedError. `introduction` is said once nothing more can be refused. `afterwards` writes what belongs to the
-    folder of a run that has ended, on the first rank.
+    `run(resume)` does it. docs/extend.md shows an objective, batches and a model of one's own.
+
+    Args:
+        config: Settings of the training.
+        folder: Where everything is written.
+        process_group: The processes that train together (`join_process_group`).
+        batches: What each step reads: a pure function of the step and the position.
+        build_model: Gives the model: fresh for None, else that of the checkpoint.
+        skeleton: Gives the model with fresh weights in any case. Under FSDP no process then holds all weights:
+            they are drawn, or read from the checkpoint, row by row.
+        make_evaluate: Gives the callback that measures the model on held-out data, called on every rank.
+        tokenizer: Saved beside the model.
+        flops: Cost of one training example, for the share of the device's peak.
+        introduction: Lines that are printed once nothing more can be refused.
+        sinks: Where records go beside metrics.jsonl.
+        score: The checkpoint with the highest score of what the evaluation returns is the best.
+        also_best: Names of measures for each of which the checkpoint with the highest value is kept too.
+        yardstick: What the evaluation measures. Best checkpoints are forgotten where a run resumes with another.
+        afterwards: Writes, on the first rank, what belongs to the folder of a run that has ended.
+        measures_start: Whether the model is evaluated before the first step too.
+        saves_first: Whether a checkpoint is saved before the first evaluation, which may fail. One that fails is
+            reported and recorded, and the run continues.
+        stops_collapsed: Whether a run that has lost what it had learned ends before its last step, with a
+            DivergedError.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import altup, numpy as np
+        >>> from altup.training.config import TrainConfig
+        >>> from altup.training.parallel import join_process_group
+        >>> from altup.training.run_folder import RunFolder
+        >>> class Counting:
+        ...     batch_size, sequences_per_epoch = 4, 100
+        ...     def examples(self, step, start, stop):
+        ...         rows = (np.arange(start, stop)[:, None] + step + np.arange(9)) % 10 + 2
+        ...         return {"input_ids": rows[:, :-1].astype(np.int32), "shift_labels": rows[:, 1:].astype(np.int32)}
+        ...     def describe(self):
+        ...         return {"batches": "counting"}
+        >>> shape = {"vocab_size": 12, "d_model": 16, "d_ff": 32}
+        >>> def build(checkpoint):
+        ...     if checkpoint is not None:
+        ...         return altup.AltUpDecoderForCausalLM.from_pretrained(checkpoint)
+        ...     return altup.AltUpDecoderForCausalLM(altup.AltUpDecoderConfig.from_preset("tiny", **shape))
+        >>> config = TrainConfig(steps=3, batch_size=4, optimizer="adamw", trackers=["none"])
+        >>> with join_process_group() as group:
+        ...     outcome = altup.Loop(config, RunFolder(Path("run")), group, Counting(), build).run(resume=True)
+        >>> outcome.step
+        3
     """
 
     config: TrainConfig

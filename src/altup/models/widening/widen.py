@@ -86,8 +86,9 @@ def widen(
     Args:
         model: Any transformer of Hugging Face: causal, masked, sequence-to-sequence, vision or speech.
         method: `recycled`, `altup` or `sameup`.
-        num_blocks: K, how many times as wide the state between the layers becomes; `k` is the same.
+        num_blocks: K, how many times as wide the state between the layers becomes.
         selection: Which block each layer works on; by default that of the method.
+        k: The same as `num_blocks`.
         example: Arguments to run the model with, where `input_ids` alone do not fit it.
         stacks: Names of the lists of layers to widen, `["model.encoder.layers"]` say; by default all.
         layers: A run of layers of each stack, `slice(6, None)` or `[2, 3, 4]`, or a dict with one for each stack.
