@@ -42,6 +42,8 @@ from altup.models.methods import list_presets
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false'"),
         ({"sequence": "altup", "stride": 4, "num_layers": 2}, "at least 3 layers"),
         ({"widening": "altup", "num_block": 2}, "did you mean 'num_blocks'"),
+        ({"sites": "sublayer"}, "sites='sublayer' does not fit widening='none'"),
+        ({"widening": "x0", "sites": "sublayer"}, "sites='sublayer' does not fit widening='x0'"),
     ],
 )
 def test_nonsense_gets_an_error_that_names_the_field(fields, says):

@@ -205,7 +205,7 @@ def empty_like(cls: Any, config: PreTrainedConfig, like: nn.Module) -> Any:
 
 def refuse_widened(config: AltUpConfig, family: str) -> None:
     """UserError for a model that is to become Hugging Face's and is not dense."""
-    if config.num_blocks != 1 or config.sequence != "none" or config.experts:
+    if not config.is_plain or config.sequence != "none" or config.experts:
         raise UserError(
             f"widening={config.widening!r}, num_blocks={config.num_blocks}, sequence={config.sequence!r}, "
             f"experts={config.experts}: only a dense {family} fits Hugging Face's class; use save_pretrained"

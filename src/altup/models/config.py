@@ -69,6 +69,12 @@ class AltUpConfig(PreTrainedConfig):
         check_choice("widening", self.widening, WIDENINGS)
         check_choice("sequence", self.sequence, SEQUENCES)
         settings = {name: usual for method in self.methods for name, usual in method.settings.items()}
+        for name in kwargs.keys() - settings.keys():
+            if owners := [f"{one.kind}={one.name!r}" for one in all_methods() if name in one.settings]:
+                raise UserError(
+                    f"{named(name, kwargs[name])} does not fit {named('widening', self.widening)} with "
+                    f"{named('sequence', self.sequence)}; remove it, or choose {' or '.join(owners)}"
+                )
         super().__post_init__(**{**settings, **kwargs})
         self.validate_choices()
         check_whole("extra_layers", extra_layers, 0, MOST_LAYERS)
@@ -142,6 +148,11 @@ class AltUpConfig(PreTrainedConfig):
     def mixes_blocks(self) -> bool:
         """Whether coefficients mix K blocks behind every layer. Fixed ones do not: one block moves for all."""
         return self.widening_method.state_blocks(self) > 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the rule is that of the dense model: one block, and nothing learned around layers."""
+        return self.num_blocks == 1 and not self.widening_method.has_coefficients(self)
 
     @property
     def by_sublayer(self) -> bool:

@@ -133,7 +133,7 @@ def _as_dense(model: PreTrainedModel) -> Any:
             f"{', '.join(one.hugging_face.__name__ for one in convertible)} or a dense model of altup; "
             "altup.widen takes others"
         )
-    if model.config.num_blocks != 1:
+    if not model.config.is_plain:
         raise UserError(
             f"the model is widened already (widening={model.config.widening!r}, "
             f"{named('num_blocks', model.config.num_blocks)}); give a dense one"

@@ -113,7 +113,8 @@ class Loop:
         ...     batch_size, sequences_per_epoch = 4, 100
         ...     def examples(self, step, start, stop):
         ...         rows = (np.arange(start, stop)[:, None] + step + np.arange(9)) % 10 + 2
-        ...         return {"input_ids": rows[:, :-1].astype(np.int32), "shift_labels": rows[:, 1:].astype(np.int32)}
+        ...         rows = rows.astype(np.int32)
+        ...         return {"input_ids": rows[:, :-1], "shift_labels": rows[:, 1:]}
         ...     def describe(self):
         ...         return {"batches": "counting"}
         >>> shape = {"vocab_size": 12, "d_model": 16, "d_ff": 32}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,17 @@ def test_where_it_does_not_fit_it_says_so() -> None:
         altup.upcycle(tiny("decoder"), "x0")
     with pytest.raises(UserError, match="k=2 does not fit method='x0'"):
         altup.AltUpDecoderConfig.from_preset("tiny", "x0", k=2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_trained_one_is_not_taken_for_dense(family: str) -> None:
+    """Neither widened further nor handed to Hugging Face's class, which has no place for λ and μ."""
+    model = build(family, "x0")
+    for change in (lambda: altup.upcycle(model, "altup"), lambda: altup.upcycle(model, "dense")):
+        with pytest.raises(UserError, match="widening='x0'"):
+            change()
+    with pytest.raises(UserError, match="widening='x0'"):
+        import_module(f"altup.models.{family}.convert").to_hugging_face(model)
 
 
 def test_it_can_be_a_row_of_a_study() -> None:
