@@ -11,6 +11,7 @@ from altup.core.errors import UserError
 from altup.studies.jobs import SPEED_FIELDS, StudyData, count_costs, deciding_fields, speed_key
 from altup.studies.plan import Context, Plan, make_plan
 from altup.studies.results import Record
+from altup.studies.run import Device
 from altup.studies.scale import SCALES, Scale, Tuning, find_scale, prepare_smoke_tasks, with_settings
 from altup.studies.study import Study, shipped
 from altup.training.pretraining import PretrainConfig
@@ -196,6 +197,24 @@ def test_a_model_is_tuned_on_other_text_with_another_seed_and_then_run(
     assert len(made) == 2 * (3 + 1)
     assert ("dense", 0.03, 0.0) in made[-2:]
     assert ("altup", 0.01, 0.0) in made[-2:]
+
+
+def test_what_follows_from_the_number_of_steps_follows_from_the_runs_own(
+    scale: Scale, data: Path, tmp_path: Path
+) -> None:
+    """The warmup of a short sweep, and of a run that shares the FLOPs of a short one, ends before they do."""
+    settings = {"optimizer": "adamw", "schedule": "cosine", "steps": 10_000}
+    scale = replace(scale, given={}, pretrain={**scale.pretrain, **settings})
+    short = PretrainConfig(data="data", size="tiny", optimizer="adamw", steps=1000).warmup_steps
+    assert 0 < short < PretrainConfig(data="data", size="tiny", optimizer="adamw", steps=10_000).warmup_steps
+    tuned = replace(scale, seeds=[1], tune=Tuning({"lr": [0.001, 0.003]}, steps=1000))
+    for job in planned([TWO], tuned, data, tmp_path, seeds=[1]).todo():
+        assert (job.steps, job.settings["config"]["warmup_steps"]) == (1000, short)
+    assert study_run(tmp_path, tuned, data, seeds=[1], dry=True).forecast(Device.find("H200"))
+    rows = TEXT.replace("k: 2}", "k: 2, steps: 1000}") + "equal_flops: AltUp K=2\n"
+    dense, altup = planned([read_study(rows)], scale, data, tmp_path).todo()
+    assert 1000 == altup.steps < dense.steps < 2000
+    assert dense.settings["config"]["warmup_steps"] == pytest.approx(short * dense.steps / 1000, abs=1)
 
 
 def test_what_a_row_or_the_user_sets_is_not_swept(tuned: Scale, data: Path, tmp_path: Path) -> None:

@@ -174,9 +174,9 @@ class Model:
         place, tune = describe_point(point), self.context.scale.tune
         assert tune is not None  # asked by `sweep`
         if place not in self._tuning:
-            config = self.config(tune.seed, {**self._inherited(), **point, "eval_part": "tuning"})
-            steps = min(tune.steps, config.steps)
-            config = replace(config, steps=steps, eval_every=min(config.eval_every, max(1, steps // LEAST_POINTS)))
+            steps = min(tune.steps, self.untuned.steps)
+            own = {**self._inherited(), **point, "eval_part": "tuning", "steps": steps}
+            config = self.config(tune.seed, own)
             job = pretrain_job(config, self.row, self.context.data, self.parent_job(tune.seed))
             told = {
                 "key": self.sweep_key,
@@ -217,9 +217,7 @@ class Model:
         """The run that is reported."""
         part = {"eval_part": "reporting"} if self.context.scale.tune else {}
         chosen = self.chosen()
-        config = self.config(seed, {**chosen, **part})
-        steps = self.steps()
-        config = replace(config, steps=steps, eval_every=min(config.eval_every, max(1, steps // LEAST_POINTS)))
+        config = self.config(seed, {**chosen, **part, "steps": self.steps()})
         job = pretrain_job(config, self.row, self.context.data, self.parent_job(seed))
         told = {"chosen": chosen, "sweep_key": self.sweep_key} if self.grid and self.context.scale.tune else {}
         return replace(job, settings={**job.settings, **told})

@@ -310,7 +310,7 @@ class StudyRun:
         if tune is None or not model.grid:
             return
         steps = min(tune.steps, model.untuned.steps)
-        job = pretrain_job(replace(model.untuned, steps=steps), model.row, self.study_data)
+        job = pretrain_job(model.config(tune.seed, {"steps": steps}), model.row, self.study_data)
         count = count_points(tune.search, model.grid)
         made, is_done = self._swept[model.sweep_key], False
         with contextlib.suppress(NotReadyError):
