@@ -78,7 +78,8 @@ def new_sealed_folder(target: Path, option: str = "--out") -> Iterator[Path]:
     A kill, an error or a full disk leave nothing of that name, or an empty folder where there was one. While one
     process writes, another is refused.
     """
-    target = target.resolve()
+    with contextlib.suppress(RuntimeError, OSError):  # a loop of links: making the folder says it
+        target = target.resolve()
     fresh = not target.exists()
     make_folder(target, option)
     temporary = target.with_name(f"{UNFINISHED}{target.name}")
