@@ -67,6 +67,7 @@ def test_the_papers_numbers_reach_our_measures_unchanged() -> None:
         ("expect: [{better: Wide, than: Nobody}]", "Nobody"),
         ("expect: [{better: Wide, than: Dense, metric: steps}]", "of steps neither more nor less is better"),
         ("expect: [{better: Wide}]", "than"),
+        ("expect: [{better: [], than: Dense}]", r"expect: better=\[\] is of the wrong kind"),
         ("rows: {Dense: 3}", "must hold fields"),
         ("title: [", "not valid YAML"),
     ],

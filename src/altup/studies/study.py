@@ -258,6 +258,7 @@ def _read_claim(values: Any, source: str) -> Claim:
     if not isinstance(values, dict) or not {"better", "than"} <= values.keys():
         raise UserError(f"{source}: expect needs `better` and `than`, two labels; found {values!r}")
     refuse_unknown(source, values, [f.name for f in fields(Claim)])
+    check_kinds(f"{source}: expect", values, get_type_hints(Claim))
     return Claim(**values)
 
 
