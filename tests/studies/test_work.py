@@ -14,7 +14,7 @@ from altup.core.errors import UserError
 from altup.data.shards import TokenStream
 from altup.models.upcycling import load_pretrained
 from altup.studies.jobs import fresh_model, read_job
-from altup.studies.results import read_record, write_json
+from altup.studies.results import ResultFolders, note_failure, read_record, write_json
 from altup.studies.scale import Scale, with_settings
 from altup.studies.study import STARTS, shipped
 from altup.studies.work import STARTERS, begin, do_job
@@ -26,6 +26,20 @@ from tests.training.compare import weights
 
 def test_every_start_that_a_study_may_name_is_there() -> None:
     assert {(name, value) for name, values in STARTS.items() for value in values} == set(STARTERS)
+
+
+def test_a_comparison_of_speed_that_runs_has_failed_no_more(
+    scale: Scale, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records have the keys of its models."""
+    *_, job = first_jobs(tmp_path, scale, data, speed=True)
+    assert job.kind == "speed"
+    note_failure(tmp_path, job.key, job.title, "out of memory")
+    monkeypatch.setattr(
+        "altup.studies.speed.measure_speed", lambda configs, **timing: {key: {} for key in configs}
+    )
+    assert do_job(job, tmp_path, tmp_path, alone=True)
+    assert ResultFolders([tmp_path]).failures() == []
 
 
 def test_other_starts_change_the_coefficients_and_nothing_else(scale: Scale, data: Path, tmp_path: Path) -> None:

@@ -47,8 +47,9 @@ LARGEST = 1e30  # number that can be drawn
 class Result:
     """One number. `run` is the key of its record; `seed` is empty where no training run is meant (speed).
 
-    `model` is a hash of what all seeds have in common. `setup` says on what it was measured, `length` for how long
-    the run was, `budget` what it shares with those that it is compared with: see `statistics.reason_against`.
+    `model` is a hash of what all seeds have in common. `setup` says on what it was measured (of a speed: the key
+    of the dense model that took turns), `length` for how long the run was, `budget` what it shares with those that
+    it is compared with: see `statistics.reason_against`.
     """
 
     study: str
@@ -117,10 +118,14 @@ def note_failure(folder: Path, key: str, title: str, reason: str) -> None:
     write_json(folder / FAILED / f"{key}.json", {"key": key, "title": title, "reason": reason, "date": now()})
 
 
+def forget_failure(folder: Path, key: str) -> None:
+    (folder / FAILED / f"{key}.json").unlink(missing_ok=True)
+
+
 def write_record(folder: Path, record: Record) -> None:
     """Keep what a job recorded; it has not failed then."""
     write_json(folder / RUNS / f"{record['key']}.json", record)
-    (folder / FAILED / f"{record['key']}.json").unlink(missing_ok=True)
+    forget_failure(folder, record["key"])
 
 
 def read_record(path: Path) -> Record:
