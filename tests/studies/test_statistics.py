@@ -7,10 +7,12 @@ import math
 import pytest
 
 from altup.core.errors import UserError
+from altup.studies.frontier import frontier_points
 from altup.studies.results import Result
 from altup.studies.statistics import check_scale, compare_means, compare_pairs, in_order
 from altup.studies.study import shipped
-from tests.studies.samples import SEEDS, read_study, result, statistics
+from altup.studies.tables import study_table
+from tests.studies.samples import NOTHING, SEEDS, read_study, result, statistics
 
 
 def test_means_errors_and_differences_by_hand() -> None:
@@ -202,8 +204,35 @@ def test_equal_time_makes_unequal_steps_comparable() -> None:
     assert gain.mean == 2.0
 
 
-def test_claims_about_rows_of_different_families_are_refused() -> None:
+def test_speeds_relative_to_other_dense_models_are_not_compared() -> None:
+    """Not in claims, in the table, or on the frontier; sequences a second are."""
+    study, results = shipped()["varying-k"], list(SEEDS)
+    for label, value, dense in (("Dense", 1.0, "one"), ("AltUp K=2", 0.8, "one"), ("AltUp K=4", 0.7, "other")):
+        results.append(result(label, value, "", "relative_speed", setup=dense))
+        results.append(result(label, 100 * value, "", "train_seq_per_s", setup=dense))
+    stats = statistics(results)
+
+    def compared(label: str, metric: str) -> tuple[float | None, bool]:
+        return (
+            stats.relative(study, "small", metric, label),
+            stats.difference(study, "small", metric, label, "Dense") is not None,
+        )
+
+    assert compared("AltUp K=2", "relative_speed") == (0.8, True)
+    assert compared("AltUp K=4", "relative_speed") == (None, False)
+    assert compared("AltUp K=4", "train_seq_per_s") == (0.7, True)
+    shown = {
+        row[0].line: [cell.text for cell in row] for row in study_table(study, stats, NOTHING, run_alone=True).rows
+    }
+    assert "0.80" in shown["small · AltUp K=2"]
+    assert "0.70" not in shown["small · AltUp K=4"]
+    timed = frontier_points(study, stats, "accuracy", "relative_speed")
+    assert [label for _, label, _, _ in timed] == ["Dense", "AltUp K=2"]
+
+
+@pytest.mark.parametrize("metric", ["loss", "relative_speed"])
+def test_claims_about_rows_of_different_families_are_refused(metric: str) -> None:
     rows = "{Dense: {method: dense}, D: {model: decoder, method: dense}}"
-    text = f"title: T\nquestion: Q?\nrows: {rows}\nexpect: [{{better: D, than: Dense, metric: loss}}]\n"
-    with pytest.raises(UserError, match="learn different objectives"):
+    text = f"title: T\nquestion: Q?\nrows: {rows}\nexpect: [{{better: D, than: Dense, metric: {metric}}}]\n"
+    with pytest.raises(UserError, match="have different"):
         read_study(text)

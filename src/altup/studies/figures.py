@@ -145,9 +145,8 @@ def _speed_bars(study: Study, stats: Statistics, size: str, metric: str) -> Figu
     """Speed relative to the baseline, a bar a model."""
     base, bars = stats.mean(study.name, study.baseline, size, metric), []
     for row in study.rows:
-        speed = stats.mean(study.name, row.label, size, metric)
-        if base is not None and speed is not None:
-            ratio = speed.mean / base.mean
+        ratio = stats.relative(study, size, metric, row.label)
+        if ratio is not None:
             bars.append(Bar(row.label, ratio, f"{ratio:.2f}×", colours(study)[row.label]))
     if base is None or len(bars) < 2 or metric not in study.measures:
         return None
@@ -161,17 +160,13 @@ def _speed_bars(study: Study, stats: Statistics, size: str, metric: str) -> Figu
 
 
 def _speed_against_accuracy(study: Study, stats: Statistics, size: str) -> list[Figure]:
-    points, bases = [], stats.mean(study.name, study.baseline, size, "relative_speed")
+    points = []
     for row in study.rows:
-        speed, score = (stats.mean(study.name, row.label, size, m) for m in ("relative_speed", "accuracy"))
-        if (
-            speed
-            and score
-            and bases
-            and not stats.reason_against(study, size, "accuracy", row.label, study.baseline)
-        ):
-            x = speed.mean / bases.mean
-            points.append(Point(row.label, x, score.mean, colours(study)[row.label], score.error or 0.0))
+        ratio = stats.relative(study, size, "relative_speed", row.label)
+        score = stats.mean(study.name, row.label, size, "accuracy")
+        differs = stats.reason_against(study, size, "accuracy", row.label, study.baseline)
+        if ratio is not None and score is not None and not differs:
+            points.append(Point(row.label, ratio, score.mean, colours(study)[row.label], score.error or 0.0))
     if len(points) < 2 or "relative_speed" not in study.measures:
         return []
     x_label, y_label = f"training speed (× {study.baseline})", METRICS["accuracy"].head

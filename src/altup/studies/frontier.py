@@ -184,10 +184,8 @@ def _latency(study: Study, stats: Statistics, size: str, label: str, metric: str
     It is the baseline's, by the ratio of their speeds: only ratios are measured in turns, and a machine is not as
     fast in every comparison.
     """
-    base, own, absolute = (
-        stats.mean(study.name, name, size, measure)
-        for name, measure in ((study.baseline, metric), (label, metric), (study.baseline, LATENCIES[metric][1]))
-    )
-    if base is None or own is None or absolute is None:
+    ratio = stats.relative(study, size, metric, label)
+    absolute = stats.mean(study.name, study.baseline, size, LATENCIES[metric][1])
+    if ratio is None or absolute is None:
         return None
-    return (1 / absolute.mean if metric == "relative_speed" else absolute.mean) * base.mean / own.mean
+    return (1 / absolute.mean if metric == "relative_speed" else absolute.mean) / ratio

@@ -12,7 +12,7 @@ from functools import cached_property
 from altup.core.errors import UserError
 from altup.studies.results import Result
 from altup.studies.scale import read_variant
-from altup.studies.study import DIVERGED, FINETUNED, METRICS, SPEEDS, Claim, Study
+from altup.studies.study import DIVERGED, FINETUNED, METRICS, RELATIVE, SPEEDS, Claim, Study
 
 CONFIDENCE = 0.95
 BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "no significant difference"
@@ -167,14 +167,25 @@ class Statistics:
         first, second = (
             next(iter(self.lines(study.name, row, size, metric).values()), None) for row in (one, other)
         )
-        if first is None or second is None or metric in SPEEDS:
+        if first is None or second is None:
             return ""
+        if metric in SPEEDS:
+            differ = metric in RELATIVE and first.setup != second.setup
+            return "each is relative to another dense model" if differ else ""
         if metric in ("accuracy", "loss") and first.setup != second.setup:
             pairs = zip(first.setup.split(", "), second.setup.split(", "), strict=False)
             return "; ".join(f"{a} against {b}" for a, b in pairs if a != b) or "measured on other examples"
         if first.length != second.length and not (first.budget and first.budget == second.budget):
             return f"{first.length} against {second.length}"
         return ""
+
+    def relative(self, study: Study, size: str, metric: str, label: str) -> float | None:
+        """A speed relative to the baseline's; None where one of them was not measured, or they cannot be
+        compared."""
+        own, base = (self.mean(study.name, row, size, metric) for row in (label, study.baseline))
+        if own is None or base is None or self.reason_against(study, size, metric, label, study.baseline):
+            return None
+        return own.mean / base.mean
 
     def difference(self, study: Study, size: str, metric: str, label: str, base: str) -> Difference | None:
         """How much `label` is above `base`; None where one of them was not run, or they cannot be compared."""

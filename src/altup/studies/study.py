@@ -276,10 +276,11 @@ def _check(study: Study, source: str) -> None:
         better, than = study.row(claim.better), study.row(claim.than)
         if METRICS[claim.metric].higher is None:
             raise UserError(f"{source}: expect: of {claim.metric} neither more nor less is better; claim another")
-        if claim.metric in ("accuracy", "loss") and better.family != than.family:
+        if claim.metric in ("accuracy", "loss", *RELATIVE) and better.family != than.family:
+            differ = "dense models to be relative to" if claim.metric in RELATIVE else "objectives"
             raise UserError(
-                f"{source}: expect: {claim.better!r} ({better.family}) and {claim.than!r} ({than.family}) learn "
-                f"different objectives, so their {claim.metric} cannot be compared; claim a score or speed"
+                f"{source}: expect: {claim.better!r} ({better.family}) and {claim.than!r} ({than.family}) have "
+                f"different {differ}, so their {claim.metric} cannot be compared; claim a score or train_seq_per_s"
             )
     if study.equal_time and study.equal_flops:
         raise UserError(f"{source}: equal_time and equal_flops exclude each other; make two studies")

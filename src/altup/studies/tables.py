@@ -191,10 +191,11 @@ def _paper_cell(
 
 
 def _ours(study: Study, stats: Statistics, size: str, label: str, metric: str) -> Cell | None:
-    form, mean = METRICS[metric], stats.mean(study.name, label, size, metric)
-    if metric in RELATIVE and mean is not None:  # measured relative to the dense model
-        base = stats.mean(study.name, study.baseline, size, metric)
-        return Cell(form.show(mean.mean / base.mean), value=mean.mean / base.mean) if base else None
+    form = METRICS[metric]
+    if metric in RELATIVE:
+        ratio = stats.relative(study, size, metric, label)
+        return None if ratio is None else Cell(form.show(ratio), value=ratio)
+    mean = stats.mean(study.name, label, size, metric)
     if metric in STATIC and mean is None:
         mean = _count_from_shape(study, label, size, metric)
     if mean is None:
