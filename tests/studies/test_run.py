@@ -15,13 +15,14 @@ import pytest
 
 from altup.core.errors import UserError
 from altup.studies import work
-from altup.studies.results import read_results
+from altup.studies.jobs import Job
+from altup.studies.results import read_results, write_record
 from altup.studies.run import Device, StudyRun
 from altup.studies.scale import Scale, Tuning, find_scale, prepare_smoke_tasks, with_settings
 from altup.studies.study import RELATIVE, shipped
 from altup.training.pretraining import PretrainConfig, pretrain
 from tests.processes import start, wait_until
-from tests.studies.samples import TEXT, TWO, first_jobs, read_study, silent, statistics, study_run
+from tests.studies.samples import TEXT, TWO, first_jobs, read_study, record, silent, statistics, study_run
 from tests.training.compare import records, weights
 
 
@@ -60,6 +61,7 @@ def test_what_is_recorded_is_what_the_runs_say(done: tuple[StudyRun, Any]) -> No
         learned = tensors[f"{b['stack']}.rule.updates.{b['layer']}.P"].flatten().tolist()
         assert [value for line in b["P"] for value in line] == pytest.approx(learned, abs=5.1e-5)
     assert rows["Dense", "relative_speed"].value == 1
+    assert rows["Dense", "relative_speed"].setup == rows["AltUp K=2", "relative_speed"].setup != ""
     assert rows["AltUp K=2", "relative_speed"].value > 0
     assert rows["AltUp K=2", "generate_ms"].value > 0
 
@@ -127,8 +129,8 @@ def test_models_are_tuned_trained_and_fine_tuned(scale: Scale, data: Path, tmp_p
     assert reported["chosen"] == {"lr": min(losses, key=losses.__getitem__)}
     assert reported["config"]["eval_part"] == "reporting"
     assert reported["config"]["lr"] == reported["chosen"]["lr"]
-    for record in sweeps:
-        folder = next((run.out / "runs").glob(f"*-{record['key']}"))
+    for swept in sweeps:
+        folder = next((run.out / "runs").glob(f"*-{swept['key']}"))
         assert not list(folder.rglob("*.safetensors"))
     scores = run.known.record(rows["glue"].run) or {}
     assert rows["glue"].value == pytest.approx(sum(sum(t.values()) / len(t) for t in scores["tasks"].values()) / 2)
@@ -222,6 +224,56 @@ def test_what_a_signal_stops_is_remaining(scale: Scale, data: Path, tmp_path: Pa
     threading.Thread(target=stop).start()
     outcome = study_run(tmp_path, long, data).run(silent)
     assert (outcome.stopped, outcome.finished, len(outcome.remaining)) == (True, 0, 2)
+
+
+CONTINUED = """
+title: More
+question: Which?
+rows:
+  Dense: {method: dense}
+  Further: {continues: Dense, method: dense}
+  Wide: {continues: Dense, method: altup, k: 2}
+  Fresh: {method: altup, k: 2}
+  Further by FLOPs: {continues: Dense, method: dense, flops_of: Fresh}
+"""
+
+
+def test_what_a_run_continues_belongs_to_its_length(
+    scale: Scale, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only rows that continue alike are compared, also where a budget is shared."""
+
+    def pretend(job: Job, out: Path, results: Path, alone: bool) -> bool:
+        (job.folder(out) / "final").mkdir(parents=True)
+        write_record(results, record(job.key, measures={"loss": 1.0}))
+        return True
+
+    monkeypatch.setattr("altup.studies.queue.do_job", pretend)
+    study = read_study(CONTINUED)
+    run = study_run(tmp_path, scale, data, study)
+    assert run.run(silent).finished == 5
+    stats = statistics(read_results(run.results), "own")
+
+    def reason(one: str, other: str) -> str:
+        return stats.reason_against(study, "tiny", "loss", one, other)
+
+    assert reason("Further", "Dense") == "4 steps of 4 after 4 of 4 against 4 steps of 4"
+    assert reason("Wide", "Further") == ""
+    assert reason("Wide", "Fresh")
+    assert reason("Further by FLOPs", "Fresh")
+
+
+def test_who_waits_for_a_job_that_failed_is_named(
+    scale: Scale, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(job: Job, *places: Any, **options: Any) -> bool:
+        raise UserError("disk full")
+
+    monkeypatch.setattr("altup.studies.queue.do_job", fail)
+    said: list[str] = []
+    outcome = study_run(tmp_path, scale, data, read_study(CONTINUED), only=["Dense", "Wide"]).run(said.append)
+    assert len(outcome.failed) == 1
+    assert said[-1] == f"skipped: own: Wide, tiny, seed 0: it waits for {outcome.failed[0]}, which failed"
 
 
 def test_labels_text_and_tasks_are_checked(scale: Scale, data: Path, tmp_path: Path) -> None:

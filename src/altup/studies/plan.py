@@ -8,7 +8,7 @@ plan to results: it lists what can be run now, given the records so far, until n
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -341,14 +341,16 @@ class Plan:
         folder = find_run(self.out / "runs", key)
         return folder is not None and (folder / "final").is_dir()
 
-    def stuck(self) -> list[str]:
-        """The trials that cannot be run, each with the reason."""
+    def stuck(self, failed: Collection[str] = ()) -> list[str]:
+        """The trials that cannot be run, each with the reason; `failed` are the keys of jobs."""
         found = []
         for trial in self.trials:
             try:
                 trial.jobs()
             except NotReadyError as wait:
-                found += [f"{trial.title}: {wait.reason}"] if not wait.jobs else []
+                if all(job.key in failed for job in wait.jobs):
+                    names = " and ".join(job.title for job in wait.jobs)
+                    found.append(f"{trial.title}: {wait.reason or f'it waits for {names}, which failed'}")
         return found
 
 

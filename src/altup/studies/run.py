@@ -196,7 +196,7 @@ class StudyRun:
             until=time.monotonic() + time_limit if time_limit else math.inf, **options,
         )  # fmt: skip
         queue.run(plan.todo)
-        for reason in plan.stuck():
+        for reason in plan.stuck(queue.failures):
             say(f"skipped: {reason}")
         results = self._collect()
         failed = [job["title"] for job in self.known.failures() if job["key"] in queue.failures]
@@ -217,7 +217,7 @@ class StudyRun:
         model, context = trial.model, self.plan.context
         common: dict[str, Any] = {
             "study": model.study.name, "label": model.row.label, "size": model.variant.name,
-            "scale": self.scale.name, "data": context.data.identity, "budget": model.budget,
+            "scale": self.scale.name, "data": context.data.identity,
             "command": f"{self.command} --only {shlex.quote(model.row.label)}",
         }  # fmt: skip
         try:
@@ -238,7 +238,7 @@ class StudyRun:
             yield from _lines(record, {**common, **of_model, "seed": seed, "step": str(record["step"])}, measures)
         record = context.known(model.speed_key)
         if record:
-            speed = {"seed": "", "step": "", "model": "", "setup": "", "length": ""}
+            speed = {"seed": "", "step": "", "model": "", "setup": model.dense_key, "length": "", "budget": ""}
             yield from _lines(
                 record, {**common, **speed}, {n: v for n, v in record["measures"].items() if n in SPEEDS}
             )
@@ -327,19 +327,23 @@ def _devices(gpus: int) -> list[str]:
 
 
 def _describe(settings: dict[str, Any], trial: Trial) -> dict[str, str]:
-    """What the seeds of a model have in common, on what it is measured, and how long it trains."""
+    """What the seeds of a model have in common, on what it is measured, and how long it trains: who continues
+    another has also what that one had."""
     from altup.training.pretraining import PretrainConfig
 
-    config, row = PretrainConfig.from_dict(settings, trial.title), trial.model.row
+    model = trial.model
+    config, row, parent = PretrainConfig.from_dict(settings, trial.title), model.row, model.parent
     own = {
         n: value
         for n, value in deciding_fields(config).items()
-        if n not in ("seed", "steps" if trial.model.budget else "")
+        if n not in ("seed", "steps" if model.budget else "")
     }
+    before = f" after {parent.steps():,} of {parent.untuned.batch_size:,}" if parent else ""
     return {
         "model": key_of(own, row.start, row.continues),
         "setup": ", ".join(f"{name} {getattr(config, name)}" for name in MEASURED_ON),
-        "length": f"{config.steps:,} steps of {config.batch_size:,}",
+        "length": f"{config.steps:,} steps of {config.batch_size:,}{before}",
+        "budget": model.budget and model.budget + before,
     }
 
 
