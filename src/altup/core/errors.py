@@ -88,7 +88,7 @@ REMEDIES = {
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
         "give a folder that you may write to (--out), or make this one writable",
     (errno.EMFILE, errno.ENFILE): "allow more open files (ulimit -n)",
-    (errno.ELOOP, errno.ENOENT, errno.EEXIST): "repair the link or the folder that it names",
+    (errno.ELOOP, errno.ENOENT, errno.EEXIST): "repair the link or folder, or give another",
     (errno.ENAMETOOLONG,): "give a shorter name",
 }  # fmt: skip
 
