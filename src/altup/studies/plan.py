@@ -178,14 +178,14 @@ class Model:
             own = {**self._inherited(), **point, "eval_part": "tuning", "steps": steps}
             config = self.config(tune.seed, own)
             job = pretrain_job(config, self.row, self.context.data, self.parent_job(tune.seed))
-            told = {
+            sweep = {
                 "key": self.sweep_key,
                 "model": describe_model(config, self.row),
                 "point": point,
                 "grid": self.grid,
             }
             title = f"tuning {job.title}: {place}"
-            self._tuning[place] = replace(job, title=title, settings={**job.settings, "sweep": told})
+            self._tuning[place] = replace(job, title=title, settings={**job.settings, "sweep": sweep})
         return self._tuning[place]
 
     def chosen(self) -> Point:
@@ -219,8 +219,8 @@ class Model:
         chosen = self.chosen()
         config = self.config(seed, {**chosen, **part, "steps": self.steps()})
         job = pretrain_job(config, self.row, self.context.data, self.parent_job(seed))
-        told = {"chosen": chosen, "sweep_key": self.sweep_key} if self.grid and self.context.scale.tune else {}
-        return replace(job, settings={**job.settings, **told})
+        tuned = {"chosen": chosen, "sweep_key": self.sweep_key} if self.grid and self.context.scale.tune else {}
+        return replace(job, settings={**job.settings, **tuned})
 
     def steps(self) -> int:
         """Its own or, in equal time or FLOPs, as many as cost what the other row's cost."""
